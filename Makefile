@@ -1,0 +1,56 @@
+# make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
+# make test   formatter, linter, type checker and all tests that run on this machine
+#
+# An active environment (venv or conda) that has torch is used as it is; else .venv is made with PYTHON.
+
+PYTHON ?= python3
+DEMO ?= runs/demo
+
+ifdef VIRTUAL_ENV
+  BIN := $(VIRTUAL_ENV)/bin
+else ifdef CONDA_PREFIX
+  BIN := $(CONDA_PREFIX)/bin
+else
+  BIN := .venv/bin
+endif
+PY := $(BIN)/python
+READY := $(BIN)/.rtdetr-ready
+READY_DEV := $(BIN)/.rtdetr-ready-dev
+
+.PHONY: demo test lint mutants setup clean
+
+setup: $(READY)
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+$(READY): pyproject.toml setup.py | $(PY)
+	$(PY) -c "import torch, torchvision" 2>/dev/null || $(PY) -m pip install torch torchvision
+	$(PY) -m pip install "setuptools>=77" wheel ninja
+	$(PY) -m pip install --no-build-isolation -e .
+	touch $@
+
+$(READY_DEV): $(READY)
+	$(PY) -m pip install --no-build-isolation -e ".[dev]"
+	touch $@
+
+demo: $(READY)
+	$(PY) -m rtdetr.data.shapes datasets/shapes
+	$(PY) tools/train.py -c configs/rtdetrv3_nano_shapes.yml --output-dir $(DEMO)
+	$(PY) tools/eval.py -w $(DEMO)/best.pth
+	$(PY) tools/demo.py -w $(DEMO)/best.pth datasets/shapes/val/*0.* --output-dir $(DEMO)/detections
+	@echo "Checkpoint, metrics.csv and curves.png: $(DEMO)   pictures with boxes: $(DEMO)/detections"
+
+lint: $(READY_DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(PY) -m pytest -q -m "not gpu"
+
+mutants: $(READY_DEV)
+	$(PY) tests/mutants.py
+
+clean:
+	rm -rf build *.egg-info rtdetr/ops/*.so

@@ -1,0 +1,100 @@
+"""ResNet-vd: three small stem convolutions, average pooling in the strided shortcuts.
+
+Source: official repo: ppdet/modeling/backbones/resnet.py.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.config import BackboneConfig
+from rtdetr.models.layers import ConvNorm
+
+STAGE_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+STAGE_CHANNELS = (64, 128, 256, 512)
+STRIDES = (8, 16, 32)  # of the three maps that come out
+
+
+class Shortcut(nn.Module):
+    """1x1 projection; a strided one averages 2x2 cells first, so that no cell is dropped."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, norm: str) -> None:
+        super().__init__()
+        self.stride = stride
+        self.project = ConvNorm(in_channels, out_channels, 1, norm=norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
+        return self.project(x)
+
+
+class BasicBlock(nn.Module):
+    expansion = 1
+
+    def __init__(self, in_channels: int, channels: int, stride: int, project: bool, norm: str) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(in_channels, channels, 3, stride=stride, activation=F.relu, norm=norm)
+        self.conv2 = ConvNorm(channels, channels, 3, norm=norm)
+        self.shortcut = Shortcut(in_channels, channels, stride, norm) if project else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv2(self.conv1(x)) + self.shortcut(x))
+
+
+class Bottleneck(nn.Module):
+    expansion = 4
+
+    def __init__(self, in_channels: int, channels: int, stride: int, project: bool, norm: str) -> None:
+        super().__init__()
+        out_channels = channels * self.expansion
+        self.conv1 = ConvNorm(in_channels, channels, 1, activation=F.relu, norm=norm)
+        self.conv2 = ConvNorm(channels, channels, 3, stride=stride, activation=F.relu, norm=norm)
+        self.conv3 = ConvNorm(channels, out_channels, 1, norm=norm)
+        self.shortcut = Shortcut(in_channels, out_channels, stride, norm) if project else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv3(self.conv2(self.conv1(x))) + self.shortcut(x))
+
+
+class ResNetVd(nn.Module):
+    """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W)."""
+
+    def __init__(self, depth: int, width: float, freeze_stem: bool, norm: str) -> None:
+        super().__init__()
+        if depth not in STAGE_BLOCKS:
+            raise ValueError(f"backbone depth: expected one of {sorted(STAGE_BLOCKS)}, got {depth}")
+        block = BasicBlock if depth < 50 else Bottleneck
+        stem = round(32 * width)
+        channels = [round(c * width) for c in STAGE_CHANNELS]
+        self.stem = nn.Sequential(
+            ConvNorm(3, stem, 3, stride=2, activation=F.relu, norm=norm),
+            ConvNorm(stem, stem, 3, activation=F.relu, norm=norm),
+            ConvNorm(stem, channels[0], 3, activation=F.relu, norm=norm),
+        )
+        self.stages = nn.ModuleList()
+        in_channels = channels[0]
+        for i, num_blocks in enumerate(STAGE_BLOCKS[depth]):
+            stage = nn.Sequential()
+            for j in range(num_blocks):
+                stride = 2 if j == 0 and i > 0 else 1
+                # the first block of every stage projects, also where the channels match already
+                stage.append(block(in_channels, channels[i], stride, project=j == 0, norm=norm))
+                in_channels = channels[i] * block.expansion
+            self.stages.append(stage)
+        self.out_channels = tuple(c * block.expansion for c in channels[1:])
+        if freeze_stem:
+            self.stem.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        x = F.max_pool2d(self.stem(images), 3, stride=2, padding=1)
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps[1:]
+
+
+def build_backbone(cfg: BackboneConfig) -> ResNetVd:
+    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm)

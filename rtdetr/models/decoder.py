@@ -1,0 +1,199 @@
+"""From feature maps to boxes: memory, anchors, query selection, decoder layers and their heads.
+
+Letters: B pictures, S cells of all levels, Q queries, C classes. Boxes are cxcywh, normalised.
+Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.boxes import inverse_sigmoid
+from rtdetr.config import Backend, DecoderConfig
+from rtdetr.models.deformable_attention import MSDeformAttn
+from rtdetr.models.layers import MLP, ConvNorm, box_head, score_head, self_attention, xavier_linear
+
+Shapes = tuple[tuple[int, int], ...]
+
+# Logit of an anchor too close to the border. The official code uses +inf; this gives the same boxes, (1, 1, 1, 1), and
+# the same zero gradients in every float type, without inf - inf anywhere.
+BORDER_LOGIT = 1e4
+
+
+class Memory(NamedTuple):
+    """What the decoder looks at."""
+
+    tokens: Tensor  # (B, S, dim) levels fine to coarse, each row-major
+    shapes: Shapes  # height, width of each level
+    anchors: Tensor  # (S, 4) logits of a box around each cell
+    valid: Tensor  # (S, 1) bool: the anchor lies inside the picture
+    valid_tokens: Tensor  # (B, S, dim) the tokens, zero where the anchor is not valid; only the selection uses them
+
+
+class Selection(NamedTuple):
+    """The cells that one group of queries starts from, best first."""
+
+    index: Tensor  # (B, Q) cell
+    content: Tensor  # (B, Q, dim)
+    logits: Tensor  # (B, Q, C)
+    box_logits: Tensor  # (B, Q, 4), before the sigmoid
+
+
+class Decoded(NamedTuple):
+    """Predictions of the decoder layers: all of them in train mode, the last one in eval mode."""
+
+    logits: Tensor  # (layers, B, Q, C)
+    boxes: Tensor  # (layers, B, Q, 4)
+
+
+def make_anchors(shapes: Shapes, like: Tensor, official_rectangles: bool = False) -> tuple[Tensor, Tensor]:
+    """Box logits (S, 4) of a square of 5 % * 2^level around each cell, and which of them (S, 1) are valid.
+
+    The official code divides x by the height and y by the width (rtdetr_transformerv3.py:575); squares do not notice.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    levels = []
+    for level, (height, width) in enumerate(shapes):
+        x = torch.arange(width, device=like.device, dtype=dtype) + 0.5
+        y = torch.arange(height, device=like.device, dtype=dtype) + 0.5
+        x, y = (x / height, y / width) if official_rectangles else (x / width, y / height)
+        size = torch.full((height, width), 0.05 * 2.0**level, device=like.device, dtype=dtype)
+        grid = torch.stack((x.expand(height, width), y[:, None].expand(height, width), size, size), dim=-1)
+        levels.append(grid.flatten(0, 1))
+    boxes = torch.cat(levels)
+    valid = ((boxes > 0.01) & (boxes < 0.99)).all(dim=-1, keepdim=True)
+    # the border's own logits may be infinite, so they are replaced, not added to
+    logits = torch.log(boxes / (1 - boxes)).masked_fill(~valid, BORDER_LOGIT)
+    return logits, valid
+
+
+def gather_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows (B, Q, dim) of x (B, S, dim) at index (B, Q)."""
+    return x.gather(1, index.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
+
+
+class QuerySelector(nn.Module):
+    """Scores every cell and takes the best as queries."""
+
+    def __init__(self, dim: int, num_classes: int, num_queries: int) -> None:
+        super().__init__()
+        self.num_queries = num_queries
+        self.proj = xavier_linear(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.score_head = score_head(dim, num_classes)
+        self.box_head = box_head(dim)
+
+    def forward(self, memory: Memory) -> Selection:
+        features = self.norm(self.proj(memory.valid_tokens))  # (B, S, dim)
+        logits = self.score_head(features)
+        index = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
+        content = gather_rows(features, index)
+        box_logits = self.box_head(content)
+        box_logits = box_logits.to(memory.anchors.dtype) + memory.anchors[index]
+        return Selection(index, content, gather_rows(logits, index), box_logits)
+
+
+class DecoderLayer(nn.Module):
+    """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward."""
+
+    def __init__(
+        self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int, msda_backend: Backend
+    ) -> None:
+        super().__init__()
+        self.self_attn = self_attention(dim, num_heads)
+        self.norm1 = nn.LayerNorm(dim)
+        self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points, msda_backend)
+        self.norm2 = nn.LayerNorm(dim)
+        self.linear1 = xavier_linear(dim, feedforward_dim)
+        self.linear2 = xavier_linear(feedforward_dim, dim)
+        self.norm3 = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, blocked: Tensor | None) -> Tensor:
+        """x, position: (B, Q, dim); reference: (B, Q, 4); blocked: (Q, Q) bool, True where a query must not look."""
+        query = x + position
+        x = self.norm1(x + self.self_attn(query, query, x, attn_mask=blocked, need_weights=False)[0])
+        x = self.norm2(x + self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
+        return self.norm3(x + self.linear2(F.relu(self.linear1(x))))
+
+
+class Decoder(nn.Module):
+    """Memory from the encoder's maps, and boxes from queries."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        dim: int,
+        feedforward_dim: int,
+        num_heads: int,
+        num_points: int,
+        num_layers: int,
+        num_queries: int,
+        num_classes: int,
+        num_levels: int,
+        msda_backend: Backend,
+        official_rectangles: bool,
+    ) -> None:
+        super().__init__()
+        self.official_rectangles = official_rectangles
+        self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in range(num_levels))
+        self.selector = QuerySelector(dim, num_classes, num_queries)
+        self.query_pos = MLP(4, 2 * dim, dim, 2)
+        for layer in self.query_pos.layers:
+            nn.init.xavier_uniform_(layer.weight)
+        self.layers = nn.ModuleList(
+            DecoderLayer(dim, feedforward_dim, num_heads, num_levels, num_points, msda_backend)
+            for _ in range(num_layers)
+        )
+        self.score_heads = nn.ModuleList(score_head(dim, num_classes) for _ in range(num_layers))
+        self.box_heads = nn.ModuleList(box_head(dim) for _ in range(num_layers))
+
+    def remember(self, maps: list[Tensor]) -> Memory:
+        """Flattens maps (B, channels, height, width), fine to coarse, into the decoder's memory."""
+        maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
+        shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
+        tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
+        anchors, valid = make_anchors(shapes, tokens, self.official_rectangles)
+        return Memory(tokens, shapes, anchors, valid, tokens * valid.to(tokens.dtype))
+
+    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, blocked: Tensor | None = None) -> Decoded:
+        """Refines the boxes of queries, layer by layer.
+
+        content: (B, Q, dim); box_logits: (B, Q, 4) where each query starts; blocked: (Q, Q) bool or None.
+        """
+        logits, boxes = [], []
+        reference = box_logits.sigmoid()
+        previous = reference  # the previous layer's box with its gradient
+        for i, layer in enumerate(self.layers):
+            position = self.query_pos(reference.to(content.dtype))
+            content = layer(content, position, reference, memory, blocked)
+            delta = self.box_heads[i](content).to(reference.dtype)
+            refined = (delta + inverse_sigmoid(reference)).sigmoid()
+            if self.training:
+                logits.append(self.score_heads[i](content))
+                # Look forward twice: the reported box has the same value as `refined`, but its gradient also reaches the
+                # previous layer and head.
+                boxes.append(refined if i == 0 else (delta + inverse_sigmoid(previous)).sigmoid())
+            previous, reference = refined, refined.detach()
+        if not self.training:
+            logits, boxes = [self.score_heads[-1](content)], [reference]
+        return Decoded(torch.stack(logits), torch.stack(boxes))
+
+
+def build_decoder(cfg: DecoderConfig, in_channels: int, num_classes: int, official_rectangles: bool) -> Decoder:
+    return Decoder(
+        in_channels,
+        cfg.hidden_dim,
+        cfg.feedforward_dim,
+        cfg.num_heads,
+        cfg.num_points,
+        cfg.num_layers,
+        cfg.num_queries,
+        num_classes,
+        3,
+        cfg.msda_backend,
+        official_rectangles,
+    )

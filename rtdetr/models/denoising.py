@@ -1,0 +1,91 @@
+"""Noised ground truth as extra queries (training only), and every random number the model draws.
+
+Letters: G groups, B pictures, M boxes of the fullest picture, N = num_copies * 2 * M slots of a group, laid out as
+[copy][positives, negatives][box]. Source: official repo: ppdet/modeling/transformers/utils.py:309-420.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
+from rtdetr.types import Targets
+
+
+class Draws:
+    """The random numbers of one training step. A test that replays stored ones overrides these five methods."""
+
+    def label_flip(self, like: Tensor) -> Tensor:
+        """Uniform [0, 1) numbers shaped like `like` (G, B, N); a small one redraws the label."""
+        return torch.rand(like.shape, device=like.device)
+
+    def new_labels(self, flipped: Tensor, num_classes: int) -> Tensor:
+        """Random classes (G, B, N) int64 for the slots that `flipped` (G, B, N) marks; others are ignored."""
+        return torch.randint(num_classes, flipped.shape, device=flipped.device)
+
+    def box_sign(self, like: Tensor) -> Tensor:
+        """0 or 1, shaped like `like` (G, B, N, 4): the direction in which each corner coordinate moves."""
+        return torch.randint(2, like.shape, device=like.device)
+
+    def box_part(self, like: Tensor) -> Tensor:
+        """Uniform [0, 1) numbers shaped like `like` (G, B, N, 4): how far it moves."""
+        return torch.rand(like.shape, device=like.device, dtype=like.dtype)
+
+    def attention_keep(self, group: int, num_queries: int, mask_ratio: float, device: torch.device) -> Tensor:
+        """Bool (Q, Q): the pairs of matching queries of a noise group (1, 2, ...) that may see each other."""
+        return torch.rand(num_queries, num_queries, device=device) > mask_ratio
+
+
+class NoisedTargets(NamedTuple):
+    """Denoising queries of all groups."""
+
+    labels: Tensor  # (G, B, N) int64, num_classes in padding
+    box_logits: Tensor  # (G, B, N, 4) cxcywh normalised, before the sigmoid
+    num_copies: int
+
+
+def noise_targets(
+    targets: Targets,
+    draws: Draws,
+    *,
+    num_groups: int,
+    num_classes: int,
+    num_denoising: int,
+    label_noise_ratio: float,
+    box_noise_scale: float,
+) -> NoisedTargets:
+    """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more."""
+    boxes = targets.boxes.to(torch.promote_types(targets.boxes.dtype, torch.float32))
+    batch, size = targets.labels.shape
+    num_copies = max(1, num_denoising // size)
+    repeats = num_copies * 2
+
+    real = targets.mask.repeat(1, repeats).expand(num_groups, -1, -1)  # (G, B, N)
+    labels = targets.labels.repeat(1, repeats).expand(num_groups, -1, -1)
+    flipped = (draws.label_flip(labels) < label_noise_ratio * 0.5) & real
+    labels = torch.where(flipped, draws.new_labels(flipped, num_classes), labels)
+    labels = labels.masked_fill(~real, num_classes)
+
+    boxes = boxes.repeat(1, repeats, 1).expand(num_groups, -1, -1, -1)  # (G, B, N, 4)
+    negative = torch.zeros(num_copies, 2, size, 1, dtype=boxes.dtype, device=boxes.device)
+    negative[:, 1] = 1
+    reach = (draws.box_part(boxes) + negative.flatten(0, 2)) * (draws.box_sign(boxes) * 2 - 1)
+    half_size = boxes[..., 2:].repeat(1, 1, 1, 2) * (0.5 * box_noise_scale)
+    noised = (cxcywh_to_xyxy(boxes) + reach * half_size).clamp(0.0, 1.0)
+    return NoisedTargets(labels, inverse_sigmoid(xyxy_to_cxcywh(noised)), num_copies)
+
+
+class LabelEmbedding(nn.Module):
+    """A content vector per class; padding (label num_classes) gets zeros."""
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(num_classes, dim))
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """(..., dim) for labels (...)."""
+        table = torch.cat((self.weight, self.weight.new_zeros(1, self.weight.shape[1])))
+        return nn.functional.embedding(labels, table)

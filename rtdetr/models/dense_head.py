@@ -1,0 +1,75 @@
+"""Auxiliary dense head (training only): a box and class scores for every cell of the encoder's maps.
+
+Source: official repo: ppdet/modeling/heads/ppyoloe_head.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.models.layers import PRIOR_LOGIT, ConvNorm
+from rtdetr.types import DenseOutputs
+
+NUM_BINS = 17  # a side is 0 to 16 strides away
+
+
+class EffectiveSqueezeExcite(nn.Module):
+    """SiLU of a 1x1 convolution of the map, its channels weighted by their global average."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fc = nn.Conv2d(channels, channels, 1)
+        nn.init.normal_(self.fc.weight, std=0.001)
+        nn.init.zeros_(self.fc.bias)
+        self.conv = ConvNorm(channels, channels, 1, activation=F.silu)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x * self.fc(x.mean(dim=(2, 3), keepdim=True)).sigmoid())
+
+
+class DenseHead(nn.Module):
+    """Class logits and distance bins for every cell of maps (B, channels, height, width), fine to coarse."""
+
+    bins: Tensor
+
+    def __init__(self, channels: int, num_classes: int, strides: tuple[int, ...]) -> None:
+        super().__init__()
+        self.strides = strides
+        self.class_stems = nn.ModuleList(EffectiveSqueezeExcite(channels) for _ in strides)
+        self.box_stems = nn.ModuleList(EffectiveSqueezeExcite(channels) for _ in strides)
+        self.class_heads = nn.ModuleList(nn.Conv2d(channels, num_classes, 3, padding=1) for _ in strides)
+        self.box_heads = nn.ModuleList(nn.Conv2d(channels, 4 * NUM_BINS, 3, padding=1) for _ in strides)
+        # Never trained. It is part of the official weight files, so it is part of ours.
+        self.register_buffer("bins", torch.arange(NUM_BINS, dtype=torch.float32).view(1, NUM_BINS, 1, 1))
+        for class_head, regression in zip(self.class_heads, self.box_heads):
+            nn.init.zeros_(class_head.weight)
+            nn.init.constant_(class_head.bias, PRIOR_LOGIT)
+            nn.init.zeros_(regression.weight)
+            nn.init.ones_(regression.bias)
+
+    def forward(self, maps: list[Tensor]) -> DenseOutputs:
+        logits, distances, points, strides = [], [], [], []
+        for i, (x, stride) in enumerate(zip(maps, self.strides)):
+            class_map = self.class_heads[i](self.class_stems[i](x) + x)
+            box_map = self.box_heads[i](self.box_stems[i](x))  # no skip connection here
+            logits.append(class_map.flatten(2).transpose(1, 2))
+            distances.append(box_map.flatten(2).transpose(1, 2).unflatten(2, (4, NUM_BINS)))
+            points.append(cell_centres(x.shape[2], x.shape[3], stride, x))
+            strides.append(torch.full_like(points[-1][:, :1], float(stride)))
+        return DenseOutputs(
+            torch.cat(logits, dim=1),
+            torch.cat(distances, dim=1),
+            torch.cat(points),
+            torch.cat(strides),
+            tuple(len(p) for p in points),
+        )
+
+
+def cell_centres(height: int, width: int, stride: int, like: Tensor) -> Tensor:
+    """Centres (height * width, 2) x, y of row-major cells, in pixels of the network input."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    x = (torch.arange(width, device=like.device, dtype=dtype) + 0.5) * stride
+    y = (torch.arange(height, device=like.device, dtype=dtype) + 0.5) * stride
+    return torch.stack((x.expand(height, width), y[:, None].expand(height, width)), dim=-1).flatten(0, 1)

@@ -1,0 +1,118 @@
+"""Hybrid encoder: attention within the coarsest map, convolutions across maps.
+
+Source: official repo: ppdet/modeling/transformers/hybrid_encoder.py.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.config import EncoderConfig
+from rtdetr.models.layers import ConvNorm, position_code, self_attention
+
+
+class EncoderLayer(nn.Module):
+    """Post-norm transformer layer; the position code goes to query and key, not to the value."""
+
+    def __init__(self, dim: int, feedforward_dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.self_attn = self_attention(dim, num_heads)
+        self.norm1 = nn.LayerNorm(dim)
+        self.linear1 = nn.Linear(dim, feedforward_dim)
+        self.linear2 = nn.Linear(feedforward_dim, dim)
+        self.norm2 = nn.LayerNorm(dim)
+
+    def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
+        query = tokens + position
+        tokens = self.norm1(tokens + self.self_attn(query, query, tokens, need_weights=False)[0])
+        return self.norm2(tokens + self.linear2(F.gelu(self.linear1(tokens))))
+
+
+class RepVGGBlock(nn.Module):
+    """SiLU of a 3x3 and a 1x1 branch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv3x3 = ConvNorm(channels, channels, 3)
+        self.conv1x1 = ConvNorm(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.conv3x3(x) + self.conv1x1(x))
+
+
+class CSPBlock(nn.Module):
+    """Two 1x1 branches, one of them through RepVGG blocks; their sum, widened if need be."""
+
+    def __init__(self, in_channels: int, out_channels: int, hidden_channels: int, num_blocks: int) -> None:
+        super().__init__()
+        self.conv1 = ConvNorm(in_channels, hidden_channels, 1, activation=F.silu, init="uniform")
+        self.conv2 = ConvNorm(in_channels, hidden_channels, 1, activation=F.silu, init="uniform")
+        self.blocks = nn.Sequential(*(RepVGGBlock(hidden_channels) for _ in range(num_blocks)))
+        self.conv3 = (
+            ConvNorm(hidden_channels, out_channels, 1, activation=F.silu, init="uniform")
+            if hidden_channels != out_channels
+            else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv3(self.blocks(self.conv1(x)) + self.conv2(x))
+
+
+class HybridEncoder(nn.Module):
+    """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three."""
+
+    def __init__(
+        self,
+        in_channels: tuple[int, ...],
+        dim: int,
+        feedforward_dim: int,
+        num_heads: int,
+        expansion: float,
+        num_csp_blocks: int,
+        official_rectangles: bool,
+    ) -> None:
+        super().__init__()
+        self.official_rectangles = official_rectangles
+        hidden, steps = int(dim * expansion), len(in_channels) - 1
+        self.input_proj = nn.ModuleList(ConvNorm(c, dim, 1) for c in in_channels)
+        self.aifi = EncoderLayer(dim, feedforward_dim, num_heads)
+        self.lateral = nn.ModuleList(ConvNorm(dim, dim, 1, activation=F.silu, init="uniform") for _ in range(steps))
+        self.top_down = nn.ModuleList(CSPBlock(2 * dim, dim, hidden, num_csp_blocks) for _ in range(steps))
+        self.downsample = nn.ModuleList(
+            ConvNorm(dim, dim, 3, stride=2, activation=F.silu, init="uniform") for _ in range(steps)
+        )
+        self.bottom_up = nn.ModuleList(CSPBlock(2 * dim, dim, hidden, num_csp_blocks) for _ in range(steps))
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
+        maps[-1] = self._attend(maps[-1])
+        for i, (lateral, block) in enumerate(zip(self.lateral, self.top_down)):
+            coarse = len(maps) - 1 - i
+            # the lateral output replaces the coarse map for the way back up
+            maps[coarse] = lateral(maps[coarse])
+            finer = maps[coarse - 1]
+            upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
+            maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
+        for i, (downsample, block) in enumerate(zip(self.downsample, self.bottom_up)):
+            maps[i + 1] = block(torch.cat((downsample(maps[i]), maps[i + 1]), dim=1))
+        return maps
+
+    def _attend(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        tokens = x.flatten(2).transpose(1, 2)  # (B, H * W, dim)
+        code = position_code(height, width, x.shape[1], tokens, self.official_rectangles)
+        return self.aifi(tokens, code).transpose(1, 2).unflatten(2, (height, width))
+
+
+def build_encoder(cfg: EncoderConfig, in_channels: tuple[int, ...], official_rectangles: bool) -> HybridEncoder:
+    return HybridEncoder(
+        in_channels,
+        cfg.hidden_dim,
+        cfg.feedforward_dim,
+        cfg.num_heads,
+        cfg.expansion,
+        cfg.num_csp_blocks,
+        official_rectangles,
+    )

@@ -1,0 +1,113 @@
+"""Small pieces that several parts of the model share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torchvision.ops import FrozenBatchNorm2d
+
+PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
+
+
+def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
+    """Batch norm that trains, that is frozen, or whose affine values alone are frozen (see config.BackboneConfig)."""
+    if kind == "frozen":
+        return FrozenBatchNorm2d(num_channels)
+    norm = nn.BatchNorm2d(num_channels)
+    if kind == "frozen_affine":
+        norm.requires_grad_(False)
+    return norm
+
+
+class ConvNorm(nn.Module):
+    """Convolution without bias, batch norm, activation. Keeps the map size at stride 1."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        stride: int = 1,
+        activation: Callable[[Tensor], Tensor] | None = None,
+        norm: str = "train",
+        init: str = "he",
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride=stride, padding=kernel_size // 2, bias=False
+        )
+        self.norm = batch_norm(out_channels, norm)
+        self.activation = activation
+        if init == "he":
+            nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
+        elif init == "xavier":
+            nn.init.xavier_uniform_(self.conv.weight)
+        elif init != "uniform":  # torch's default is U(1 / sqrt(fan_in)) already
+            raise ValueError(f"init: expected he, xavier or uniform, got {init!r}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x))
+        return x if self.activation is None else self.activation(x)
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
+        super().__init__()
+        widths = [in_dim] + [hidden_dim] * (num_layers - 1) + [out_dim]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = F.relu(layer(x))
+        return self.layers[-1](x)
+
+
+def box_head(dim: int) -> MLP:
+    """MLP to four box logits that starts as 'no change'."""
+    head = MLP(dim, dim, 4, 3)
+    nn.init.zeros_(head.layers[-1].weight)
+    nn.init.zeros_(head.layers[-1].bias)
+    return head
+
+
+def score_head(dim: int, num_classes: int) -> nn.Linear:
+    head = nn.Linear(dim, num_classes)
+    nn.init.constant_(head.bias, PRIOR_LOGIT)
+    return head
+
+
+def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
+    """Linear layer with Xavier uniform weight; the bias keeps torch's U(1 / sqrt(in_dim))."""
+    linear = nn.Linear(in_dim, out_dim)
+    nn.init.xavier_uniform_(linear.weight)
+    return linear
+
+
+def self_attention(dim: int, num_heads: int) -> nn.MultiheadAttention:
+    attention = nn.MultiheadAttention(dim, num_heads, batch_first=True)
+    nn.init.xavier_uniform_(attention.in_proj_weight)
+    nn.init.xavier_uniform_(attention.out_proj.weight)
+    return attention
+
+
+def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:
+    """Sine and cosine code (height * width, dim) of row-major cells: first half the row, second half the column.
+
+    The official code swaps the axes of the grid, which on a rectangle makes the code of token t that of row t // height
+    and column t % height (official repo: ppdet/modeling/transformers/hybrid_encoder.py:217-238). Squares do not differ.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    token = torch.arange(height * width, device=like.device)
+    columns = height if official_rectangles else width
+    row, column = (token // columns).to(dtype), (token % columns).to(dtype)
+    quarter = dim // 4
+    frequency = 10000.0 ** -(torch.arange(quarter, device=like.device, dtype=dtype) / quarter)
+    row_angle, column_angle = row[:, None] * frequency, column[:, None] * frequency  # (cells, dim / 4)
+    return torch.cat((row_angle.sin(), row_angle.cos(), column_angle.sin(), column_angle.cos()), dim=1).to(like.dtype)

@@ -1,0 +1,22 @@
+"""Model output to scored boxes in pixels. Source: official repo: ppdet/modeling/post_process.py:490-585."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from rtdetr.boxes import cxcywh_to_xyxy
+from rtdetr.types import Detections, Predictions
+
+
+def postprocess(predictions: Predictions, sizes: Tensor, max_detections: int = 300) -> Detections:
+    """The best (query, class) pairs of each picture, best first. A query may appear with several classes.
+
+    sizes: (B, 2) height, width of the original pictures, pixels. No suppression, no clipping, no score threshold.
+    """
+    scores = predictions.logits.sigmoid()  # (B, Q, C)
+    num_queries, num_classes = scores.shape[1:]
+    best, index = scores.flatten(1).topk(min(max_detections, num_queries * num_classes), dim=1)
+    query = index // num_classes
+    boxes = cxcywh_to_xyxy(predictions.boxes).gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
+    scale = sizes.flip(1).repeat(1, 2).to(boxes)  # (B, 4) width, height, width, height
+    return Detections(best, index % num_classes, boxes * scale[:, None])

@@ -1,0 +1,122 @@
+"""The extra query groups that supervise training: noise groups and the one-to-many group, with denoising in front.
+
+All groups go through one decoder call. Their order is
+    [group 0: denoising | queries] [noise group 1: denoising | queries] ... [one-to-many queries]
+and no group sees another. Letters: G one-to-one groups, B pictures, Q queries of such a group, N denoising queries of a
+group, T all queries. Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py:488-650.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.config import SupervisionConfig
+from rtdetr.models.decoder import Decoded, Memory, QuerySelector, Selection, gather_rows
+from rtdetr.models.denoising import Draws, LabelEmbedding, noise_targets
+from rtdetr.models.layers import xavier_linear
+from rtdetr.types import DenoisingOutputs, QueryOutputs, Targets
+
+
+class GroupedQueries(NamedTuple):
+    """Decoder input of all groups, and what is needed to take its output apart."""
+
+    content: Tensor  # (B, T, dim)
+    box_logits: Tensor  # (B, T, 4), detached
+    blocked: Tensor  # (T, T) bool, True where a query must not look
+    selections: list[Selection]  # one-to-one groups first, then the one-to-many group if there is one
+    num_copies: int  # denoising copies; 0 without denoising
+    num_denoising: int  # N
+
+
+class QueryGroups(nn.Module):
+    """Builds the queries of every group and splits the decoder's answer again."""
+
+    def __init__(self, cfg: SupervisionConfig, dim: int, num_classes: int, num_queries: int) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.num_classes, self.num_queries = num_classes, num_queries
+        self.num_groups = 1 + cfg.num_noise_groups
+        sizes = [num_queries] * cfg.num_noise_groups
+        if cfg.num_one_to_many_queries:
+            sizes.append(cfg.num_one_to_many_queries)
+        self.selectors = nn.ModuleList(QuerySelector(dim, num_classes, size) for size in sizes)
+        # no selector, no user: DDP wants a gradient for every parameter
+        self.memory_proj = nn.Sequential(xavier_linear(dim, dim), nn.LayerNorm(dim)) if sizes else None
+        self.label_embedding = LabelEmbedding(num_classes, dim) if cfg.num_denoising else None
+
+    def forward(self, memory: Memory, main: Selection, targets: Targets, draws: Draws) -> GroupedQueries:
+        selections = [main] + [selector(memory) for selector in self.selectors]
+        contents = [main.content.detach()]
+        if self.memory_proj is not None:
+            detached = memory.valid_tokens.detach()  # trains memory_proj, not the encoder
+            contents += [self.memory_proj(gather_rows(detached, s.index)) for s in selections[1:]]
+        references = [s.box_logits.detach() for s in selections]
+        num_copies = num_denoising = 0
+        if self.label_embedding is not None:
+            noised = noise_targets(
+                targets,
+                draws,
+                num_groups=self.num_groups,
+                num_classes=self.num_classes,
+                num_denoising=self.cfg.num_denoising,
+                label_noise_ratio=self.cfg.label_noise_ratio,
+                box_noise_scale=self.cfg.box_noise_scale,
+            )
+            num_copies, num_denoising = noised.num_copies, noised.labels.shape[2]
+            embedded = self.label_embedding(noised.labels).to(main.content.dtype)
+            for g in range(self.num_groups):
+                contents[g] = torch.cat((embedded[g], contents[g]), dim=1)
+                references[g] = torch.cat((noised.box_logits[g].to(references[g].dtype), references[g]), dim=1)
+        blocked = ~self._visible(num_copies, num_denoising, draws, memory.tokens.device)
+        return GroupedQueries(
+            torch.cat(contents, dim=1), torch.cat(references, dim=1), blocked, selections, num_copies, num_denoising
+        )
+
+    def _visible(self, num_copies: int, num_denoising: int, draws: Draws, device: torch.device) -> Tensor:
+        """(T, T) bool, True where a query may look."""
+        group_size = num_denoising + self.num_queries
+        total = self.num_groups * group_size + self.cfg.num_one_to_many_queries
+        visible = torch.zeros(total, total, dtype=torch.bool, device=device)
+        copy = torch.arange(num_denoising, device=device) // (num_denoising // max(1, num_copies) or 1)
+        for g in range(self.num_groups):
+            start, stop = g * group_size, (g + 1) * group_size
+            queries = start + num_denoising
+            visible[start:queries, start:queries] = copy[:, None] == copy  # a copy sees itself ...
+            visible[start:queries, queries:stop] = True  # ... and the matching queries, which do not see it
+            # Noise groups lose random pairs, a query's view of itself included.
+            visible[queries:stop, queries:stop] = (
+                True if g == 0 else draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device)
+            )
+        many = self.num_groups * group_size
+        visible[many:, many:] = True
+        return visible
+
+    def split(
+        self, decoded: Decoded, queries: GroupedQueries
+    ) -> tuple[QueryOutputs, QueryOutputs | None, DenoisingOutputs | None]:
+        """One-to-one, one-to-many and denoising predictions, out of the decoder's (layers, B, T, ...)."""
+        many = self.num_groups * (queries.num_denoising + self.num_queries)
+
+        def grouped(x: Tensor) -> Tensor:  # (layers, B, T, n) -> (layers, G, B, N + Q, n)
+            return x[:, :, :many].unflatten(2, (self.num_groups, -1)).transpose(1, 2)
+
+        logits, boxes = grouped(decoded.logits), grouped(decoded.boxes)
+        selected = queries.selections[: self.num_groups]
+        first_logits = torch.stack([s.logits for s in selected])[None]  # (1, G, B, Q, C)
+        first_boxes = torch.stack([s.box_logits.sigmoid() for s in selected])[None]
+        n = queries.num_denoising
+        one_to_one = QueryOutputs(
+            torch.cat((first_logits, logits[:, :, :, n:])), torch.cat((first_boxes, boxes[:, :, :, n:]))
+        )
+        denoising = DenoisingOutputs(logits[:, :, :, :n], boxes[:, :, :, :n], queries.num_copies) if n else None
+        one_to_many = None
+        if self.cfg.num_one_to_many_queries:
+            last = queries.selections[-1]
+            one_to_many = QueryOutputs(
+                torch.cat((last.logits[None], decoded.logits[:, :, many:]))[:, None],
+                torch.cat((last.box_logits.sigmoid()[None], decoded.boxes[:, :, many:]))[:, None],
+            )
+        return one_to_one, one_to_many, denoising

@@ -1,0 +1,65 @@
+"""RT-DETRv3 on one page.
+
+Pictures (B, 3, H, W), RGB in [0, 1], any height and width; boxes are cxcywh, normalised by the picture's size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from rtdetr.config import ModelConfig
+from rtdetr.models.backbone import STRIDES, ResNetVd, build_backbone
+from rtdetr.models.decoder import Decoder, build_decoder
+from rtdetr.models.denoising import Draws
+from rtdetr.models.dense_head import DenseHead
+from rtdetr.models.encoder import HybridEncoder, build_encoder
+from rtdetr.models.query_groups import QueryGroups
+from rtdetr.types import Predictions, Targets, TrainingOutputs
+
+
+class RTDETRv3(nn.Module):
+    """Detector. Eval mode returns Predictions and uses backbone, encoder and decoder alone; train mode returns
+    TrainingOutputs, for which `query_groups` and `dense_head` exist."""
+
+    def __init__(
+        self,
+        backbone: ResNetVd,
+        encoder: HybridEncoder,
+        decoder: Decoder,
+        query_groups: QueryGroups,
+        dense_head: DenseHead | None,
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.encoder = encoder
+        self.decoder = decoder
+        self.query_groups = query_groups
+        self.dense_head = dense_head
+
+    def forward(
+        self, images: Tensor, targets: Targets | None = None, draws: Draws | None = None
+    ) -> Predictions | TrainingOutputs:
+        """images: (B, 3, H, W); targets: ground truth, needed in train mode; draws: replayed random numbers, for tests."""
+        maps = self.encoder(self.backbone(images))
+        memory = self.decoder.remember(maps)
+        selected = self.decoder.selector(memory)
+        if self.training:
+            if targets is None:
+                raise ValueError("targets: train mode needs the ground truth, got None; call model.eval() to detect")
+            queries = self.query_groups(memory, selected, targets, draws or Draws())
+            decoded = self.decoder(queries.content, queries.box_logits, memory, queries.blocked)
+            one_to_one, one_to_many, denoising = self.query_groups.split(decoded, queries)
+            dense = self.dense_head(maps) if self.dense_head is not None else None
+            return TrainingOutputs(one_to_one, one_to_many, denoising, dense)
+        decoded = self.decoder(selected.content, selected.box_logits, memory)
+        return Predictions(decoded.logits[-1], decoded.boxes[-1])
+
+
+def build_model(cfg: ModelConfig, num_classes: int) -> RTDETRv3:
+    """The model that a config describes, with freshly initialised weights."""
+    backbone = build_backbone(cfg.backbone)
+    encoder = build_encoder(cfg.encoder, backbone.out_channels, cfg.official_rectangles)
+    decoder = build_decoder(cfg.decoder, cfg.encoder.hidden_dim, num_classes, cfg.official_rectangles)
+    groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
+    dense_head = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
+    return RTDETRv3(backbone, encoder, decoder, groups, dense_head)

@@ -1,0 +1,114 @@
+"""The small structures that travel between data, model, losses and engine.
+
+Letters: B pictures in a batch, M boxes of the fullest picture (at least 1), C classes, Q queries of a group,
+G groups, K prediction layers, N denoising queries of a group, A cells of all levels.
+Boxes are either `cxcywh` normalised by the input size or `xyxy` in pixels of the network input; each field says which.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Targets(NamedTuple):
+    """Ground truth of a batch, padded to the fullest picture. A batch without any box has M = 1 and an empty mask."""
+
+    labels: Tensor  # (B, M) int64 contiguous class index, 0 in padding
+    boxes: Tensor  # (B, M, 4) cxcywh, normalised; 0 in padding
+    boxes_pixel: Tensor  # (B, M, 4) xyxy, pixels of the network input; 0 in padding
+    mask: Tensor  # (B, M) bool, True for a real box
+    counts: tuple[int, ...]  # boxes per picture, known on the host so that nobody has to ask the device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
+        labels, boxes, boxes_pixel, mask = (t.to(device, non_blocking=non_blocking) for t in self[:4])
+        return Targets(labels, boxes, boxes_pixel, mask, self.counts)
+
+    def pin_memory(self) -> Targets:
+        return Targets(*(t.pin_memory() for t in self[:4]), self.counts)
+
+    @staticmethod
+    def stack(labels: list[Tensor], boxes: list[Tensor], boxes_pixel: list[Tensor]) -> Targets:
+        """Pads per-picture labels (n,), boxes (n, 4) cxcywh normalised and boxes_pixel (n, 4) xyxy into one batch."""
+        counts = tuple(len(each) for each in labels)
+        size = max(1, *counts) if counts else 1
+        padded_labels = torch.zeros(len(counts), size, dtype=torch.int64)
+        padded_boxes = torch.zeros(len(counts), size, 4, dtype=boxes[0].dtype)
+        padded_pixel = torch.zeros(len(counts), size, 4, dtype=boxes_pixel[0].dtype)
+        mask = torch.zeros(len(counts), size, dtype=torch.bool)
+        for i, n in enumerate(counts):
+            padded_labels[i, :n], padded_boxes[i, :n], padded_pixel[i, :n] = labels[i], boxes[i], boxes_pixel[i]
+            mask[i, :n] = True
+        return Targets(padded_labels, padded_boxes, padded_pixel, mask, counts)
+
+
+class ImageInfo(NamedTuple):
+    """What is known of a picture besides its pixels."""
+
+    image_id: int
+    file_name: str
+    height: int  # pixels of the picture as it was read
+    width: int
+
+
+class Batch(NamedTuple):
+    """What a loader yields."""
+
+    images: Tensor  # (B, 3, H, W) float32 RGB in [0, 1]
+    targets: Targets
+    infos: tuple[ImageInfo, ...]
+
+    def pin_memory(self) -> Batch:
+        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos)
+
+
+class Predictions(NamedTuple):
+    """What the model says in eval mode: the last decoder layer of the main group."""
+
+    logits: Tensor  # (B, Q, C)
+    boxes: Tensor  # (B, Q, 4) cxcywh, normalised
+
+
+class Detections(NamedTuple):
+    """Scored boxes after post-processing, best first."""
+
+    scores: Tensor  # (B, T) in [0, 1]
+    labels: Tensor  # (B, T) int64 contiguous class index
+    boxes: Tensor  # (B, T, 4) xyxy, pixels of the original picture
+
+
+class QueryOutputs(NamedTuple):
+    """Predictions of G groups of Q matching queries; layer 0 holds the selected encoder cells, then the decoder layers."""
+
+    logits: Tensor  # (K, G, B, Q, C)
+    boxes: Tensor  # (K, G, B, Q, 4) cxcywh, normalised
+
+
+class DenoisingOutputs(NamedTuple):
+    """Predictions for the noised ground truth, decoder layers only. N = num_copies * 2 * M slots, laid out as
+    [copy][positives, negatives][box], so that slot s of a copy's positives belongs to ground-truth box s."""
+
+    logits: Tensor  # (K - 1, G, B, N, C)
+    boxes: Tensor  # (K - 1, G, B, N, 4) cxcywh, normalised
+    num_copies: int
+
+
+class DenseOutputs(NamedTuple):
+    """Predictions of the auxiliary dense head for the A cells of all levels, fine to coarse, row-major."""
+
+    logits: Tensor  # (B, A, C)
+    distances: Tensor  # (B, A, 4, bins) logits of the distance to left, top, right, bottom, in strides
+    points: Tensor  # (A, 2) centre x, y in pixels of the network input
+    strides: Tensor  # (A, 1) pixels
+    level_cells: tuple[int, ...]  # cells per level; they add up to A
+
+
+class TrainingOutputs(NamedTuple):
+    """What the model says in train mode. A part that is switched off is None."""
+
+    one_to_one: QueryOutputs
+    one_to_many: QueryOutputs | None  # G = 1
+    denoising: DenoisingOutputs | None
+    dense: DenseOutputs | None

@@ -1,0 +1,39 @@
+"""What every test may use: where the golden data lies, and one thread, so that tests run beside each other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+def golden_dir() -> Path:
+    """The folder of golden data: RTDETR_GOLDEN, else tests/golden. What lies only in ../shared/golden is asked for by
+    `shared_golden`."""
+    return Path(os.environ.get("RTDETR_GOLDEN") or ROOT / "tests" / "golden")
+
+
+def shared_golden(name: str) -> Path:
+    """A golden file that is too large for the repository; skips the test, with the reason, where it is not at hand."""
+    for folder in (golden_dir(), SHARED / "golden"):
+        if (folder / name).exists():
+            return folder / name
+    pytest.skip(f"{name} is not in {golden_dir()} and not in ../shared/golden")
+
+
+def shared_data(name: str) -> Path:
+    """A folder of real pictures; skips the test, with the reason, where it is not at hand."""
+    folder = SHARED / "data" / name
+    if not folder.is_dir():
+        pytest.skip(f"real pictures: ../shared/data/{name} is not there")
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(int(os.environ.get("RTDETR_TEST_THREADS", "1")))
