@@ -6,6 +6,7 @@ that no dataclass declares is an error that names the file, the dotted path and 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import types
@@ -182,26 +183,20 @@ def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
     Raises ConfigError with one sentence that names the file (or `-u`), the dotted path and what is wrong.
     """
     merged, origins = _read_yaml(Path(path), ())
-    for update in updates or []:
-        dotted, separator, text = update.partition("=")
-        if not separator or not dotted:
-            raise ConfigError(f"-u {update}: expected key=value, for example -u train.epochs=12")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"-u {update}: the value is not valid YAML ({error})") from error
-        _set_dotted(merged, origins, dotted, value)
+    _apply_updates(merged, origins, updates or [])
     return _build(Config, merged, "", origins)
 
 
-def config_from_dict(data: dict[str, Any], source: str) -> Config:
-    """The Config that `config_to_dict` wrote; `source` names the file in error messages."""
-    return _build(Config, data, "", {"": source})
+def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None) -> Config:
+    """The Config that `config_to_dict` wrote, with `a.b=value` updates; `source` names the file in error messages."""
+    merged, origins = copy.deepcopy(data), {"": source}
+    _apply_updates(merged, origins, updates or [])
+    return _build(Config, merged, "", origins)
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Plain dicts, lists, numbers and strings, ready for YAML or a checkpoint."""
-    plain = {}
+    plain: dict[str, Any] = {}
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
         if dataclasses.is_dataclass(value):
@@ -257,12 +252,25 @@ def _merge(
         origins[dotted] = _origin(new_origins, dotted)
 
 
+def _apply_updates(tree: dict[str, Any], origins: dict[str, str], updates: list[str]) -> None:
+    for update in updates:
+        dotted, separator, text = update.partition("=")
+        if not separator or not dotted:
+            raise ConfigError(f"-u {update}: expected key=value, for example -u train.epochs=12")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"-u {update}: the value is not valid YAML ({error})") from error
+        _set_dotted(tree, origins, dotted, value)
+
+
 def _set_dotted(tree: dict[str, Any], origins: dict[str, str], dotted: str, value: Any) -> None:
     *parents, leaf = dotted.split(".")
     for name in parents:
-        tree = tree.setdefault(name, {})
-        if not isinstance(tree, dict):
+        below = tree.setdefault(name, {})
+        if not isinstance(below, dict):
             raise ConfigError(f"-u {dotted}: `{name}` is a value, not a section")
+        tree = below
     tree[leaf] = value
     origins[dotted] = "-u"
 

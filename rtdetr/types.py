@@ -27,7 +27,8 @@ class Targets(NamedTuple):
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     def pin_memory(self) -> Targets:
-        return Targets(*(t.pin_memory() for t in self[:4]), self.counts)
+        labels, boxes, boxes_pixel, mask = (t.pin_memory() for t in self[:4])
+        return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     @staticmethod
     def stack(labels: list[Tensor], boxes: list[Tensor], boxes_pixel: list[Tensor]) -> Targets:
@@ -80,7 +81,7 @@ class Detections(NamedTuple):
 
 
 class QueryOutputs(NamedTuple):
-    """Predictions of G groups of Q matching queries; layer 0 holds the selected encoder cells, then the decoder layers."""
+    """Predictions of G groups of Q matching queries. Layer 0: the selected encoder cells; then the decoder layers."""
 
     logits: Tensor  # (K, G, B, Q, C)
     boxes: Tensor  # (K, G, B, Q, 4) cxcywh, normalised

@@ -37,7 +37,7 @@ class Memory(NamedTuple):
 class Selection(NamedTuple):
     """The cells that one group of queries starts from, best first."""
 
-    index: Tensor  # (B, Q) cell
+    cells: Tensor  # (B, Q) index into the memory
     content: Tensor  # (B, Q, dim)
     logits: Tensor  # (B, Q, C)
     box_logits: Tensor  # (B, Q, 4), before the sigmoid
@@ -90,11 +90,11 @@ class QuerySelector(nn.Module):
     def forward(self, memory: Memory) -> Selection:
         features = self.norm(self.proj(memory.valid_tokens))  # (B, S, dim)
         logits = self.score_head(features)
-        index = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
-        content = gather_rows(features, index)
+        cells = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
+        content = gather_rows(features, cells)
         box_logits = self.box_head(content)
-        box_logits = box_logits.to(memory.anchors.dtype) + memory.anchors[index]
-        return Selection(index, content, gather_rows(logits, index), box_logits)
+        box_logits = box_logits.to(memory.anchors.dtype) + memory.anchors[cells]
+        return Selection(cells, content, gather_rows(logits, cells), box_logits)
 
 
 class DecoderLayer(nn.Module):
@@ -142,8 +142,8 @@ class Decoder(nn.Module):
         self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in range(num_levels))
         self.selector = QuerySelector(dim, num_classes, num_queries)
         self.query_pos = MLP(4, 2 * dim, dim, 2)
-        for layer in self.query_pos.layers:
-            nn.init.xavier_uniform_(layer.weight)
+        for linear in self.query_pos.linears():
+            nn.init.xavier_uniform_(linear.weight)
         self.layers = nn.ModuleList(
             DecoderLayer(dim, feedforward_dim, num_heads, num_levels, num_points, msda_backend)
             for _ in range(num_layers)
@@ -174,8 +174,8 @@ class Decoder(nn.Module):
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
                 logits.append(self.score_heads[i](content))
-                # Look forward twice: the reported box has the same value as `refined`, but its gradient also reaches the
-                # previous layer and head.
+                # Look forward twice: the reported box has the same value as `refined`, but its gradient also
+                # reaches the previous layer and head.
                 boxes.append(refined if i == 0 else (delta + inverse_sigmoid(previous)).sigmoid())
             previous, reference = refined, refined.detach()
         if not self.training:

@@ -59,7 +59,7 @@ def noise_targets(
 ) -> NoisedTargets:
     """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more."""
     boxes = targets.boxes.to(torch.promote_types(targets.boxes.dtype, torch.float32))
-    batch, size = targets.labels.shape
+    size = targets.labels.shape[1]
     num_copies = max(1, num_denoising // size)
     repeats = num_copies * 2
 

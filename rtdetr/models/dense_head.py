@@ -22,7 +22,8 @@ class EffectiveSqueezeExcite(nn.Module):
         super().__init__()
         self.fc = nn.Conv2d(channels, channels, 1)
         nn.init.normal_(self.fc.weight, std=0.001)
-        nn.init.zeros_(self.fc.bias)
+        if self.fc.bias is not None:
+            nn.init.zeros_(self.fc.bias)
         self.conv = ConvNorm(channels, channels, 1, activation=F.silu)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,15 +40,10 @@ class DenseHead(nn.Module):
         self.strides = strides
         self.class_stems = nn.ModuleList(EffectiveSqueezeExcite(channels) for _ in strides)
         self.box_stems = nn.ModuleList(EffectiveSqueezeExcite(channels) for _ in strides)
-        self.class_heads = nn.ModuleList(nn.Conv2d(channels, num_classes, 3, padding=1) for _ in strides)
-        self.box_heads = nn.ModuleList(nn.Conv2d(channels, 4 * NUM_BINS, 3, padding=1) for _ in strides)
+        self.class_heads = nn.ModuleList(constant_conv(channels, num_classes, PRIOR_LOGIT) for _ in strides)
+        self.box_heads = nn.ModuleList(constant_conv(channels, 4 * NUM_BINS, 1.0) for _ in strides)
         # Never trained. It is part of the official weight files, so it is part of ours.
         self.register_buffer("bins", torch.arange(NUM_BINS, dtype=torch.float32).view(1, NUM_BINS, 1, 1))
-        for class_head, regression in zip(self.class_heads, self.box_heads):
-            nn.init.zeros_(class_head.weight)
-            nn.init.constant_(class_head.bias, PRIOR_LOGIT)
-            nn.init.zeros_(regression.weight)
-            nn.init.ones_(regression.bias)
 
     def forward(self, maps: list[Tensor]) -> DenseOutputs:
         logits, distances, points, strides = [], [], [], []
@@ -65,6 +61,15 @@ class DenseHead(nn.Module):
             torch.cat(strides),
             tuple(len(p) for p in points),
         )
+
+
+def constant_conv(in_channels: int, out_channels: int, value: float) -> nn.Conv2d:
+    """3x3 convolution that says `value` everywhere until it is trained."""
+    conv = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+    nn.init.zeros_(conv.weight)
+    if conv.bias is not None:
+        nn.init.constant_(conv.bias, value)
+    return conv
 
 
 def cell_centres(height: int, width: int, stride: int, like: Tensor) -> Tensor:

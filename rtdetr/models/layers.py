@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -61,7 +62,10 @@ class MLP(nn.Module):
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
         super().__init__()
         widths = [in_dim] + [hidden_dim] * (num_layers - 1) + [out_dim]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(widths[:-1], widths[1:]))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+
+    def linears(self) -> list[nn.Linear]:
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers[:-1]:
@@ -72,8 +76,9 @@ class MLP(nn.Module):
 def box_head(dim: int) -> MLP:
     """MLP to four box logits that starts as 'no change'."""
     head = MLP(dim, dim, 4, 3)
-    nn.init.zeros_(head.layers[-1].weight)
-    nn.init.zeros_(head.layers[-1].bias)
+    last = head.linears()[-1]
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
     return head
 
 

@@ -52,7 +52,7 @@ class QueryGroups(nn.Module):
         contents = [main.content.detach()]
         if self.memory_proj is not None:
             detached = memory.valid_tokens.detach()  # trains memory_proj, not the encoder
-            contents += [self.memory_proj(gather_rows(detached, s.index)) for s in selections[1:]]
+            contents += [self.memory_proj(gather_rows(detached, s.cells)) for s in selections[1:]]
         references = [s.box_logits.detach() for s in selections]
         num_copies = num_denoising = 0
         if self.label_embedding is not None:

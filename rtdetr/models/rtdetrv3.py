@@ -39,7 +39,7 @@ class RTDETRv3(nn.Module):
     def forward(
         self, images: Tensor, targets: Targets | None = None, draws: Draws | None = None
     ) -> Predictions | TrainingOutputs:
-        """images: (B, 3, H, W); targets: ground truth, needed in train mode; draws: replayed random numbers, for tests."""
+        """images: (B, 3, H, W); targets: ground truth, needed in train mode; draws: replayed random numbers (tests)."""
         maps = self.encoder(self.backbone(images))
         memory = self.decoder.remember(maps)
         selected = self.decoder.selector(memory)

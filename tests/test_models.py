@@ -1,0 +1,203 @@
+"""The model as a whole: shapes, rectangles, what eval mode touches, initial values."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rtdetr.config import ModelConfig, load_config
+from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
+from rtdetr.models.layers import position_code
+from rtdetr.models.postprocess import postprocess
+from rtdetr.models.query_groups import QueryGroups
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.types import Predictions, Targets, TrainingOutputs
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+NANO = load_config(CONFIGS / "rtdetrv3_nano_shapes.yml").model
+
+
+def nano(num_classes: int = 5, **supervision: object) -> RTDETRv3:
+    torch.manual_seed(0)
+    changed = dataclasses.replace(NANO.supervision, **supervision)  # type: ignore[arg-type]
+    return build_model(dataclasses.replace(NANO, supervision=changed), num_classes)
+
+
+def targets_of(*counts: int, size: int = 128) -> Targets:
+    generator = torch.Generator().manual_seed(1)
+    boxes = [torch.rand(n, 4, generator=generator) * 0.3 + 0.2 for n in counts]
+    labels = [torch.randint(5, (n,), generator=generator) for n in counts]
+    return Targets.stack(labels, boxes, [b * size for b in boxes])
+
+
+def train_step(model: RTDETRv3, targets: Targets, height: int = 128, width: int = 128) -> TrainingOutputs:
+    outputs = model.train()(torch.rand(len(targets.counts), 3, height, width), targets)
+    assert isinstance(outputs, TrainingOutputs)
+    return outputs
+
+
+@pytest.mark.parametrize(("height", "width"), [(128, 128), (96, 160), (100, 132), (64, 256)])
+def test_any_height_and_width(height: int, width: int) -> None:
+    with torch.no_grad():
+        predictions = nano().eval()(torch.rand(2, 3, height, width))
+    assert predictions.logits.shape == (2, 60, 5)
+    assert predictions.boxes.shape == (2, 60, 4)
+    assert torch.isfinite(predictions.boxes).all() and (predictions.boxes >= 0).all() and (predictions.boxes <= 1).all()
+
+
+def test_a_picture_does_not_depend_on_its_neighbours() -> None:
+    model, images = nano().eval().double(), torch.rand(3, 3, 96, 128, dtype=torch.float64)
+    with torch.no_grad():
+        together, alone = model(images), model(images[1:2])
+    torch.testing.assert_close(together.boxes[1:2], alone.boxes, rtol=0, atol=1e-12)
+
+
+def test_training_outputs_have_the_stated_shapes() -> None:
+    outputs = train_step(nano(), targets_of(2, 4))
+    assert outputs.one_to_one.logits.shape == (4, 2, 2, 60, 5)
+    assert outputs.one_to_many is not None and outputs.one_to_many.boxes.shape == (4, 1, 2, 90, 4)
+    assert outputs.denoising is not None and outputs.denoising.num_copies == 30 // 4
+    assert outputs.denoising.boxes.shape == (3, 2, 2, 7 * 2 * 4, 4)
+    assert outputs.dense is not None and outputs.dense.level_cells == (256, 64, 16)
+    assert outputs.dense.distances.shape == (2, 336, 4, 17)
+
+
+@pytest.mark.parametrize("counts", [(3, 0), (0, 0)])
+def test_every_parameter_has_a_gradient_also_without_boxes(counts: tuple[int, ...]) -> None:
+    model = nano()
+    outputs = train_step(model, targets_of(*counts))
+    tensors = [outputs.one_to_one, outputs.one_to_many, outputs.denoising, outputs.dense]
+    total = sum(t.double().sum() for part in tensors if part for t in part[:2] if isinstance(t, Tensor))
+    assert isinstance(total, Tensor)
+    total.backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None] == []
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(
+    "off",
+    [{"num_noise_groups": 0}, {"num_one_to_many_queries": 0}, {"num_denoising": 0}, {"dense_head": False}],
+    ids=lambda off: next(iter(off)),
+)
+def test_each_training_part_can_be_switched_off(off: dict[str, object]) -> None:
+    outputs = train_step(nano(**off), targets_of(2, 1))
+    assert outputs.one_to_one.logits.shape[1] == (1 if "num_noise_groups" in off else 2)
+    assert (outputs.one_to_many is None) == ("num_one_to_many_queries" in off)
+    assert (outputs.denoising is None) == ("num_denoising" in off)
+    assert (outputs.dense is None) == ("dense_head" in off)
+
+
+def test_groups_do_not_see_each_other() -> None:
+    groups = nano().query_groups
+    visible = groups._visible(3, 12, _KeepAll(), torch.device("cpu"))  # three copies of 2 * 2 slots
+    size = 12 + 60
+    assert not visible[:size, size:].any() and not visible[size:, :size].any()
+    assert visible[:12, :12].sum() == 3 * 4 * 4, "a denoising copy sees itself alone"
+    assert visible[:12, 12:size].all() and not visible[12:size, :12].any()
+    assert visible[2 * size :, 2 * size :].all(), "one-to-many"
+
+
+class _KeepAll:
+    def attention_keep(self, group: int, num_queries: int, mask_ratio: float, device: torch.device) -> Tensor:
+        return torch.ones(num_queries, num_queries, dtype=torch.bool)
+
+
+def test_noise_masks_hide_the_stated_share_and_spare_group_0() -> None:
+    from rtdetr.models.denoising import Draws
+
+    torch.manual_seed(3)
+    visible = nano().query_groups._visible(1, 2, Draws(), torch.device("cpu"))
+    assert visible[2:62, 2:62].all()
+    noisy = visible[64:124, 64:124].float()
+    assert 0.87 < noisy.mean() < 0.93
+    assert noisy.diagonal().mean() < 1, "a query may lose sight of itself"
+
+
+def test_eval_uses_neither_groups_nor_dense_head() -> None:
+    model, images = nano().eval(), torch.rand(1, 3, 128, 128)
+    with torch.no_grad():
+        before = model(images)
+        for part in (model.query_groups, model.dense_head):
+            for parameter in part.parameters():
+                parameter.fill_(float("nan"))
+        after = model(images)
+    assert torch.equal(before.logits, after.logits) and torch.equal(before.boxes, after.boxes)
+
+
+def test_train_mode_without_targets_says_so() -> None:
+    with pytest.raises(ValueError, match=r"targets: train mode needs the ground truth"):
+        nano().train()(torch.rand(1, 3, 64, 64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_float_types_run_in_eval(dtype: torch.dtype) -> None:
+    model = nano().eval().to(dtype)
+    with torch.no_grad():
+        predictions = model(torch.rand(1, 3, 96, 96, dtype=dtype))
+    assert torch.isfinite(predictions.boxes.float()).all()
+    if dtype == torch.float64:
+        assert predictions.boxes.dtype == predictions.logits.dtype == torch.float64
+
+
+def test_position_code_is_row_then_column_on_rectangles() -> None:
+    code = position_code(2, 3, 8, torch.zeros((), dtype=torch.float64))
+    rows, columns = np.divmod(np.arange(6), 3)
+    np.testing.assert_allclose(code[:, 0], np.sin(rows), atol=1e-15)
+    np.testing.assert_allclose(code[:, 4], np.sin(columns), atol=1e-15)
+    np.testing.assert_allclose(code[:, 7], np.cos(columns * 10000**-0.5), atol=1e-15)
+
+
+def test_anchors_sit_on_their_cells_on_rectangles() -> None:
+    logits, valid = make_anchors(((4, 8),), torch.zeros((), dtype=torch.float64))
+    boxes = logits.sigmoid()
+    assert valid.all()
+    torch.testing.assert_close(boxes[8 * 1 + 5, :2], torch.tensor([5.5 / 8, 1.5 / 4], dtype=torch.float64))
+    border, ok = make_anchors(((80, 80),), torch.zeros(()))
+    assert int((~ok).sum()) == 316 and (border[~ok.squeeze()] == BORDER_LOGIT).all()
+
+
+def test_postprocess_ranks_pairs_and_scales_to_pixels() -> None:
+    logits = torch.tensor([[[3.0, -9.0], [1.0, 2.0]]])
+    boxes = torch.tensor([[[0.5, 0.5, 0.2, 0.4], [0.25, 0.5, 0.5, 1.0]]])
+    found = postprocess(Predictions(logits, boxes), torch.tensor([[100, 200]]), max_detections=3)
+    assert found.labels.tolist() == [[0, 1, 0]]
+    torch.testing.assert_close(found.scores[0], torch.tensor([3.0, 2.0, 1.0]).sigmoid())
+    torch.testing.assert_close(found.boxes[0, :2], torch.tensor([[80.0, 30, 120, 70], [0, 0, 100, 100]]))
+
+
+def test_unknown_depth_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected one of .*, got 19"):
+        build_model(ModelConfig(backbone=dataclasses.replace(NANO.backbone, depth=19)), 3)
+
+
+def test_frozen_parts_stay() -> None:
+    cfg = dataclasses.replace(NANO, backbone=dataclasses.replace(NANO.backbone, norm="frozen", freeze_stem=True))
+    model = build_model(cfg, 5)
+    before = {k: v.clone() for k, v in model.backbone.state_dict().items() if "norm" in k}
+    train_step(model, targets_of(1, 1))
+    after = model.backbone.state_dict()
+    assert before and all(torch.equal(v, after[k]) for k, v in before.items())
+    assert not any(p.requires_grad for p in model.backbone.stem.parameters())
+
+
+def test_look_forward_twice_reaches_the_previous_head() -> None:
+    model = nano(num_noise_groups=0, num_one_to_many_queries=0, num_denoising=0, dense_head=False)
+    with torch.no_grad():  # heads start at zero, which would hide the path
+        for parameter in model.decoder.box_heads.parameters():
+            parameter.normal_(std=0.1)
+    outputs = train_step(model, targets_of(1, 1))
+    outputs.one_to_one.boxes[-1].sum().backward()
+    grad = model.decoder.box_heads[1].layers[0].weight.grad
+    assert grad is not None and grad.abs().sum() > 0
+    first = model.decoder.box_heads[0].layers[0].weight.grad
+    assert first is None or first.abs().sum() == 0, "twice, not thrice"
+
+
+def test_query_groups_without_selectors_have_no_idle_parameters() -> None:
+    groups = nano(num_noise_groups=0, num_one_to_many_queries=0).query_groups
+    assert isinstance(groups, QueryGroups) and groups.memory_proj is None
