@@ -37,3 +37,20 @@ def shared_data(name: str) -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(int(os.environ.get("RTDETR_TEST_THREADS", "1")))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--parity-report",
+        default=os.environ.get("RTDETR_PARITY_REPORT", ""),
+        metavar="FILE",
+        help="write the worst deviation of every quantity as a Markdown table (also: RTDETR_PARITY_REPORT)",
+    )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    report = session.config.getoption("--parity-report")
+    if report:
+        from parity import RECORD
+
+        Path(report).write_text(RECORD.markdown(), encoding="utf-8")

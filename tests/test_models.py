@@ -201,3 +201,46 @@ def test_look_forward_twice_reaches_the_previous_head() -> None:
 def test_query_groups_without_selectors_have_no_idle_parameters() -> None:
     groups = nano(num_noise_groups=0, num_one_to_many_queries=0).query_groups
     assert isinstance(groups, QueryGroups) and groups.memory_proj is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_eval_forward_never_waits_for_the_device(autocast: bool) -> None:
+    model, images = nano().eval().cuda(), torch.rand(2, 3, 96, 160, device="cuda")
+    with torch.no_grad(), torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        expected = model(images)  # the first call may load libraries, which waits
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = model(images)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(found.boxes, expected.boxes)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_eval_forward_can_be_captured_in_a_cuda_graph() -> None:
+    model, images = nano().eval().cuda(), torch.rand(2, 3, 128, 128, device="cuda")
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                model(images)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = model(images)
+        images.copy_(torch.rand_like(images))
+        graph.replay()
+        expected = model(images)
+    torch.testing.assert_close(captured.boxes, expected.boxes, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_half_precision_model_runs_on_the_gpu() -> None:
+    model = nano().eval().cuda().half()
+    with torch.no_grad():
+        predictions = model(torch.rand(1, 3, 128, 128, device="cuda", dtype=torch.float16))
+    assert torch.isfinite(predictions.boxes).all() and torch.isfinite(predictions.logits).all()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rtdetr.boxes import inverse_sigmoid
 from rtdetr.config import Backend, DecoderConfig
 from rtdetr.models.deformable_attention import MSDeformAttn
-from rtdetr.models.layers import MLP, ConvNorm, box_head, score_head, self_attention, xavier_linear
+from rtdetr.models.layers import MLP, ConvNorm, box_head, in_weight_type, score_head, self_attention, xavier_linear
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -89,11 +89,10 @@ class QuerySelector(nn.Module):
 
     def forward(self, memory: Memory) -> Selection:
         features = self.norm(self.proj(memory.valid_tokens))  # (B, S, dim)
-        logits = self.score_head(features)
+        logits = in_weight_type(self.score_head, features)
         cells = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
         content = gather_rows(features, cells)
-        box_logits = self.box_head(content)
-        box_logits = box_logits.to(memory.anchors.dtype) + memory.anchors[cells]
+        box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return Selection(cells, content, gather_rows(logits, cells), box_logits)
 
 
@@ -170,16 +169,16 @@ class Decoder(nn.Module):
         for i, layer in enumerate(self.layers):
             position = self.query_pos(reference.to(content.dtype))
             content = layer(content, position, reference, memory, blocked)
-            delta = self.box_heads[i](content).to(reference.dtype)
+            delta = in_weight_type(self.box_heads[i], content).to(reference.dtype)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
-                logits.append(self.score_heads[i](content))
+                logits.append(in_weight_type(self.score_heads[i], content))
                 # Look forward twice: the reported box has the same value as `refined`, but its gradient also
                 # reaches the previous layer and head.
                 boxes.append(refined if i == 0 else (delta + inverse_sigmoid(previous)).sigmoid())
             previous, reference = refined, refined.detach()
         if not self.training:
-            logits, boxes = [self.score_heads[-1](content)], [reference]
+            logits, boxes = [in_weight_type(self.score_heads[-1], content)], [reference]
         return Decoded(torch.stack(logits), torch.stack(boxes))
 
 

@@ -88,6 +88,15 @@ def score_head(dim: int, num_classes: int) -> nn.Linear:
     return head
 
 
+def in_weight_type(head: nn.Module, x: Tensor) -> Tensor:
+    """head(x) in the type of the head's weights, autocast or not.
+
+    A score or a box offset rounded to bfloat16 makes ties among cells and moves boxes by pixels.
+    """
+    with torch.autocast(x.device.type, enabled=False):
+        return head(x.to(next(head.parameters()).dtype))
+
+
 def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
     """Linear layer with Xavier uniform weight; the bias keeps torch's U(1 / sqrt(in_dim))."""
     linear = nn.Linear(in_dim, out_dim)

@@ -1,0 +1,226 @@
+"""Batches. Every random decision follows from (seed, epoch, picture) or (seed, epoch, batch, rank) and nothing else,
+so the number of workers does not matter and any epoch can be replayed, from any batch on."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from rtdetr.boxes import xyxy_to_cxcywh
+from rtdetr.config import Config, SplitConfig
+from rtdetr.data.coco import Classes, CocoDetection, DataError
+from rtdetr.data.preprocess import preprocess
+from rtdetr.data.transforms import INTERPOLATIONS, Augmentation, resize
+from rtdetr.types import Batch, ImageInfo, Targets
+
+STRIDE = 32  # of the coarsest feature map; the neck's upsampling needs sizes that it divides
+
+# One stream of random numbers per purpose, so that none repeats another.
+_ORDER, _BATCH, _SAMPLE = 0, 1, 2
+
+
+class SampleKey(NamedTuple):
+    """All a worker has to know to make one training sample."""
+
+    picture: int  # its index in the set
+    epoch: int
+    size: int
+    interpolation: str
+
+
+class Item(NamedTuple):
+    image: Tensor  # (3, h, w) float32 in [0, 1]
+    boxes: Tensor  # (n, 4) xyxy, pixels of `image`
+    labels: Tensor  # (n,) int64
+    info: ImageInfo
+
+
+class TrainingSamples(Dataset[Item]):
+    """Augmented pictures of a set."""
+
+    def __init__(self, source: CocoDetection, augmentation: Augmentation, seed: int) -> None:
+        self.source = source
+        self.augmentation = augmentation
+        self.seed = seed
+
+    def __getitem__(self, key: SampleKey) -> Item:
+        rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.picture))
+        changed = self.augmentation(self.source.image(key.picture), *self.source.targets(key.picture), rng)
+        image, boxes, labels = resize(*changed, (key.size, key.size), key.interpolation)
+        return Item(image, boxes, labels, self.source.info(key.picture))
+
+
+class EvaluationSamples(Dataset[Item]):
+    """Pictures as the network sees them in evaluation; size: (h, w)."""
+
+    def __init__(self, source: CocoDetection, size: tuple[int, int]) -> None:
+        self.source = source
+        self.size = size
+
+    def __getitem__(self, index: int) -> Item:
+        image, (boxes, labels) = self.source.image(index), self.source.targets(index)
+        scale = np.array([self.size[1] / image.width, self.size[0] / image.height] * 2, np.float32)
+        pixels = preprocess(image, self.size)
+        return Item(pixels, torch.from_numpy(boxes * scale), torch.from_numpy(labels), self.source.info(index))
+
+
+class TrainingBatches(Sampler[list[SampleKey]]):
+    """The batches of an epoch for one of `world_size` processes: shuffled, the incomplete last one left out.
+
+    A global batch is `world_size` consecutive slices of one permutation, so the pictures of global batch b are the same
+    for one process with batch size n and for k processes with n / k. As in the official run, each process draws its
+    own picture size and interpolation.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        sizes: Sequence[int],
+        interpolations: Sequence[str],
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.num_samples = num_samples
+        self.batch_size = batch_size
+        self.sizes = tuple(sizes)
+        self.interpolations = tuple(interpolations)
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self.start_batch = 0
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, wherever the next one starts."""
+        return self.num_samples // (self.batch_size * self.world_size)
+
+    def __iter__(self) -> Iterator[list[SampleKey]]:
+        order = np.random.default_rng((self.seed, _ORDER, self.epoch)).permutation(self.num_samples).tolist()
+        for batch in range(self.start_batch, len(self)):
+            rng = np.random.default_rng((self.seed, _BATCH, self.epoch, batch, self.rank))
+            size = self.sizes[rng.integers(len(self.sizes))]
+            interpolation = self.interpolations[rng.integers(len(self.interpolations))]
+            start = (batch * self.world_size + self.rank) * self.batch_size
+            yield [SampleKey(i, self.epoch, size, interpolation) for i in order[start : start + self.batch_size]]
+
+
+class DetectionLoader(DataLoader[Item]):
+    """Iterates over Batch. `source` is the set behind it, `classes` its classes."""
+
+    def __init__(self, source: CocoDetection, num_workers: int, seed: int = 0, **arguments: Any) -> None:
+        super().__init__(
+            num_workers=num_workers,
+            collate_fn=collate,
+            persistent_workers=num_workers > 0,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=prepare_worker,
+            # Without one of its own, a loader takes a number from torch's global generator whenever an epoch starts.
+            generator=torch.Generator().manual_seed(seed),
+            **arguments,
+        )
+        self.source = source
+        self.classes = source.classes
+
+    def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
+        try:
+            yield from super().__iter__()
+        except DataError as error:
+            # From a worker the sentence comes at the end of a traceback; its reader wants the sentence.
+            sentence = str(error).strip().splitlines()[-1]
+            raise DataError(sentence.removeprefix(f"{DataError.__module__}.{DataError.__qualname__}: ")) from error
+
+    def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
+        """Chooses what the next iteration over a training loader yields: that epoch, from that batch on."""
+        if not isinstance(self.batch_sampler, TrainingBatches):
+            raise TypeError("set_epoch: only a training loader has epochs")
+        if not 0 <= start_batch <= len(self):
+            raise ValueError(f"set_epoch: start_batch must be in 0..{len(self)}, got {start_batch}")
+        self.batch_sampler.epoch, self.batch_sampler.start_batch = epoch, start_batch
+
+
+def prepare_worker(worker_id: int) -> None:
+    """One thread per worker: workers x threads would crowd out each other, and OpenCV's pool does not survive a fork.
+    Ctrl-C reaches every process of a terminal; only the main one decides what it means, and it still needs data."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+
+
+def collate(items: Sequence[Item]) -> Batch:
+    """A batch of items that share one picture size."""
+    images = torch.stack([item.image for item in items])
+    height, width = images.shape[-2:]
+    extent = torch.tensor([width, height, width, height], dtype=torch.float32)
+    normalised = [xyxy_to_cxcywh(item.boxes) / extent for item in items]
+    targets = Targets.stack([item.labels for item in items], normalised, [item.boxes for item in items])
+    return Batch(images, targets, tuple(item.info for item in items))
+
+
+def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 1) -> DetectionLoader:
+    """Augmented training batches of this process. Call `set_epoch` before each epoch; `classes` come from the data.
+
+    Raises DataError for data or data settings that cannot be used.
+    """
+    data = cfg.data
+    _check_settings(cfg, seed)
+    source = _open(data.train, "train", None, data.drop_images_without_boxes)
+    augment = data.augment
+    augmentation = Augmentation(
+        augment.distort_prob, augment.expand_prob, augment.expand_max_ratio, augment.crop_prob, augment.flip_prob
+    )
+    batches = TrainingBatches(
+        len(source), data.train_batch_size, augment.batch_sizes, augment.interpolations, seed, rank, world_size
+    )
+    if len(batches) == 0:
+        raise DataError(
+            f"{source.annotation_file}: {len(source)} pictures do not fill one batch of {data.train_batch_size} in "
+            f"each of {world_size} processes; lower data.train_batch_size"
+        )
+    samples = TrainingSamples(source, augmentation, seed)
+    return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
+
+
+def build_val_loader(cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1) -> DetectionLoader:
+    """Evaluation batches of this process: every `world_size`-th picture, each exactly once, none left out; the last
+    batch may be smaller, and processes may differ by one picture.
+
+    classes: those of the model; the set may use any of them, under the same category ids. Raises DataError.
+    """
+    data = cfg.data
+    source = _open(data.val, "val", classes, drop_empty=False)
+    samples = EvaluationSamples(source, data.image_size)
+    shard = range(rank, len(source), world_size)
+    return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
+
+
+def _open(split: SplitConfig, name: str, classes: Classes | None, drop_empty: bool) -> CocoDetection:
+    for key, value in (("annotations", split.annotations), ("images", split.images)):
+        if not value:
+            raise DataError(f"data.{name}.{key} is empty; set it in the config or with -u data.{name}.{key}=PATH")
+    return CocoDetection(split.images, split.annotations, classes, drop_empty)
+
+
+def _check_settings(cfg: Config, seed: int) -> None:
+    augment = cfg.data.augment
+    unknown = sorted(set(augment.interpolations) - set(INTERPOLATIONS))
+    if unknown or not augment.interpolations:
+        raise DataError(
+            f"data.augment.interpolations must be some of {', '.join(INTERPOLATIONS)}, got {augment.interpolations}"
+        )
+    if not augment.batch_sizes or any(size <= 0 or size % STRIDE for size in augment.batch_sizes):
+        raise DataError(f"data.augment.batch_sizes must be positive multiples of {STRIDE}, got {augment.batch_sizes}")
+    if augment.expand_max_ratio < 1:
+        raise DataError(f"data.augment.expand_max_ratio must be at least 1, got {augment.expand_max_ratio}")
+    if cfg.data.train_batch_size < 1:
+        raise DataError(f"data.train_batch_size must be at least 1, got {cfg.data.train_batch_size}")
+    if seed < 0:
+        raise DataError(f"train.seed must not be negative, got {seed}")

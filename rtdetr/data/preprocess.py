@@ -1,0 +1,57 @@
+"""The one way a picture becomes network input in evaluation and detection, equal to the official pipeline bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+# The official pipeline multiplies by the rounded reciprocal. Dividing by 255 differs in the last bit of every 9th value.
+SCALE = np.float32(1.0 / 255.0)
+
+
+def preprocess(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int] = (640, 640)) -> Tensor:
+    """Network input (3, h, w) float32, RGB in [0, 1], of a PIL picture of any mode or a uint8 RGB array (H, W, 3).
+
+    size: (h, w) in pixels. The aspect ratio is not kept. The resize is OpenCV's cubic one on uint8 (rounded, saturated),
+    without smoothing when it shrinks, as in the official eval pipeline; a picture that has the size already is not touched.
+    Raises ValueError when the array or the size has another form.
+    """
+    return to_tensor(resize_cubic(as_rgb_array(image), size))
+
+
+def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """RGB pixels (H, W, 3) uint8. Transparency is dropped; 16-bit grey is scaled to 8 bits.
+
+    EXIF rotation is not applied: boxes of an annotation file refer to the stored pixels.
+    """
+    if isinstance(image, Image.Image):
+        if image.mode.startswith("I;16"):  # PIL's convert() would clip at 255 instead of scaling
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return np.asarray(image.convert("RGB"))
+    if not isinstance(image, np.ndarray):
+        raise ValueError(f"image: expected a PIL picture or a uint8 array (H, W, 3), got {type(image).__name__}")
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+        raise ValueError(
+            f"image: expected a uint8 RGB array (H, W, 3), got dtype {image.dtype} and shape {tuple(image.shape)}"
+        )
+    return image
+
+
+def resize_cubic(pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8."""
+    height, width = size
+    if height <= 0 or width <= 0:
+        raise ValueError(f"size: expected (height, width) in positive pixels, got {size}")
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return cv2.resize(np.ascontiguousarray(pixels), (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Tensor (3, h, w) float32 in [0, 1] of RGB pixels (h, w, 3) uint8."""
+    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32) * SCALE)

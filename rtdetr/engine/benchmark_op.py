@@ -1,0 +1,228 @@
+"""Measures `rtdetr.ops.ms_deform_attn`: time, memory and error of every backend on the cases of docs/op.md.
+
+On a GPU a time is what the device spends: a CUDA graph of the call over several input sets, replayed; the median, in
+microseconds per call. The sets hold at least 220 MB together, so that no call finds its inputs in the cache, except in
+case R1, where a network's previous layer has just written them. On a CPU it is wall-clock time, the median again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtdetr.ops import Backend, ms_deform_attn, why_not_compiled
+
+Maps = tuple[tuple[int, int], ...]
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # value, locations, weights, gradient of the output
+
+HEADS, CHANNELS, POINTS = 8, 32, 4
+RTDETR_MAPS: Maps = ((80, 80), (40, 40), (20, 20))
+ENCODER_MAPS: Maps = ((100, 134), (50, 67), (25, 34), (13, 17))
+COLD_BYTES = 220_000_000
+# Random 128-byte rows out of L2, as one NVIDIA H200 delivered them: the other ceiling besides the device copy.
+GATHER_BYTES_PER_SECOND = 9.2e12
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    batch: int
+    queries: int
+    maps: Maps
+    local: bool = False  # every query near its own pixel, as in an encoder
+
+
+CASES = (
+    Case("R1", 1, 300, RTDETR_MAPS),
+    Case("R16", 16, 300, RTDETR_MAPS),
+    Case("T1850", 16, 1850, RTDETR_MAPS),
+    Case("T2450", 16, 2450, RTDETR_MAPS),
+    Case("E-local", 2, 17821, ENCODER_MAPS, local=True),
+    Case("E-uniform", 2, 17821, ENCODER_MAPS),
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times in microseconds; memory in MiB beyond the inputs and results; errors are norms relative to float64."""
+
+    case: str
+    backend: str
+    dtype: str
+    forward_us: float
+    backward_us: float  # gradients of value, locations and weights
+    forward_mib: float
+    backward_mib: float
+    output_error: float
+    gradient_error: float  # the worst of the three
+    share_of_copy: float  # time of forward at the speed of a device copy, over its time; nan on a CPU
+    share_of_gather: float  # the same for the rows it must gather out of L2
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
+    """Random inputs of a case; the weights sum to 1 over the points of a head."""
+    generator = torch.Generator(device).manual_seed(seed)
+    cells, levels = sum(h * w for h, w in case.maps), len(case.maps)
+    kind: dict[str, Any] = {"generator": generator, "device": device}
+    value = torch.randn(case.batch, cells, HEADS, CHANNELS, **kind).to(dtype)
+    gradient = torch.randn(case.batch, case.queries, HEADS * CHANNELS, **kind).to(dtype)
+    shape = (case.batch, case.queries, HEADS, levels, POINTS, 2)
+    if case.local:
+        centres = torch.cat([_pixel_centres(h, w, device) for h, w in case.maps])[: case.queries]
+        size = torch.tensor([[w, h] for h, w in case.maps], device=device, dtype=torch.float32)
+        spread = 2.0 * torch.randn(shape, **kind) / size.view(1, 1, 1, levels, 1, 2)
+        locations = centres.view(1, -1, 1, 1, 1, 2) + spread
+    else:
+        locations = torch.rand(shape, **kind)
+    weights = torch.randn(*shape[:3], levels * POINTS, **kind).softmax(-1).view(shape[:-1])
+    return value, locations, weights, gradient
+
+
+def _pixel_centres(height: int, width: int, device: torch.device) -> Tensor:
+    y, x = torch.meshgrid(torch.arange(height, device=device), torch.arange(width, device=device), indexing="ij")
+    return torch.stack([(x + 0.5) / width, (y + 0.5) / height], -1).view(-1, 2)
+
+
+def backends_for(device: torch.device) -> list[Backend]:
+    """The backends that can run on the device, the compiled one first."""
+    probe = torch.empty(1, 1, 1, 8, device=device)
+    compiled: list[Backend] = ["cuda" if device.type == "cuda" else "cpu"]
+    return (compiled if why_not_compiled(probe) is None else []) + ["torch"]
+
+
+def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float) -> Measurement:
+    """Times, memory and errors of one backend. `copy_rate`: bytes per second, read and written, from `copy_speed`."""
+    first = make_inputs(case, dtype, device, 0)
+    size = sum(t.numel() * t.element_size() for t in first)
+    cold = device.type == "cuda" and case.name != "R1"
+    sets = [first] + [
+        make_inputs(case, dtype, device, i) for i in range(1, max(2, -(-COLD_BYTES // size)) if cold else 1)
+    ]
+    forward: list[Callable[[], Any]] = [lambda s=s: _forward(case, s, backend) for s in sets]  # type: ignore[misc]
+    forward_us, both_us = _time(forward, device), _time([_step(case, s, backend) for s in sets], device)
+    output, gradients, forward_mib, backward_mib = _results(case, first, backend, device)
+    exact_output, exact_gradients = _exact(case, first)
+    rows = case.batch * case.queries * HEADS * len(case.maps) * POINTS * 4
+    gathered = rows * CHANNELS * first[0].element_size()
+    return Measurement(
+        case.name, backend, str(dtype).removeprefix("torch."), forward_us, both_us - forward_us, forward_mib, backward_mib,
+        _error(output, exact_output), max(map(_error, gradients, exact_gradients)),
+        size / copy_rate * 1e6 / forward_us, gathered / GATHER_BYTES_PER_SECOND * 1e6 / forward_us,
+    )  # fmt: skip
+
+
+def _forward(case: Case, inputs: Inputs, backend: Backend) -> Tensor:
+    value, locations, weights, _ = inputs
+    return ms_deform_attn(value, case.maps, None, locations, weights, backend=backend)
+
+
+def _step(case: Case, inputs: Inputs, backend: Backend) -> Callable[[], tuple[Tensor, ...]]:
+    leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+
+    def step() -> tuple[Tensor, ...]:
+        output = ms_deform_attn(leaves[0], case.maps, None, leaves[1], leaves[2], backend=backend)
+        return torch.autograd.grad(output, leaves, inputs[3])
+
+    return step
+
+
+def _time(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 20) -> float:
+    if device.type != "cuda":
+        calls[0]()
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            calls[0]()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times) * 1e6
+    stream, rounds = torch.cuda.Stream(device), 20 if len(calls) == 1 else 1
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for call in calls * rounds:
+                call()
+        graph.replay()
+        times = []
+        for _ in range(repeats):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / (len(calls) * rounds))
+    return statistics.median(times)
+
+
+def _results(
+    case: Case, inputs: Inputs, backend: Backend, device: torch.device
+) -> tuple[Tensor, tuple[Tensor, ...], float, float]:
+    """Output, gradients, and the peak memory of forward and of both beyond what they return (nan on a CPU)."""
+    peaks: list[float] = []
+    results: list[Any] = []
+    for call in (lambda: (_forward(case, inputs, backend),), _step(case, inputs, backend)):
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+        results.append(call())
+        if device.type == "cuda":
+            returned = sum(t.numel() * t.element_size() for t in results[-1])
+            peaks.append((torch.cuda.max_memory_allocated(device) - before - returned) / 2**20)
+        else:
+            peaks.append(float("nan"))
+    return results[0][0], results[1], peaks[0], peaks[1]
+
+
+def _exact(case: Case, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Float64 results of the plain backend, one batch item at a time."""
+    outputs, gradients = [], []
+    for b in range(case.batch):
+        one = tuple(t[b : b + 1].double() for t in inputs)
+        single = (one[0], one[1], one[2], one[3])
+        outputs.append(_forward(case, single, "torch"))
+        gradients.append(_step(case, single, "torch")())
+    return torch.cat(outputs), tuple(torch.cat(parts) for parts in zip(*gradients))
+
+
+def _error(result: Tensor, exact: Tensor) -> float:
+    return float((result.double() - exact).norm() / exact.norm())
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes per second that a large copy reads and writes; nan on a CPU."""
+    if device.type != "cuda":
+        return float("nan")
+    source = torch.randn(2**28, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.numel() * 4 / _time([lambda: target.copy_(source)] * 2, device) * 1e6
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What the numbers depend on: device and versions."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+
+
+def table(measurements: list[Measurement]) -> str:
+    """The measurements as a Markdown table."""
+    names = list(asdict(measurements[0]))
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for measurement in measurements:
+        lines.append("| " + " | ".join(_show(name, v) for name, v in asdict(measurement).items()) + " |")
+    return "\n".join(lines)
+
+
+def _show(name: str, value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value != value:
+        return "-"
+    return f"{value:.1e}" if name.endswith("error") else f"{value:.2f}" if name.startswith("share") else f"{value:.1f}"

@@ -1,0 +1,207 @@
+"""Official weights become checkpoints of this project; foreign weights become warm starts.
+
+Nothing of a weight file is run: see pdparams.py for Paddle's format; torch files are read with weights_only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rtdetr.config import (
+    BackboneConfig,
+    Config,
+    DecoderConfig,
+    EncoderConfig,
+    ModelConfig,
+    SupervisionConfig,
+)
+from rtdetr.data.coco import Classes
+from rtdetr.data.coco_names import COCO_CLASSES
+from rtdetr.engine.checkpoint import LoadReport, compare, make_checkpoint, save_checkpoint
+from rtdetr.engine.foreign import read_official
+from rtdetr.engine.pdparams import ConvertError
+from rtdetr.models.backbone import STAGE_BLOCKS
+from rtdetr.models.official_names import official_names
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+
+OFFICIAL_LICENCE = "Apache-2.0"  # of the official RT-DETRv3 repository, which offers its weights without other terms
+NUM_LEVELS, NUM_HEADS = 3, 8
+
+
+class Conversion(NamedTuple):
+    """What a weight file became."""
+
+    config: Config
+    classes: Classes
+    weights: dict[str, Tensor]  # under our names, in our layout, float32
+    report: LoadReport
+    sha256: str  # of the file that was read
+
+
+def convert(path: str | Path, config: Config | None = None, classes: Classes | None = None) -> Conversion:
+    """The weights of an official file for the model of `config`, or for the model that its names and shapes tell.
+
+    Entries that the file lacks or has in another shape are in the report, not in the weights. Raises ConvertError when
+    the file cannot be read or is not an RT-DETRv3.
+    """
+    official = read_official(path)
+    if config is None:
+        config = recognise(official, path)
+        if "transformer.dec_score_head.0.weight" not in official:
+            raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
+    num_classes = config.num_classes or _num_classes(official)
+    model = _bodiless(config.model, num_classes)
+    weights = under_our_names(official, model)
+    report = compare(model, weights)
+    fitting = {name: weights[name].contiguous().float() for name in report.matched}
+    return Conversion(config, classes or guess_classes(num_classes), fitting, report, sha256_of(path))
+
+
+def save_conversion(conversion: Conversion, source: str | Path, output: str | Path, licence: str) -> None:
+    """Writes a checkpoint that knows where it came from. Raises ConvertError unless every entry was matched."""
+    report, classes = conversion.report, conversion.classes
+    if report.missing or report.mismatched or report.unexpected:
+        raise ConvertError(
+            f"{source}: does not fit {conversion.config.name}: {len(report.missing)} entries missing,"
+            f" {len(report.mismatched)} of another shape, {len(report.unexpected)} left over; nothing was written;"
+            " name the right config with -c, or use the file as a warm start (tools/train.py -t)"
+        )
+    if len(classes) != _num_classes(official_of(conversion)):
+        raise ConvertError(
+            f"{source}: has {_num_classes(official_of(conversion))} classes, the annotation file names {len(classes)}"
+        )
+    origin = {"file": Path(source).name, "sha256": conversion.sha256, "licence": licence}
+    content = make_checkpoint(conversion.config, classes, conversion.weights, source=origin)
+    save_checkpoint(Path(output), content)
+
+
+def official_of(conversion: Conversion) -> dict[str, Tensor]:
+    names = official_names(conversion.weights)
+    return {names[name]: tensor for name, tensor in conversion.weights.items()}
+
+
+def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
+    """Entries of a weight file of other origin under our names, for a warm start; what we have no name for keeps its
+    own and shows up as left over in the load report. Raises ConvertError with one sentence.
+    """
+    official = read_official(path)
+    config = recognise(official, path)
+    weights = under_our_names(official, _bodiless(config.model, _num_classes(official)))
+    return {name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def under_our_names(official: Mapping[str, Tensor], model: RTDETRv3) -> dict[str, Tensor]:
+    """Entries under the names that `model` has for them; the others keep the official names."""
+    ours = {official_name: own for own, official_name in official_names(model.state_dict()).items()}
+    return {ours.get(name, name): tensor for name, tensor in official.items()}
+
+
+def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
+    """The config of the model that has these entries (official names, torch's layout).
+
+    Parts that are not there get their default, so that a backbone or an RT-DETR v1 is recognised too. Raises
+    ConvertError if there is no known ResNet-vd among the entries.
+    """
+    shapes = {name: tuple(tensor.shape) for name, tensor in official.items()}
+    backbone = _recognise_backbone(shapes, path)
+    model = ModelConfig(
+        backbone=backbone,
+        encoder=_recognise_encoder(shapes),
+        decoder=_recognise_decoder(shapes),
+        supervision=_recognise_supervision(shapes),
+    )
+    num_classes = _num_classes(official)
+    data = {80: "coco", 1203: "lvis"}.get(num_classes, f"{num_classes}classes")
+    schedule = "_6x" if num_classes in (80, 1203) else ""
+    return Config(name=f"rtdetrv3_r{backbone.depth}vd{schedule}_{data}", num_classes=num_classes, model=model)
+
+
+def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> BackboneConfig:
+    blocks: dict[int, set[str]] = {}
+    for name in shapes:
+        if match := re.match(r"backbone\.res(\d)\.res\d([a-z]\d*)\.", name):
+            blocks.setdefault(int(match[1]), set()).add(match[2])
+    counts = tuple(len(blocks[stage]) for stage in sorted(blocks))
+    deep = any(".branch2c." in name for name in shapes)
+    depths = [depth for depth, each in STAGE_BLOCKS.items() if each == counts and (depth >= 50) == deep]
+    stem = shapes.get("backbone.conv1.conv1_1.conv.weight")
+    if not depths or stem is None:
+        raise ConvertError(
+            f"{path}: no known ResNet-vd; expected stages of {' or '.join(map(str, STAGE_BLOCKS.values()))} blocks and a"
+            f" stem of three convolutions, got {counts}"
+        )
+    frozen = depths[0] >= 50
+    return BackboneConfig(depth=depths[0], width=stem[0] / 32, freeze_stem=frozen, norm="frozen" if frozen else "train")
+
+
+def _recognise_encoder(shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:
+    default = EncoderConfig()
+    projection = shapes.get("neck.input_proj.0.0.weight", (default.hidden_dim,))
+    feedforward = shapes.get("neck.encoder.0.layers.0.linear1.weight", (default.feedforward_dim,))
+    inner = shapes.get("neck.fpn_blocks.0.conv1.conv.weight", (int(default.expansion * projection[0]),))
+    blocks = _count(shapes, r"neck\.fpn_blocks\.0\.bottlenecks\.(\d+)\.")
+    return EncoderConfig(
+        hidden_dim=projection[0],
+        feedforward_dim=feedforward[0],
+        expansion=inner[0] / projection[0],
+        num_csp_blocks=blocks or default.num_csp_blocks,
+    )
+
+
+def _recognise_decoder(shapes: Mapping[str, tuple[int, ...]]) -> DecoderConfig:
+    default = DecoderConfig()
+    layer = "transformer.decoder.layers.0"
+    linear = shapes.get(f"{layer}.linear1.weight", (default.feedforward_dim, default.hidden_dim))
+    samples = NUM_LEVELS * NUM_HEADS
+    weights = shapes.get(f"{layer}.cross_attn.attention_weights.weight", (samples * default.num_points,))
+    return DecoderConfig(
+        hidden_dim=linear[1],
+        feedforward_dim=linear[0],
+        num_points=weights[0] // samples,
+        num_layers=_count(shapes, r"transformer\.decoder\.layers\.(\d+)\.") or default.num_layers,
+    )
+
+
+def _recognise_supervision(shapes: Mapping[str, tuple[int, ...]]) -> SupervisionConfig:
+    """Groups are: the main one, the noise groups, the one-to-many group. RT-DETR v1 and v2 have the main one only."""
+    default = SupervisionConfig()
+    groups = _count(shapes, r"transformer\.enc_score_head\.(\d+)\.")
+    return SupervisionConfig(num_noise_groups=groups - 2 if groups >= 2 else default.num_noise_groups)
+
+
+def _count(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:
+    return len({match[1] for name in shapes if (match := re.match(pattern, name))})
+
+
+def _num_classes(official: Mapping[str, Tensor]) -> int:
+    head = official.get("transformer.dec_score_head.0.weight")
+    return 80 if head is None else head.shape[0]
+
+
+def _bodiless(config: ModelConfig, num_classes: int) -> RTDETRv3:
+    """The model without memory for its weights: only names and shapes are wanted."""
+    with torch.device("meta"):
+        return build_model(config, num_classes)
+
+
+def guess_classes(num_classes: int) -> Classes:
+    """COCO's names for 80 classes; numbers for others, counting from 1 as LVIS does."""
+    if num_classes == len(COCO_CLASSES):
+        return COCO_CLASSES
+    ids = tuple(range(1, num_classes + 1))
+    return Classes(tuple(f"class {each}" for each in ids), ids)
+
+
+def sha256_of(path: str | Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,81 @@
+"""The few things that differ when torchrun starts several processes. Every function also works in a single one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class DeviceError(ValueError):
+    """A device that was asked for and is not there; the message is one sentence."""
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+@contextmanager
+def process_group(device: str) -> Iterator[torch.device]:
+    """The device of this process, inside a process group when torchrun set one up, and the group taken down after it.
+
+    device: "auto" (GPU if there is one), "cpu", "cuda" or "cuda:1". Under torchrun every process takes the GPU of its
+    LOCAL_RANK. Hosts talk over gloo also then, so that their decisions (stop now?) cost no device synchronisation.
+    Raises DeviceError for a device that is not there.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N") from error
+    if chosen.type == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", chosen.index or 0))
+        if index >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise DeviceError(
+                f"device {device}: GPU number {index} was asked for, this machine has {count}; use --device cpu"
+            )
+        chosen = torch.device("cuda", index)
+        torch.cuda.set_device(chosen)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield chosen
+        return
+    if chosen.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield chosen
+    finally:
+        dist.destroy_process_group()
+
+
+def gather_objects(value: Any) -> list[Any]:
+    """`value` of every process, in the order of ranks, on every process."""
+    if world_size() == 1:
+        return [value]
+    gathered: list[Any] = [None] * world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def any_process(flag: bool) -> bool:
+    """True on every process when `flag` is true on one of them. Hosts only: no device synchronisation."""
+    if world_size() == 1:
+        return flag
+    count = torch.tensor(int(flag))
+    dist.all_reduce(count)
+    return bool(count)

@@ -1,0 +1,62 @@
+"""The moving average of the weights, which is what gets evaluated and shipped."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rtdetr.config import EmaConfig
+
+
+class ModelEma:
+    """A copy of a model whose trained parameters and batch-norm statistics are averages over the updates so far.
+
+    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. What is frozen was copied once.
+    """
+
+    def __init__(self, model: nn.Module, cfg: EmaConfig) -> None:
+        self.cfg = cfg
+        self.num_updates = 0
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            if tensor.dtype in (torch.float16, torch.bfloat16):  # 1 - decay is below their resolution
+                tensor.data = tensor.data.float()
+        names = _averaged_names(model)
+        self._averaged = _select(self.model, names)
+        self._source = _select(model, names)
+        self._copied = [buffer for buffer in self.model.buffers() if not buffer.is_floating_point()]
+        self._copied_source = [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
+        if cfg.from_zeros:
+            torch._foreach_zero_(self._averaged)
+
+    def decay_at(self, update: int) -> float:
+        if self.cfg.warmup <= 0:
+            return self.cfg.decay
+        return self.cfg.decay * (1.0 - math.exp(-(update + 1) / self.cfg.warmup))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Takes in the present state of the model this average was made of."""
+        source = [s.to(a.dtype) for s, a in zip(self._source, self._averaged)]
+        torch._foreach_lerp_(self._averaged, source, 1.0 - self.decay_at(self.num_updates))
+        if self._copied:
+            torch._foreach_copy_(self._copied, self._copied_source)
+        self.num_updates += 1
+
+
+def _averaged_names(model: nn.Module) -> list[str]:
+    """Trained parameters, and the running statistics of every batch norm that is not frozen altogether."""
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for prefix, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.track_running_stats:
+            names += [f"{prefix}.running_mean", f"{prefix}.running_var"]
+    return names
+
+
+def _select(model: nn.Module, names: list[str]) -> list[Tensor]:
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return [tensors[name].detach() for name in names]

@@ -1,0 +1,152 @@
+"""COCO average precision of a model, in the data's own category ids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rtdetr.config import EvalConfig, Evaluator
+from rtdetr.data.coco import Classes
+from rtdetr.engine import distributed
+from rtdetr.models.postprocess import postprocess
+from rtdetr.types import Batch
+
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+FIGURE_NAMES = (
+    "AP  IoU .50:.95", "AP  IoU .50", "AP  IoU .75", "AP  small", "AP  medium", "AP  large",
+    "AR  1 detection", "AR  10 detections", "AR  100 detections", "AR  small", "AR  medium", "AR  large",
+)  # fmt: skip
+
+
+class EvaluationStopped(Exception):
+    """Somebody asked for an end before the figures were there."""
+
+
+class ClassAP(NamedTuple):
+    name: str
+    category_id: int
+    num_boxes: int  # ground truth, crowds not counted
+    ap: float  # NaN when there is no box of this class
+    ap50: float
+
+
+class EvalResult(NamedTuple):
+    figures: dict[str, float]  # the twelve of FIGURES; -1 where there is nothing to measure, as in COCO
+    classes: list[ClassAP]
+    detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
+
+    def table(self) -> str:
+        """The twelve figures and the AP of every class, for a terminal."""
+        lines = [f"  {name:20s} {self.figures[key]:7.4f}" for name, key in zip(FIGURE_NAMES, FIGURES)]
+        width = max([5, *(len(each.name) for each in self.classes)])
+        lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s}")
+        for each in self.classes:
+            ap, ap50 = (f"{v:7.4f}" if not math.isnan(v) else "      -" for v in (each.ap, each.ap50))
+            lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {ap} {ap50}")
+        return "\n".join(lines)
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    annotations: str | Path,
+    classes: Classes,
+    cfg: EvalConfig,
+    device: torch.device,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> EvalResult | None:
+    """Detects on every batch of this process, in float32, and scores all processes' detections on the first one; the
+    others get None. Raises EvaluationStopped on all of them when `should_stop()` became true on one.
+    """
+    own: list[dict[str, Any]] = []
+    stopped = False
+    for batch in loader:
+        stopped = should_stop()
+        if stopped:
+            break
+        own += detect(model, batch, classes, cfg.max_detections, device)
+    if distributed.any_process(stopped):
+        raise EvaluationStopped
+    gathered = distributed.gather_objects(own)
+    if not distributed.is_main():
+        return None
+    detections = [each for part in gathered for each in part]
+    return score(detections, annotations, cfg.evaluator)
+
+
+@torch.inference_mode()
+def detect(
+    model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """COCO results of one batch."""
+    sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
+    predictions = model(batch.images.to(device, non_blocking=True))
+    found = postprocess(predictions, sizes.to(device, non_blocking=True), max_detections)
+    boxes = torch.cat((found.boxes[..., :2], found.boxes[..., 2:] - found.boxes[..., :2]), dim=-1)
+    return [
+        {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
+        for info, picture in zip(batch.infos, zip(found.scores.tolist(), found.labels.tolist(), boxes.tolist()))
+        for confidence, label, box in zip(*picture)
+    ]
+
+
+def score(detections: list[dict[str, Any]], annotations: str | Path, evaluator: Evaluator) -> EvalResult:
+    """COCO figures of detections against an annotation file. Both evaluators give the same digits; pycocotools is the
+    reference, faster-coco-eval is several times faster."""
+    truth = json.loads(Path(annotations).read_bytes())
+    for number, box in enumerate(truth["annotations"], start=1):
+        # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
+        box["id"] = number
+        box.setdefault("iscrowd", 0)
+        box.setdefault("area", box["bbox"][2] * box["bbox"][3])
+    results = [
+        {**each, "id": number, "iscrowd": 0, "area": each["bbox"][2] * each["bbox"][3]}
+        for number, each in enumerate(detections, start=1)
+    ]
+    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+        figures, precision, category_ids = _run(truth, results, evaluator)
+    names = {each["id"]: each["name"] for each in truth["categories"]}
+    counts = dict.fromkeys(category_ids, 0)
+    for box in truth["annotations"]:
+        counts[box["category_id"]] += not box["iscrowd"]
+    per_class = []
+    for k, category_id in enumerate(category_ids):
+        values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
+        ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
+        per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
+    return EvalResult(figures, per_class, detections)
+
+
+def _run(
+    truth: dict[str, Any], results: list[dict[str, Any]], evaluator: Evaluator
+) -> tuple[dict[str, float], np.ndarray, list[int]]:
+    if evaluator == "pycocotools":
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    elif evaluator == "faster-coco-eval":
+        from faster_coco_eval import COCO
+        from faster_coco_eval import COCOeval_faster as COCOeval
+    else:
+        raise ValueError(f"evaluator: expected faster-coco-eval or pycocotools, got {evaluator!r}")
+    # loadRes() of either fails on annotation files without `info` or on empty results, in one version or another.
+    sets = []
+    for boxes in (truth["annotations"], results):
+        coco = COCO()
+        coco.dataset = {"info": {}, "images": truth["images"], "categories": truth["categories"], "annotations": boxes}
+        coco.createIndex()
+        sets.append(coco)
+    run = COCOeval(*sets, "bbox")
+    run.evaluate()
+    run.accumulate()
+    run.summarize()
+    figures = {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}
+    return figures, run.eval["precision"], [int(i) for i in run.params.catIds]

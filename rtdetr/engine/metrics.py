@@ -1,0 +1,92 @@
+"""What a run leaves behind to look at: metrics.csv, TensorBoard files and curves.png."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+Row = dict[str, Any]
+
+
+class MetricsLog:
+    """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
+
+    resume_at: iteration from which a resumed run goes on; rows after it belong to steps that will be done again and
+    are dropped. None starts afresh.
+    """
+
+    def __init__(self, folder: Path, resume_at: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "metrics.csv"
+        self.columns: list[str] = []
+        if resume_at is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            self._rewrite([row for row in read_rows(self.path) if int(row["iteration"]) <= resume_at], [])
+        purge = None if resume_at is None else resume_at + 1
+        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+
+    def write(self, kind: str, iteration: int, epoch: int, values: dict[str, float]) -> None:
+        """kind: "train" or "eval"; iteration: optimiser steps done so far."""
+        row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch, **values}
+        new = [name for name in row if name not in self.columns]
+        if new:
+            self._rewrite(read_rows(self.path), new)
+        with open(self.path, "a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self.columns).writerow(row)
+        for name, value in values.items():
+            self.board.add_scalar(f"{kind}/{name}", value, iteration)
+
+    def close(self) -> None:
+        self.board.close()
+
+    def _rewrite(self, rows: list[Row], new_columns: list[str]) -> None:
+        if rows:
+            self.columns = list(rows[0])
+        self.columns += [name for name in new_columns if name not in self.columns]
+        if not self.columns:
+            return
+        with open(self.path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.csv as text; none when there is no file."""
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def draw_curves(metrics: Path, picture: Path) -> None:
+    """Loss, learning rate and AP over the iterations, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # no display needed
+    from matplotlib import pyplot
+
+    rows = read_rows(metrics)
+    figure, axes = pyplot.subplots(1, 3, figsize=(15, 4))
+    plots = (
+        ("train", ["loss"], "training loss"),
+        ("train", ["lr"], "learning rate"),
+        ("eval", ["AP", "AP50"], "validation"),
+    )
+    for axis, (kind, names, title) in zip(axes, plots):
+        for name in names:
+            points = [(int(r["iteration"]), float(r[name])) for r in rows if r["kind"] == kind and r.get(name)]
+            if points:
+                axis.plot(*zip(*points), label=name, marker="." if len(points) < 100 else None)
+        axis.set(title=title, xlabel="iteration")
+        axis.grid(alpha=0.3)
+        if len(names) > 1 and axis.lines:
+            axis.legend()
+    axes[2].set_ylim(0, 1)
+    figure.tight_layout()
+    figure.savefig(picture, dpi=100)
+    pyplot.close(figure)

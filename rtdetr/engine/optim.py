@@ -1,0 +1,72 @@
+"""Parameter groups, learning rate and gradient clipping, equal to what was measured in the official run."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.config import OptimizerConfig
+
+# Stages res2 to res5. The stem belongs to the backbone too, but trains at the full rate
+# (official repo: ppdet/modeling/backbones/resnet.py; optimizer state measured on R18).
+BACKBONE_STAGES = re.compile(r"^backbone\.stages\.")
+
+
+def parameter_groups(
+    named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
+) -> list[dict[str, object]]:
+    """Groups for AdamW, one per rate multiplier and decay, each with its `lr_multiplier`, without frozen parameters."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in named_parameters:
+        if not parameter.requires_grad:
+            continue
+        multiplier = cfg.backbone_lr_multiplier if BACKBONE_STAGES.match(name) else 1.0
+        exempt = parameter.ndim == 1 and not cfg.decay_norm_and_bias
+        groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay), []).append(parameter)
+    return [
+        {"params": parameters, "lr_multiplier": multiplier, "weight_decay": decay, "lr": cfg.lr * multiplier}
+        for (multiplier, decay), parameters in groups.items()
+    ]
+
+
+def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW; one fused kernel on a GPU, torch's plain loop elsewhere."""
+    groups = parameter_groups(model.named_parameters(), cfg)
+    if not groups:
+        raise ValueError("the model has no parameter to train: everything is frozen")
+    on_cuda = next(model.parameters()).is_cuda
+    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
+
+
+def lr_at(iteration: int, total_iterations: int, cfg: OptimizerConfig) -> float:
+    """Base rate used at `iteration` (from 0) of `total_iterations`: linear warm-up, then constant or half a cosine."""
+    if iteration < cfg.warmup_iterations:
+        return cfg.lr * (cfg.warmup_factor + (1.0 - cfg.warmup_factor) * iteration / cfg.warmup_iterations)
+    if cfg.schedule == "constant":
+        return cfg.lr
+    start = float(cfg.warmup_iterations)
+    if cfg.schedule == "flat_cosine":
+        start = max(start, cfg.flat_ratio * total_iterations)
+    progress = min(max(iteration - start, 0.0) / max(total_iterations - start, 1.0), 1.0)
+    return cfg.lr * (cfg.min_lr_ratio + (1.0 - cfg.min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_multiplier"]
+
+
+def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
+    """Scales the gradients in place by max_norm / max(norm, max_norm) and returns their norm () before. 0: no scaling.
+
+    torch's own clip_grad_norm_ adds 1e-6 to the norm; the official code does not.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if max_norm > 0:
+        torch._foreach_mul_(gradients, max_norm / norm.clamp(min=max_norm))
+    return norm

@@ -1,0 +1,142 @@
+"""The training loss: set losses of all query groups and layers, of the denoising queries and of the dense head."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rtdetr.boxes import cxcywh_to_xyxy, giou, iou
+from rtdetr.config import Config, LossConfig
+from rtdetr.losses.dense_criterion import dense_losses
+from rtdetr.losses.functional import at_least_float32, mean_over_processes, varifocal_loss
+from rtdetr.losses.matcher import match_together
+from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
+
+
+class SetLosses(NamedTuple):
+    """Sums over groups, pictures and queries, one per prediction layer."""
+
+    classes: Tensor  # (K,) varifocal
+    l1: Tensor  # (K,) on cxcywh normalised
+    giou: Tensor  # (K,)
+
+
+class Criterion:
+    """All losses, named as in the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py.
+
+    `match_threads` > 1 solves the matchings of a batch side by side; 1 is the plain loop.
+    """
+
+    def __init__(self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, match_threads: int = 1) -> None:
+        self.cfg = cfg
+        self.num_classes = num_classes
+        self.one_to_many_repeats = one_to_many_repeats
+        self.match_threads = match_threads
+
+    def __call__(self, outputs: TrainingOutputs, targets: Targets, epoch: int) -> dict[str, Tensor]:
+        """Scalars by name, and "loss", their total. `epoch` counts from 0 and picks the assigner of the dense head.
+
+        Computes in float32, or in float64 if the predictions are. Waits for the device once, to match. Raises
+        ValueError when outputs do not fit targets or the number of classes, and FloatingPointError when a query's
+        prediction is not finite.
+        """
+        self._check(outputs, targets)
+        with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):
+            return self._losses(outputs, targets, epoch)
+
+    def _losses(self, outputs: TrainingOutputs, targets: Targets, epoch: int) -> dict[str, Tensor]:
+        one_to_one, one_to_many, denoising, dense = outputs
+        problems = [(one_to_one, 1)]
+        if one_to_many is not None:
+            problems.append((one_to_many, self.one_to_many_repeats))
+        indices = match_together(problems, targets, self.cfg, self.match_threads)
+
+        num_groups = one_to_one.logits.shape[1]
+        num_boxes = self._mean_num_boxes(targets, 1)
+        losses: dict[str, Tensor] = {}
+        sums = set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)
+        losses |= self._entries(sums, 1 / (num_boxes * num_groups), "")
+        if denoising is not None:
+            sums = set_losses(denoising.logits, denoising.boxes, denoising_index(denoising, targets), targets)
+            # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
+            # parameter a gradient on every process, which DDP waits for.
+            switch = 1.0 if sum(targets.counts) else 0.0
+            losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
+        if one_to_many is not None:
+            sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
+            scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats)
+            losses |= self._entries(sums, scale, "_o2m_branch")
+        total = torch.stack(list(losses.values())).sum()
+        if dense is not None:
+            task_aligned = epoch >= self.cfg.atss_epochs
+            losses |= dense_losses(dense, targets, task_aligned, self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight)
+            total = total + losses["loss_aux_o2m"]
+        losses["loss"] = total
+        return losses
+
+    def _entries(self, sums: SetLosses, scale: Tensor, suffix: str) -> dict[str, Tensor]:
+        """Weighted losses of the last layer, and of all layers before it together."""
+        cfg, entries = self.cfg, {}
+        weighted = (("class", cfg.class_weight), ("bbox", cfg.l1_weight), ("giou", cfg.giou_weight))
+        for (name, weight), value in zip(weighted, sums):
+            value = value * (weight * scale)
+            entries[f"loss_{name}{suffix}"] = value[-1]
+            entries[f"loss_{name}_aux{suffix}"] = value[:-1].sum()
+        return entries
+
+    @staticmethod
+    def _mean_num_boxes(targets: Targets, repeats: int) -> Tensor:
+        """Boxes of the batch, each counted `repeats` times, averaged over processes and at least 1. Boxes that found no
+        query count as well (one-to-many with more boxes than queries)."""
+        count = torch.full((), float(repeats * sum(targets.counts)), dtype=torch.float64, device=targets.labels.device)
+        return mean_over_processes(count).clamp(min=1)
+
+    def _check(self, outputs: TrainingOutputs, targets: Targets) -> None:
+        shape = outputs.one_to_one.logits.shape
+        if shape[-1] != self.num_classes or shape[2] != len(targets.counts):
+            raise ValueError(
+                f"Criterion expects logits (K, G, {len(targets.counts)}, Q, {self.num_classes}) for these targets, "
+                f"got {tuple(shape)}; build model and criterion with the same num_classes."
+            )
+
+
+def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -> SetLosses:
+    """Losses of queries with logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4) cxcywh normalised, each query paired with
+    box index (K, G, B, Q) of its picture, or background where that is -1. index may broadcast over K and G."""
+    logits, boxes = at_least_float32(logits), at_least_float32(boxes)
+    index = index.expand(logits.shape[:-1])
+    matched = index >= 0
+    picture = torch.arange(logits.shape[2], device=logits.device)[:, None]
+    safe_index = index.clamp(min=0)
+    # An unmatched query is compared with itself, so that its masked terms have finite gradients.
+    wanted = torch.where(matched[..., None], targets.boxes[picture, safe_index].to(boxes.dtype), boxes.detach())
+    corners, wanted_corners = cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(wanted)
+
+    scores = torch.where(matched, iou(corners.detach(), wanted_corners), 0)
+    labels = targets.labels[picture, safe_index][..., None]
+    is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels, matched[..., None])
+    classes = varifocal_loss(logits, is_class * scores[..., None], is_class)
+    l1 = torch.where(matched[..., None], (boxes - wanted).abs(), 0)
+    overlap = torch.where(matched, 1 - giou(corners, wanted_corners), 0)
+    return SetLosses(classes.sum((1, 2, 3, 4)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
+
+
+def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:
+    """Box (B, N) of every denoising query: its own for a positive, -1 for a negative and for padding."""
+    size = targets.mask.shape[1]
+    num_queries = outputs.logits.shape[3]
+    if num_queries != outputs.num_copies * 2 * size:
+        raise ValueError(
+            f"denoising outputs must hold num_copies * 2 * {size} = {outputs.num_copies * 2 * size} queries for these "
+            f"targets, got {num_queries}; make them from the same targets."
+        )
+    slots = torch.arange(size, device=targets.mask.device)
+    positives = torch.where(targets.mask, slots, -1)  # (B, M)
+    return torch.cat((positives, torch.full_like(positives, -1)), dim=1).repeat(1, outputs.num_copies)
+
+
+def build_criterion(cfg: Config, num_classes: int) -> Criterion:
+    """The criterion of a configuration."""
+    return Criterion(cfg.loss, num_classes, cfg.model.supervision.one_to_many_repeats)

@@ -1,0 +1,63 @@
+"""Loss of the auxiliary dense head (official repo: ppdet/modeling/heads/ppyoloe_head.py:409-530)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rtdetr.boxes import giou
+from rtdetr.losses.assigners import assign_atss, assign_task_aligned
+from rtdetr.losses.functional import (
+    at_least_float32,
+    distribution_focal_loss,
+    mean_over_processes,
+    varifocal_loss_of_probabilities,
+)
+from rtdetr.types import DenseOutputs, Targets
+
+
+def dense_losses(
+    outputs: DenseOutputs, targets: Targets, task_aligned: bool, iou_weight: float, dfl_weight: float
+) -> dict[str, Tensor]:
+    """Scalars: loss_cls_aux_o2m, loss_iou_aux_o2m, loss_dfl_aux_o2m without their weights, loss_l1_aux_o2m that is only
+    reported, and loss_aux_o2m, the weighted sum of the first three.
+
+    Cells that no box is assigned to are masked, not selected: the shapes do not depend on values, so nothing waits for
+    the device, and every prediction stays in the graph when there is no box at all.
+    """
+    logits, distance_logits = at_least_float32(outputs.logits), at_least_float32(outputs.distances)
+    points, strides = outputs.points.to(logits.dtype), outputs.strides.to(logits.dtype)
+    num_bins = distance_logits.shape[-1]
+    bins = torch.arange(num_bins, dtype=logits.dtype, device=logits.device)
+    distances = (distance_logits.softmax(-1) * bins).sum(-1)  # (B, A, 4) left, top, right, bottom, in strides
+    centres = points / strides
+    boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)  # xyxy, in strides
+    probabilities = logits.sigmoid()
+
+    predicted = boxes.detach() * strides
+    if task_aligned:
+        positive, labels, wanted, scores = assign_task_aligned(points, probabilities.detach(), predicted, targets)
+    else:
+        positive, labels, wanted, scores = assign_atss(points, strides, outputs.level_cells, predicted, targets)
+    wanted = torch.where(positive[..., None], wanted / strides, boxes.detach())
+    total_score = mean_over_processes(scores.sum()).clamp(min=1)
+
+    is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels[..., None], positive[..., None])
+    class_loss = varifocal_loss_of_probabilities(probabilities, is_class * scores[..., None], is_class)
+    overlap_loss = torch.where(positive, 1 - giou(boxes, wanted), 0)
+    sides = torch.cat((centres - wanted[..., :2], wanted[..., 2:] - centres), dim=-1)
+    # Masked before they become indices: a NaN prediction must end as a NaN loss, not as an index out of bounds.
+    sides = torch.where(positive[..., None], sides, 0).clamp(0, num_bins - 1 - 0.01)
+    dfl = torch.where(positive, distribution_focal_loss(distance_logits, sides).mean(-1), 0)
+    l1 = torch.where(positive[..., None], (boxes - wanted).abs(), 0)
+
+    losses = {
+        "loss_cls_aux_o2m": class_loss.sum() / total_score,
+        "loss_iou_aux_o2m": (overlap_loss * scores).sum() / total_score,
+        "loss_dfl_aux_o2m": (dfl * scores).sum() / total_score,
+        "loss_l1_aux_o2m": (l1.sum() / (4 * positive.sum()).clamp(min=1)).detach(),
+    }
+    losses["loss_aux_o2m"] = (
+        losses["loss_cls_aux_o2m"] + iou_weight * losses["loss_iou_aux_o2m"] + dfl_weight * losses["loss_dfl_aux_o2m"]
+    )
+    return losses

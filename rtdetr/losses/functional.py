@@ -1,0 +1,69 @@
+"""Loss terms as pure functions. They do not reduce: the caller masks, sums and normalises."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """x itself in float32 or float64, else x in float32."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def varifocal_loss(logits: Tensor, scores: Tensor, positive: Tensor, alpha: float = 0.75, gamma: float = 2.0) -> Tensor:
+    """Varifocal loss (..., C) of class logits (..., C) against IoU scores (..., C), where positive (..., C) bool marks
+    the class of a matched box and scores is 0 elsewhere.
+
+    The weight of the background carries gradient (official repo: ppdet/modeling/transformers/utils.py:496-508). It is
+    therefore multiplied here: torch's own `weight=` argument is not differentiable.
+    """
+    weight = torch.where(positive, scores, alpha * logits.sigmoid().pow(gamma))
+    return weight * F.binary_cross_entropy_with_logits(logits, scores, reduction="none")
+
+
+def varifocal_loss_of_probabilities(
+    probabilities: Tensor, scores: Tensor, positive: Tensor, alpha: float = 0.75, gamma: float = 2.0
+) -> Tensor:
+    """The same loss (..., C) from probabilities (..., C). Its logarithms stop at -100, so that a saturated class has
+    another loss and gradient than from logits (official repo: ppdet/modeling/heads/ppyoloe_head.py:299-306)."""
+    weight = torch.where(positive, scores, alpha * probabilities.pow(gamma))
+    return -weight * (scores * _bounded_log(probabilities) + (1 - scores) * _bounded_log(1 - probabilities))
+
+
+def _bounded_log(x: Tensor) -> Tensor:
+    """log(x), at least -100, with a finite gradient at 0. NaN stays NaN, whereas torch's binary_cross_entropy would
+    abort the CUDA context."""
+    is_zero = x == 0
+    return torch.where(is_zero, -100.0, torch.where(is_zero, 1.0, x).log().clamp(min=-100.0))
+
+
+def focal_class_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, eps: float = 1e-8) -> Tensor:
+    """What calling a query of this class costs: focal loss as a positive minus focal loss as a negative, in the shape
+    of logits (official repo: ppdet/modeling/transformers/matchers.py)."""
+    p = logits.sigmoid()
+    negative = (1 - alpha) * p.pow(gamma) * -(1 - p + eps).log()
+    positive = alpha * (1 - p).pow(gamma) * -(p + eps).log()
+    return positive - negative
+
+
+def distribution_focal_loss(logits: Tensor, target: Tensor) -> Tensor:
+    """Cross entropy (...) of logits (..., bins) against the two bins around target (...), in bins, each weighted by the
+    nearness of the target, which must lie in [0, bins - 1)."""
+    log_probabilities = logits.log_softmax(dim=-1)
+    lower = target.floor()
+    upper_weight = target - lower
+    bins = torch.stack((lower, lower + 1), dim=-1).long()
+    at_lower, at_upper = log_probabilities.gather(-1, bins).unbind(-1)
+    return -(1 - upper_weight) * at_lower - upper_weight * at_upper
+
+
+def mean_over_processes(x: Tensor) -> Tensor:
+    """The mean of x over all processes of torch.distributed; x itself when there is one process. No gradient."""
+    x = x.detach()
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return x
+    total = x.clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()

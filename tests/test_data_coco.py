@@ -1,0 +1,224 @@
+"""Reading COCO detection sets: classes, boxes, compactness, and a sentence for everything that can be wrong."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import shared_data
+from PIL import Image
+
+from rtdetr.data.coco import Classes, CocoDetection, DataError
+
+SET: dict[str, Any] = {
+    "images": [
+        {"id": 40, "file_name": "b.png", "width": 60, "height": 40},
+        {"id": 7, "file_name": "sub/ä.png", "width": 30, "height": 50},
+        {"id": 9, "file_name": "empty.png"},
+    ],
+    "annotations": [
+        {"id": 1, "image_id": 7, "category_id": 11, "bbox": [1, 2, 10, 20]},
+        {"id": 2, "image_id": 40, "category_id": 2, "bbox": [-5, 30.5, 20, 100], "iscrowd": 0},
+        {"id": 3, "image_id": 40, "category_id": 5, "bbox": [0, 0, 10, 10], "iscrowd": 1},
+        {"id": 4, "image_id": 7, "category_id": 2, "bbox": [3, 3, 0, 9]},
+        {"id": 5, "image_id": 7, "category_id": 2, "bbox": [31, 3, 8, 9]},
+        {"id": 6, "image_id": 40, "category_id": 11, "bbox": [10, 10, 5.5, 6]},
+    ],
+    "categories": [{"id": 11, "name": "cross"}, {"id": 2, "name": "circle"}, {"id": 5, "name": "triangle"}],
+}
+
+
+def write_set(root: Path, document: dict[str, Any] = SET) -> tuple[Path, Path]:
+    (root / "pictures" / "sub").mkdir(parents=True, exist_ok=True)
+    for name, size in (("b.png", (60, 40)), ("sub/ä.png", (30, 50)), ("empty.png", (20, 10))):
+        Image.new("RGB", size, (10, 20, 30)).save(root / "pictures" / name)
+    path = root / "a.json"
+    path.write_text(json.dumps(document), encoding="utf-8")
+    return root / "pictures", path
+
+
+def test_classes_are_the_categories_by_id(tmp_path: Path) -> None:
+    data = CocoDetection(*write_set(tmp_path))
+    assert data.classes == Classes(("circle", "triangle", "cross"), (2, 5, 11))
+    assert len(data.classes) == 3
+
+
+def test_boxes_become_clipped_corners_with_contiguous_labels(tmp_path: Path) -> None:
+    data = CocoDetection(*write_set(tmp_path))
+    boxes, labels = data.targets(0)
+    assert boxes.dtype == np.float32 and labels.dtype == np.int64
+    assert boxes.tolist() == [[0, 30.5, 15, 40], [10, 10, 15.5, 16]] and labels.tolist() == [0, 2]
+    boxes, labels = data.targets(1)
+    assert boxes.tolist() == [[1, 2, 11, 22]] and labels.tolist() == [2]
+    assert data.targets(2)[0].shape == (0, 4) and data.targets(2)[1].shape == (0,)
+    assert (data.num_crowd, data.num_degenerate, data.num_empty) == (1, 2, 1)
+    assert "3 pictures (1 without boxes), 3 boxes of 3 classes; left out 1 crowd boxes and 2" in data.summary()
+
+
+def test_targets_are_copies(tmp_path: Path) -> None:
+    data = CocoDetection(*write_set(tmp_path))
+    data.targets(0)[0][:] = 0
+    assert data.targets(0)[0].sum() > 0
+
+
+def test_infos_and_pictures(tmp_path: Path) -> None:
+    data = CocoDetection(*write_set(tmp_path))
+    assert [tuple(data.info(i)) for i in range(3)] == [
+        (40, "b.png", 40, 60),
+        (7, "sub/ä.png", 50, 30),
+        (9, "empty.png", 10, 20),  # the JSON gives no size: taken from the file
+    ]
+    assert [data.image(i).size for i in range(3)] == [(60, 40), (30, 50), (20, 10)]
+
+
+def test_pictures_without_boxes_can_be_dropped(tmp_path: Path) -> None:
+    empty_first = SET | {"images": SET["images"][::-1]}
+    data = CocoDetection(*write_set(tmp_path, empty_first), drop_empty=True)
+    assert [tuple(data.info(i)) for i in range(len(data))] == [(7, "sub/ä.png", 50, 30), (40, "b.png", 40, 60)]
+    assert [data.targets(i)[1].tolist() for i in range(2)] == [
+        [2],
+        [0, 2],
+    ] and "1 more without boxes left out" in data.summary()
+
+
+def test_classes_of_the_model_decide_the_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    larger = Classes(("ant", "circle", "bee", "triangle", "x-shape"), (1, 2, 3, 5, 11))
+    with caplog.at_level(logging.WARNING):
+        data = CocoDetection(*write_set(tmp_path), classes=larger)
+    assert data.classes == larger and data.targets(0)[1].tolist() == [1, 4]
+    assert "category 11 is called 'cross', by the model 'x-shape'" in caplog.text
+
+
+def test_categories_the_model_does_not_know(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"unknown to the model: 5 \(triangle\), 11 \(cross\); .* for 2 \(circle\)$"):
+        CocoDetection(*write_set(tmp_path), classes=Classes(("circle",), (2,)))
+    with pytest.raises(DataError, match="'circle' has id 2, but the model knows it as id 5"):
+        CocoDetection(*write_set(tmp_path), classes=Classes(("triangle", "circle", "cross"), (2, 5, 11)))
+
+
+def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    """The set with one entry replaced."""
+    document = copy.deepcopy(SET)
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        (("categories",), [], "`categories` is empty"),
+        (("categories",), {}, "no list `categories` at the top"),
+        (("images",), None, "no list `images` at the top"),
+        (("annotations",), [3], "every entry of `annotations` must be a mapping"),
+        (("images",), [], "annotation 1 belongs to image id 7, which is not among the images"),
+        (("images", 0, "id"), "40", "an image needs an integer `id` and a `file_name`"),
+        (("images", 0, "id"), 9, "image id 9 is given twice"),
+        (("images", 0, "file_name"), "c.png", r"c.png: no such picture; 1 of the 3 in .*a.json are missing"),
+        (("categories", 0, "id"), 2, "two categories share an id"),
+        (("categories", 0, "id"), 12, "annotation 1 has category id 11, which is not among the categories"),
+        (("annotations", 5, "image_id"), 8, "annotation 6 belongs to image id 8, which is not among the images"),
+        (("annotations", 0, "bbox"), [1, 2, 3], "annotation 1: `bbox` must be four finite numbers"),
+        (("annotations", 0, "bbox"), [1, 2, 3, float("nan")], "annotation 1: `bbox` must be four finite numbers"),
+        (("annotations", 0, "bbox"), None, "annotation 1: `bbox` must be four finite numbers"),
+    ],
+)
+def test_contradictions_are_named(tmp_path: Path, path: tuple[str | int, ...], value: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence) as caught:
+        CocoDetection(*write_set(tmp_path, broken(path, value)))
+    assert "\n" not in str(caught.value) and "a.json" in str(caught.value)
+
+
+def test_missing_and_broken_files(tmp_path: Path) -> None:
+    pictures, annotations = write_set(tmp_path)
+    with pytest.raises(DataError, match=r"nowhere.json: no such annotation file"):
+        CocoDetection(pictures, tmp_path / "nowhere.json")
+    with pytest.raises(DataError, match=r"nowhere: no such picture folder"):
+        CocoDetection(tmp_path / "nowhere", annotations)
+    annotations.write_text('{"images": [')
+    with pytest.raises(DataError, match=r"a.json: not valid JSON"):
+        CocoDetection(pictures, annotations)
+
+
+def test_pictures_that_cannot_be_trusted(tmp_path: Path) -> None:
+    pictures, annotations = write_set(tmp_path)
+    data = CocoDetection(pictures, annotations)
+    Image.new("RGB", (40, 60)).save(pictures / "b.png")
+    with pytest.raises(DataError, match=r"b.png: the picture is 40 x 60 but .*a.json says 60 x 40"):
+        data.image(0)
+    whole = (pictures / "sub" / "ä.png").read_bytes()
+    (pictures / "sub" / "ä.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"ä.png: cannot be read as a picture"):
+        data.image(1)
+
+
+def reachable_objects(root: object) -> int:
+    """Python objects that hang on `root`, classes and modules not counted."""
+    seen: dict[int, object] = {}
+    queue = [root]
+    while queue:
+        each = queue.pop()
+        if id(each) in seen or isinstance(each, type):
+            continue
+        seen[id(each)] = each
+        queue.extend(gc.get_referents(each))
+    return len(seen)
+
+
+def test_annotations_are_held_in_flat_arrays(tmp_path: Path) -> None:
+    """Ten times the pictures and boxes: the same number of Python objects, and few bytes for each box."""
+    (tmp_path / "p").mkdir()
+    Image.new("RGB", (50, 50)).save(tmp_path / "p" / "0.png")
+    sets = []
+    for count in (100, 1000):
+        for i in range(1, count):
+            (tmp_path / "p" / f"{i}.png").write_bytes(b"")  # only the names are looked at here
+        document = {
+            "images": [{"id": i, "file_name": f"{i}.png", "width": 50, "height": 50} for i in range(count)],
+            "annotations": [
+                {"id": 10 * i + k, "image_id": i, "category_id": 1, "bbox": [k, k, 9, 9], "iscrowd": 0}
+                for i in range(count)
+                for k in range(10)
+            ],
+            "categories": [{"id": 1, "name": "thing"}],
+        }
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        sets.append(CocoDetection(tmp_path / "p", tmp_path / "a.json"))
+    small, large = sets
+    assert reachable_objects(large) == reachable_objects(small)
+    # 16 bytes of box and 4 of label per box; id 8, size 8, offset 8, name end 8 and some ten of name per picture
+    assert len(pickle.dumps(large)) < 10_000 * 20 + 1000 * 50 + 2000
+    assert pickle.loads(pickle.dumps(large)).info(999).file_name == "999.png"
+
+
+def test_real_sets_are_read() -> None:
+    cells = shared_data("bccd")
+    train = CocoDetection(cells / "train", cells / "annotations" / "instances_train.json")
+    assert train.classes == Classes(("RBC", "WBC", "Platelets"), (1, 2, 3))
+    counts = np.bincount(np.concatenate([train.targets(i)[1] for i in range(len(train))])).tolist()
+    assert (len(train), counts, train.num_degenerate) == (205, [2381, 214, 209], 0)
+    val = CocoDetection(cells / "val", cells / "annotations" / "instances_val.json", train.classes)
+    assert (len(val), len(val._boxes)) == (87, 1137) and val.image(0).size == (640, 480)
+
+
+def test_real_coco_ids_are_mapped() -> None:
+    coco = shared_data("coco_mini")
+    data = CocoDetection(coco / "val2017", coco / "annotations" / "instances_val2017.json")
+    assert (len(data), len(data.classes), data.num_crowd, data.num_empty) == (41, 80, 2, 2)
+    assert data.classes.category_ids[-1] == 90 and data.classes.names[-1] == "toothbrush"
+    document = json.loads((coco / "annotations" / "instances_val2017.json").read_text())
+    for i in range(len(data)):
+        boxes, labels = data.targets(i)
+        own = [a for a in document["annotations"] if a["image_id"] == data.info(i).image_id and not a["iscrowd"]]
+        assert [data.classes.category_ids[k] for k in labels] == [a["category_id"] for a in own]
+        corners = np.array([[a["bbox"][0], a["bbox"][1]] for a in own]).reshape(-1, 2)
+        np.testing.assert_allclose(boxes[:, :2], corners, atol=1e-4)

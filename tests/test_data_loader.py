@@ -1,0 +1,224 @@
+"""Batches: reproducible whatever the number of workers, shared out among processes, and in the right units."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from rtdetr.boxes import cxcywh_to_xyxy
+from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
+from rtdetr.data.coco import DataError
+from rtdetr.data.loader import DetectionLoader, SampleKey, TrainingBatches, build_train_loader, build_val_loader
+from rtdetr.data.preprocess import preprocess
+from rtdetr.data.shapes import CATEGORIES, make_shapes
+from rtdetr.types import Batch
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_shapes(tmp_path_factory.mktemp("data") / "shapes", num_train=22, num_val=7, size=96)
+
+
+def config(root: Path, **changes: Any) -> Config:
+    splits = {
+        name: SplitConfig(images=str(root / name), annotations=str(root / "annotations" / f"instances_{name}.json"))
+        for name in ("train", "val")
+    }
+    augment = AugmentConfig(batch_sizes=(64, 96, 128))
+    values: dict[str, Any] = {"train_batch_size": 4, "val_batch_size": 3, "num_workers": 0, "image_size": (64, 96)}
+    return Config(data=DataConfig(**(splits | values | {"augment": augment} | changes)))
+
+
+def epoch(loader: DetectionLoader, number: int, start_batch: int = 0) -> list[Batch]:
+    loader.set_epoch(number, start_batch)
+    return list(loader)
+
+
+def assert_same(a: Batch, b: Batch) -> None:
+    assert a.infos == b.infos and a.targets.counts == b.targets.counts
+    assert torch.equal(a.images, b.images)
+    assert all(torch.equal(x, y) for x, y in zip(a.targets[:4], b.targets[:4]))
+
+
+def pictures(batches: list[Batch]) -> list[int]:
+    return [info.image_id for batch in batches for info in batch.infos]
+
+
+def test_workers_do_not_matter(shapes: Path) -> None:
+    alone = build_train_loader(config(shapes), seed=3)
+    helped = build_train_loader(config(shapes, num_workers=2), seed=3)
+    for number in (0, 1):  # the second epoch meets workers that have lived through the first
+        expected, got = epoch(alone, number), epoch(helped, number)
+        assert len(expected) == len(got) == len(alone) == 5
+        for a, b in zip(expected, got):
+            assert_same(a, b)
+
+
+def test_epochs_replay_from_any_batch(shapes: Path) -> None:
+    whole = epoch(build_train_loader(config(shapes), seed=3), 4)
+    later = build_train_loader(config(shapes), seed=3)
+    epoch(later, 0)
+    rest = epoch(later, 4, start_batch=3)
+    assert len(rest) == 2
+    for a, b in zip(whole[3:], rest):
+        assert_same(a, b)
+
+
+def test_seeds_and_epochs_differ(shapes: Path) -> None:
+    loader, other = build_train_loader(config(shapes), seed=3), build_train_loader(config(shapes), seed=4)
+    runs = [epoch(loader, 0), epoch(loader, 1), epoch(other, 0)]
+    orders = [tuple(pictures(run)) for run in runs]
+    assert len(set(orders)) == 3
+    assert len({tuple(tuple(b.images.shape) for b in run) for run in runs}) == 3
+
+
+def test_each_epoch_and_seed_augments_a_picture_anew(shapes: Path) -> None:
+    def samples(seed: int, number: int) -> list[torch.Tensor]:
+        dataset = build_train_loader(config(shapes), seed).dataset
+        return [dataset[SampleKey(i, number, 64, "linear")].image for i in range(12)]
+
+    base = samples(3, 0)
+    assert all(torch.equal(a, b) for a, b in zip(base, samples(3, 0)))
+    for seed, number in ((3, 1), (4, 0)):  # a picture may by chance stay as it is, but not most of them
+        assert sum(torch.equal(a, b) for a, b in zip(base, samples(seed, number))) < 4
+
+
+def test_loading_leaves_the_global_generators_alone(shapes: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    epoch(build_train_loader(config(shapes), seed=3), 0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_batches_are_what_they_say(shapes: Path) -> None:
+    sizes = set()
+    loader = build_train_loader(config(shapes), seed=0)
+    for batch in (each for number in range(4) for each in epoch(loader, number)):
+        count, channels, height, width = batch.images.shape
+        sizes.add(height)
+        assert (count, channels) == (4, 3) and height == width and batch.images.dtype == torch.float32
+        assert batch.images.min() >= 0 and batch.images.max() <= 1
+        targets = batch.targets
+        assert targets.mask.sum(dim=1).tolist() == list(targets.counts)
+        corners = cxcywh_to_xyxy(targets.boxes) * height
+        torch.testing.assert_close(corners, targets.boxes_pixel, atol=1e-3, rtol=0)
+        assert (targets.boxes_pixel >= 0).all() and (targets.boxes_pixel <= height).all()
+        assert targets.labels.max() < len(CATEGORIES)
+    assert sizes == {64, 96, 128}
+    assert loader.classes.category_ids == tuple(CATEGORIES) and loader.classes.names == tuple(CATEGORIES.values())
+
+
+def test_processes_share_one_global_batch(shapes: Path) -> None:
+    single = epoch(build_train_loader(config(shapes), seed=1), 2)
+    shards = [epoch(build_train_loader(config(shapes, train_batch_size=2), 1, rank, 2), 2) for rank in (0, 1)]
+    assert len(shards[0]) == len(shards[1]) == len(single)
+    for whole, left, right in zip(single, *shards):
+        assert whole.infos == left.infos + right.infos
+
+
+def test_each_process_draws_its_own_size() -> None:
+    shards = [list(TrainingBatches(400, 4, (64, 96, 128), ("linear", "cubic"), 0, rank, 2)) for rank in (0, 1)]
+    drawn = [[(keys[0].size, keys[0].interpolation) for keys in shard] for shard in shards]
+    assert drawn[0] != drawn[1] and len(set(drawn[0])) == 6
+    assert all(len({(k.size, k.interpolation) for k in keys}) == 1 for shard in shards for keys in shard)
+    seen = [key.picture for shard in shards for keys in shard for key in keys]
+    assert sorted(seen) == list(range(400))
+
+
+def test_validation_sees_each_picture_once_as_preprocessed(shapes: Path) -> None:
+    classes = build_train_loader(config(shapes), seed=0).classes
+    for num_workers in (0, 1):
+        shards = [list(build_val_loader(config(shapes, num_workers=num_workers), classes, r, 2)) for r in (0, 1)]
+        assert sorted(pictures(shards[0]) + pictures(shards[1])) == [10 + 3 * i for i in range(7)]
+    for batch in shards[0]:
+        for image, info, boxes, count in zip(
+            batch.images, batch.infos, batch.targets.boxes_pixel, batch.targets.counts
+        ):
+            with Image.open(shapes / "val" / info.file_name) as picture:
+                assert torch.equal(image, preprocess(picture, (64, 96)))
+            document = json.loads((shapes / "annotations" / "instances_val.json").read_text())
+            own = [a["bbox"] for a in document["annotations"] if a["image_id"] == info.image_id]
+            expected = torch.tensor(own, dtype=torch.float32).reshape(-1, 4)
+            expected[:, 2:] += expected[:, :2]
+            expected[:, 1::2] *= 64 / 96  # pictures are 96 x 96, the input is 64 high and 96 wide
+            torch.testing.assert_close(boxes[:count], expected)
+    with pytest.raises(TypeError, match="only a training loader has epochs"):
+        build_val_loader(config(shapes), classes).set_epoch(1)
+
+
+def test_pictures_without_boxes_make_batches(shapes: Path, tmp_path: Path) -> None:
+    path = shapes / "annotations" / "instances_train.json"
+    document = json.loads(path.read_text()) | {"annotations": []}
+    (tmp_path / "none.json").write_text(json.dumps(document))
+    split = SplitConfig(images=str(shapes / "train"), annotations=str(tmp_path / "none.json"))
+    for batch in epoch(build_train_loader(config(shapes, train=split), seed=0), 0):
+        assert batch.targets.counts == (0, 0, 0, 0) and batch.targets.boxes.shape == (4, 1, 4)
+        assert not batch.targets.mask.any() and batch.images.shape[0] == 4
+    with pytest.raises(DataError, match="no picture is left to work on"):
+        build_train_loader(config(shapes, train=split, drop_images_without_boxes=True), seed=0)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_broken_picture_is_named_in_one_sentence(shapes: Path, tmp_path: Path, num_workers: int) -> None:
+    folder = make_shapes(tmp_path / "shapes", num_train=4, num_val=1, size=96)
+    (folder / "train" / "000002.jpg").write_bytes(b"not a picture")
+    loader = build_train_loader(config(folder, num_workers=num_workers), seed=0)
+    with pytest.raises(DataError) as caught:
+        epoch(loader, 0)
+    assert str(caught.value).startswith(f"{folder}") and "000002.jpg: cannot be read as a picture" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_workers_leave_ctrl_c_to_the_main_process(shapes: Path) -> None:
+    loader = build_train_loader(config(shapes, num_workers=1), seed=3)
+    loader.set_epoch(0)
+    batches = iter(loader)
+    got = [next(batches)]
+    for worker in multiprocessing.active_children():
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGINT)
+    got += list(batches)
+    for a, b in zip(got, epoch(build_train_loader(config(shapes), seed=3), 0), strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"train": SplitConfig()}, "data.train.annotations is empty; set it in the config or with -u"),
+        ({"train_batch_size": 23}, "22 pictures do not fill one batch of 23 in each of 1 processes"),
+        ({"train_batch_size": 0}, "data.train_batch_size must be at least 1, got 0"),
+        ({"augment": AugmentConfig(interpolations=("cubik",))}, "data.augment.interpolations must be some of nearest"),
+        (
+            {"augment": AugmentConfig(batch_sizes=(64, 100))},
+            "data.augment.batch_sizes must be positive multiples of 32",
+        ),
+        ({"augment": AugmentConfig(expand_max_ratio=0.5)}, "data.augment.expand_max_ratio must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_work(shapes: Path, changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        build_train_loader(config(shapes, **changes), seed=0)
+
+
+def test_negative_seed_and_start(shapes: Path) -> None:
+    with pytest.raises(DataError, match=r"train.seed must not be negative"):
+        build_train_loader(config(shapes), seed=-1)
+    with pytest.raises(ValueError, match=r"start_batch must be in 0..5, got 6"):
+        build_train_loader(config(shapes), seed=0).set_epoch(0, start_batch=6)
+
+
+def test_config_is_not_needed_to_be_square(shapes: Path) -> None:
+    cfg = dataclasses.replace(config(shapes), num_classes=5)
+    classes = build_train_loader(cfg, seed=0).classes
+    assert next(iter(build_val_loader(cfg, classes))).images.shape == (3, 3, 64, 96)

@@ -1,0 +1,141 @@
+"""COCO figures: both evaluators agree to the digit, ids are the data's own, odd annotation files work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rtdetr.config import EvalConfig, Evaluator
+from rtdetr.data.coco import Classes
+from rtdetr.engine.evaluator import FIGURES, EvaluationStopped, evaluate, score
+from rtdetr.types import Batch, ImageInfo, Predictions, Targets
+
+EVALUATORS: list[Evaluator] = ["faster-coco-eval", "pycocotools"]
+CATEGORIES = [{"id": 7, "name": "mug"}, {"id": 3, "name": "pen"}, {"id": 90, "name": "never seen"}]
+
+
+def write_truth(folder: Path, num_images: int = 12, seed: int = 0, **extra: Any) -> tuple[Path, list[dict[str, Any]]]:
+    rng = np.random.default_rng(seed)
+    boxes = []
+    for image in range(num_images):
+        for _ in range(rng.integers(0, 6)):
+            x, y, w, h = (float(v) for v in (*rng.uniform(0, 300, 2), *rng.uniform(4, 200, 2)))
+            crowd = int(rng.random() < 0.1)
+            boxes.append({"image_id": 100 + image, "category_id": int(rng.choice([3, 7])), "bbox": [x, y, w, h]})
+            boxes[-1] |= {"area": w * h, "iscrowd": crowd, "id": len(boxes) - 1}  # ids from 0, as in the wild
+    images = [{"id": 100 + i, "file_name": f"{i}.jpg", "width": 500, "height": 500} for i in range(num_images)]
+    path = folder / "truth.json"
+    path.write_text(json.dumps({"images": images, "annotations": boxes, "categories": CATEGORIES, **extra}))
+    return path, boxes
+
+
+def as_detections(boxes: list[dict[str, Any]], noise: float, seed: int = 1) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(seed)
+    found = []
+    for box in boxes:
+        if box["iscrowd"]:
+            continue
+        for _ in range(1 if noise == 0 else 3):
+            moved = [float(v + noise * rng.normal()) for v in box["bbox"]]
+            category = box["category_id"] if noise == 0 or rng.random() < 0.8 else 3
+            confidence = 1.0 if noise == 0 else float(np.float32(rng.random()))
+            found.append({"image_id": box["image_id"], "category_id": category, "bbox": moved, "score": confidence})
+    return found
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_perfect_detections_have_ap_one(tmp_path: Path, evaluator: Evaluator) -> None:
+    path, boxes = write_truth(tmp_path)
+    result = score(as_detections(boxes, 0.0), path, evaluator)
+    assert result.figures["AP"] == pytest.approx(1.0) and result.figures["AR100"] == pytest.approx(1.0)
+    assert [(each.category_id, each.name) for each in result.classes] == [(3, "pen"), (7, "mug"), (90, "never seen")]
+    assert result.classes[0].ap == pytest.approx(1.0) and np.isnan(result.classes[2].ap)
+    assert "mug" in result.table() and "AP  IoU .50:.95" in result.table()
+
+
+def test_both_evaluators_agree_to_the_last_digit(tmp_path: Path) -> None:
+    path, boxes = write_truth(tmp_path, num_images=30)
+    fast, reference = (score(as_detections(boxes, 6.0), path, evaluator) for evaluator in EVALUATORS)
+    assert 0.05 < reference.figures["AP"] < 0.95
+    assert fast.figures == reference.figures and tuple(fast.figures) == FIGURES
+    assert str(fast.classes) == str(reference.classes)  # as text: NaN equals NaN
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_no_detection_at_all(tmp_path: Path, evaluator: Evaluator) -> None:
+    path, _ = write_truth(tmp_path)
+    assert score([], path, evaluator).figures["AP"] == 0.0
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_annotations_without_info_area_and_iscrowd(tmp_path: Path, evaluator: Evaluator) -> None:
+    path, boxes = write_truth(tmp_path)
+    document = json.loads(path.read_text())
+    kept = [b for b in document["annotations"] if not b["iscrowd"]]
+    path.write_text(json.dumps({**document, "annotations": kept}))
+    expected = score(as_detections(boxes, 6.0), path, evaluator).figures
+    bare = [{k: b[k] for k in ("image_id", "category_id", "bbox")} for b in kept]
+    path.write_text(json.dumps({**document, "annotations": bare}))
+    assert score(as_detections(boxes, 6.0), path, evaluator).figures == expected
+
+
+def test_unknown_evaluator_is_an_error(tmp_path: Path) -> None:
+    path, _ = write_truth(tmp_path)
+    with pytest.raises(ValueError, match="expected faster-coco-eval or pycocotools"):
+        score([], path, "other")  # type: ignore[arg-type]
+
+
+class Oracle(nn.Module):
+    """Predicts the box that the first pixels of a picture encode, with class 1."""
+
+    def forward(self, images: Tensor) -> Predictions:
+        boxes = images[:, 0, 0, :4][:, None]
+        logits = torch.full((len(images), 1, 3), -20.0)
+        logits[:, :, 1] = 20.0
+        return Predictions(logits, boxes)
+
+
+def oracle_batches(truth: list[dict[str, Any]]) -> list[Batch]:
+    batches = []
+    for box in truth:
+        x, y, w, h = box["bbox"]
+        image = torch.zeros(1, 3, 8, 8)
+        image[0, 0, 0, :4] = torch.tensor([(x + w / 2) / 500, (y + h / 2) / 500, w / 500, h / 500])
+        empty = Targets.stack([torch.zeros(0).long()], [torch.zeros(0, 4)], [torch.zeros(0, 4)])
+        batches.append(Batch(image, empty, (ImageInfo(box["image_id"], "x.jpg", 500, 500),)))
+    return batches
+
+
+def test_results_carry_the_datas_own_ids_and_pixels(tmp_path: Path) -> None:
+    truth = [
+        {
+            "id": 1,
+            "image_id": 100 + i,
+            "category_id": 7,
+            "bbox": [50.0 + i, 60.0, 100.0, 40.0],
+            "iscrowd": 0,
+            "area": 4e3,
+        }
+        for i in range(3)
+    ]
+    path, _ = write_truth(tmp_path, annotations=truth)
+    classes = Classes(("pen", "mug", "never seen"), (3, 7, 90))
+    cfg = EvalConfig(max_detections=1)
+    result = evaluate(Oracle(), oracle_batches(truth), path, classes, cfg, torch.device("cpu"))
+    assert result is not None and result.figures["AP"] == pytest.approx(1.0)
+    assert [d["category_id"] for d in result.detections] == [7, 7, 7]
+    assert [d["image_id"] for d in result.detections] == [100, 101, 102]
+    assert result.detections[1]["bbox"] == pytest.approx([51.0, 60.0, 100.0, 40.0], abs=1e-3)
+
+
+def test_evaluation_stops_when_asked(tmp_path: Path) -> None:
+    path, truth = write_truth(tmp_path)
+    classes = Classes(("pen", "mug", "never seen"), (3, 7, 90))
+    with pytest.raises(EvaluationStopped):
+        evaluate(Oracle(), oracle_batches(truth), path, classes, EvalConfig(), torch.device("cpu"), lambda: True)

@@ -1,0 +1,227 @@
+"""The loop: it resumes to the last bit, accumulates, stops with a reason, and its evaluation changes nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from engine_helpers import made_up_batch, part_of, tiny_config, tiny_data
+from torch import Tensor, nn
+
+from rtdetr.config import ConfigError
+from rtdetr.engine.checkpoint import CheckpointError, load_checkpoint
+from rtdetr.engine.metrics import read_rows
+from rtdetr.engine.trainer import StepRecord, Trainer, TrainingFailed
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than these runs. The `whole` run, made before this applies, does draw."""
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
+
+
+def train_rows(folder: Path) -> list[dict[str, str]]:
+    """Loss columns of the training rows as text; times and memory differ between runs."""
+    rows = [row for row in read_rows(folder / "metrics.csv") if row["kind"] == "train"]
+    kept = [name for name in rows[0] if "loss" in name or name in ("iteration", "epoch", "lr", "grad_norm")]
+    return [{name: row[name] for name in kept} for row in rows]
+
+
+def stop_after(trainer: Trainer, steps: int, number: int = signal.SIGTERM) -> None:
+    """Raises a real signal in the middle of the given step."""
+    step = trainer.train_step
+
+    def counted(batches: list) -> StepRecord:  # type: ignore[type-arg]
+        if trainer.iteration == steps - 1:
+            signal.raise_signal(number)
+        return step(batches)
+
+    trainer.train_step = counted  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two epochs of three steps, in one go."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert Trainer(tiny_config(data), folder, CPU).run() is None
+    return folder
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_stopped_and_resumed_run_equals_one_in_one_go(data: Path, whole: Path, tmp_path: Path, steps: int) -> None:
+    """Step 3 ends the first epoch; 2 is in the middle of it."""
+    trainer = Trainer(tiny_config(data), tmp_path, CPU)
+    stop_after(trainer, steps)
+    assert trainer.run() == signal.SIGTERM
+    assert len(train_rows(tmp_path)) == steps
+    with open(tmp_path / "metrics.csv", "a") as file:  # a killed run has logged more than its last checkpoint knows
+        file.write(f"train,{steps + 1},0," + "9," * 20 + "\n")
+    resumed = Trainer(tiny_config(data), tmp_path, CPU, resume=tmp_path / "last.pth")
+    assert resumed.iteration == steps and resumed.run() is None
+    assert train_rows(tmp_path) == train_rows(whole)
+    ours, theirs = (load_checkpoint(folder / "last.pth") for folder in (tmp_path, whole))
+    for part in ("model", "ema"):
+        for name, tensor in theirs[part].items():
+            assert torch.equal(ours[part][name], tensor), name
+
+
+def test_a_run_leaves_what_it_promises(whole: Path) -> None:
+    for name in ("config.yml", "metrics.csv", "curves.png", "last.pth", "best.pth", "tensorboard"):
+        assert (whole / name).exists(), name
+    rows = read_rows(whole / "metrics.csv")
+    assert [row["kind"] for row in rows] == ["train"] * 6 + ["eval"]
+    assert float(rows[-1]["AP"]) >= 0
+    assert load_checkpoint(whole / "best.pth")["training"] is None
+
+
+def test_evaluation_does_not_change_the_training(data: Path, whole: Path, tmp_path: Path) -> None:
+    Trainer(tiny_config(data, "train.eval_every=1"), tmp_path, CPU).run()
+    assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")].count("eval") == 2
+    assert train_rows(tmp_path) == train_rows(whole)
+
+
+def test_max_iterations_ends_early_with_an_evaluation(data: Path, whole: Path, tmp_path: Path) -> None:
+    Trainer(tiny_config(data, "train.max_iterations=2"), tmp_path, CPU).run()
+    assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train", "train", "eval"]
+    state = load_checkpoint(tmp_path / "last.pth")["training"]
+    assert (state["epoch"], state["start_batch"], state["iteration"]) == (0, 2, 2)
+
+
+def test_a_stop_before_the_evaluation_evaluates_after_resuming(data: Path, tmp_path: Path) -> None:
+    cfg = tiny_config(data, "train.max_iterations=1")
+    trainer = Trainer(cfg, tmp_path, CPU)
+    evaluate = trainer._evaluate
+
+    def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+        evaluate()
+
+    trainer._evaluate = interrupted  # type: ignore[method-assign]
+    assert trainer.run() == signal.SIGINT
+    assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train"]
+    Trainer(cfg, tmp_path, CPU, resume=tmp_path / "last.pth").run()
+    assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train", "eval"]
+
+
+def freeze_statistics(model: nn.Module) -> None:
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eval()
+
+
+def test_accumulated_parts_equal_one_batch(data: Path, tmp_path: Path) -> None:
+    """As many boxes in each part, so that the mean of their losses is the loss of the whole. Off are random numbers, and
+    the dense head, which divides by a sum of scores that no two parts share."""
+    off = [f"model.supervision.{key}" for key in ("num_denoising=0", "noise_mask_ratio=0.0", "dense_head=false")]
+    batch = made_up_batch((2, 1, 1, 2))
+    weights = []
+    for batches in ([batch], [part_of(batch, 0, 2), part_of(batch, 2, 4)]):
+        trainer = Trainer(tiny_config(data, *off), tmp_path, CPU)
+        freeze_statistics(trainer.model)
+        trainer.train_step(batches)
+        weights.append(trainer.model.state_dict())
+    fresh = Trainer(tiny_config(data, *off), tmp_path, CPU).model.state_dict()
+    assert max(float((fresh[name] - tensor).abs().max()) for name, tensor in weights[0].items()) > 5e-4
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_a_batch_without_boxes_trains(data: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(data), tmp_path, CPU)
+    trainer.model.train()
+    record = trainer.train_step([made_up_batch((0, 0))])
+    assert torch.isfinite(record.values).all()
+    assert all(p.grad is not None for p in trainer.parameters)
+    assert torch.isfinite(trainer.train_step([made_up_batch((0, 3))]).values).all()
+
+
+def spoil_pictures(trainer: Trainer) -> None:
+    loader = trainer.train_loader
+    original = loader.collate_fn
+
+    def collate(items: list) -> object:  # type: ignore[type-arg]
+        batch = original(items)
+        return batch._replace(images=batch.images * float("nan")) if trainer.iteration == 1 else batch
+
+    loader.collate_fn = collate
+
+
+def spoil_loss(trainer: Trainer) -> None:
+    criterion: Callable[..., dict[str, Tensor]] = trainer.criterion
+
+    def spoiled(*arguments: object) -> dict[str, Tensor]:
+        losses = criterion(*arguments)
+        if trainer.iteration == 1:
+            losses["loss_giou"] = losses["loss_giou"] / 0
+            losses["loss"] = losses["loss"] + losses["loss_giou"]
+        return losses
+
+    trainer.criterion = spoiled  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("spoil", "named"), [(spoil_pictures, "matching cost"), (spoil_loss, "loss_giou = inf")])
+def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
+    data: Path, tmp_path: Path, spoil: Callable[[Trainer], None], named: str
+) -> None:
+    trainer = Trainer(tiny_config(data), tmp_path, CPU)
+    spoil(trainer)
+    with pytest.raises(TrainingFailed) as error:
+        trainer.run()
+    text = str(error.value)
+    kept = torch.load(tmp_path / "failed_batch.pth", weights_only=True)
+    assert "\n" not in text and text.startswith("iteration 1 (epoch 0)") and named in text
+    assert all(picture[1] in text for picture in kept["pictures"]) and len(kept["pictures"]) == 4
+    assert kept["batches"][0][0].shape == (4, 3, 64, 64)
+    for name, parameter in trainer.model.named_parameters():  # the weights are still those of before the step
+        assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name], parameter), name
+
+
+def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
+    for precision in ("bf16", "fp16"):
+        trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)
+        trainer.model.train()
+        before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+        losses = []
+        if precision == "fp16":
+            assert trainer.scaler.is_enabled()
+            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)  # the usual 65536 skips the first steps
+        for _ in range(2):
+            losses.append(trainer.train_step([made_up_batch((2, 1))]).values)
+        assert all(torch.isfinite(values[:-1]).all() for values in losses)
+        assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
+        assert any(not torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
+
+
+def test_what_cannot_be_resumed(data: Path, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds weights but no training state"):
+        Trainer(tiny_config(data), tmp_path, CPU, resume=whole / "best.pth")
+    with pytest.raises(CheckpointError, match="weights of another model"):
+        Trainer(tiny_config(data, "model.decoder.num_layers=3"), tmp_path, CPU, resume=whole / "last.pth")
+    with pytest.raises(ConfigError, match="num_classes is 80.*has 5 categories"):
+        Trainer(tiny_config(data, "num_classes=80"), tmp_path, CPU)
+
+
+def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_path: Path) -> None:
+    cfg = tiny_config(data, "optimizer.weight_decay=0.5", "train.epochs=3")
+    trainer = Trainer(cfg, tmp_path, CPU, resume=whole / "last.pth")
+    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.5}
+    assert trainer.total_iterations == 9 and trainer.iteration == 6
+
+
+def test_tuning_reports_and_starts_from_the_average(data: Path, whole: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(data), tmp_path, CPU, tuning=whole / "last.pth")
+    average = load_checkpoint(whole / "last.pth")["ema"]
+    assert all(torch.equal(p, average[name]) for name, p in trainer.model.named_parameters())
+    assert "(100.0%)" in (tmp_path / "load_report.txt").read_text()
+    assert trainer.iteration == 0

@@ -1,0 +1,107 @@
+"""Which backend runs, and what is said when one cannot: resolve_backend, why_not_compiled, `python -m rtdetr.ops`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from ops_cases import require
+
+from rtdetr.ops import __main__ as command
+from rtdetr.ops import backend, compiled, resolve_backend, why_not_compiled
+
+
+@pytest.mark.parametrize(
+    ("archs", "capability", "expected"),
+    [
+        (["90"], (9, 0), True),
+        (["80"], (8, 6), True),  # machine code runs on later minors of its major
+        (["86"], (8, 0), False),
+        (["90"], (10, 0), False),
+        (["90+PTX"], (10, 0), True),
+        (["120+PTX"], (10, 0), False),
+        (["75", "120+PTX"], (12, 1), True),
+        (["90a"], (9, 0), True),
+        (["90a"], (10, 0), False),
+        (["100f"], (10, 3), False),
+        ([], (9, 0), False),
+    ],
+)
+def test_architectures_that_cover_a_gpu(archs: list[str], capability: tuple[int, int], expected: bool) -> None:
+    assert backend.covers(archs, *capability) is expected
+
+
+def test_unknown_backend_is_an_error() -> None:
+    with pytest.raises(ValueError, match="expected one of auto, cuda, cpu, torch, got 'gpu'"):
+        resolve_backend("gpu", torch.empty(0))  # type: ignore[arg-type]
+
+
+def test_named_backend_on_the_wrong_device_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="needs tensors on cuda, got value.device=cpu"):
+        resolve_backend("cuda", torch.empty(0))
+
+
+def test_named_backend_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compiled.WHY_NOT, "cpu", "the cpu kernels are not built (no compiler)")
+    with pytest.raises(RuntimeError, match=r"backend='cpu' cannot run: the cpu kernels are not built \(no compiler\)"):
+        resolve_backend("cpu", torch.empty(0))
+
+
+def test_auto_falls_back_and_says_so_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(compiled.WHY_NOT, "cpu", "said once")
+    with caplog.at_level(logging.WARNING, logger="rtdetr"):
+        assert [resolve_backend("auto", torch.empty(0)) for _ in range(3)] == ["torch"] * 3
+    assert [record.getMessage() for record in caplog.records].count(
+        "ms_deform_attn takes the torch backend: said once"
+    ) == 1
+
+
+def test_auto_takes_the_kernel_of_the_device() -> None:
+    require("cpu", "cpu")
+    assert resolve_backend("auto", torch.empty(0)) == "cpu"
+    assert resolve_backend("torch", torch.empty(0)) == "torch"
+
+
+def test_types_and_devices_without_a_kernel() -> None:
+    assert "got torch.int32" in (why_not_compiled(torch.empty(0, dtype=torch.int32)) or "")
+    assert "device type 'meta'" in (why_not_compiled(torch.empty(0, device="meta")) or "")
+
+
+def test_library_that_was_never_built(tmp_path: Path) -> None:
+    assert compiled.load("cpu", tmp_path, {}) == (
+        f"the cpu kernels are not built (nothing has been compiled yet); to build them: {compiled.BUILD}"
+    )
+    facts = {"cuda": {"built": False, "reason": "no nvcc was found", "fix": "pip install it"}}
+    assert compiled.load("cuda", tmp_path, facts) == (
+        "the cuda kernels are not built (no nvcc was found); to build them: pip install it"
+    )
+
+
+def test_library_that_cannot_load(tmp_path: Path) -> None:
+    (tmp_path / "_cpu.so").write_bytes(b"not a library")
+    why = compiled.load("cpu", tmp_path, {"cpu": {"built": True, "torch": "9.9"}})
+    assert why is not None and why.startswith(f"the cpu kernels are built (torch 9.9) but do not load with torch {torch.__version__}")
+    assert why.endswith(f"to build them again: {compiled.BUILD}")
+
+
+def test_report_is_text_and_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["rtdetr.ops", "--json"])
+    command.main()
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["torch"] == torch.__version__ and facts["devices"]["cpu"]["backend"] in ("cpu", "torch")
+    assert set(facts["libraries"]) == {"cpu", "cuda"}
+    monkeypatch.setattr("sys.argv", ["rtdetr.ops"])
+    command.main()
+    text = capsys.readouterr().out
+    assert f"cpu (processor) uses the backend {facts['devices']['cpu']['backend']}" in text
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_report_of_what_is_missing(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setitem(compiled.WHY_NOT, kind, "the reason")
+    monkeypatch.setitem(compiled.INFO, kind, {"built": False})
+    text = command.lines(command.report())
+    assert text[text.index(f"{kind} kernels: not built{', debug' if compiled.INFO.get('debug') else ''}") + 1] == "  the reason"

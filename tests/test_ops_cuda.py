@@ -1,0 +1,140 @@
+"""What only the CUDA kernels have: several backward algorithms, wide offsets, tables for the map sizes.
+
+That they compute the right thing is checked in test_ops.py, which runs on CUDA too; here every algorithm is compared
+with the plain backend in float64 at sizes where it is the one that is chosen, and the limits of each are crossed.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rtdetr.ops import ms_deform_attn, why_not_compiled
+
+pytestmark = pytest.mark.gpu
+
+MAPS = ((24, 31), (12, 16), (5, 7))
+# Error allowed for output and each gradient: norm of the difference over norm. The 16-bit rows are what rounding the
+# result once leaves (2.1e-4 and 1.7e-3, on an H200) times 2.3; float32 measured 2.5e-6 at most.
+LIMITS = {torch.float32: 1e-5, torch.float64: 1e-12, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+
+
+@pytest.fixture(autouse=True)
+def _needs_cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    reason = why_not_compiled(torch.empty(1, 1, 1, 8, device="cuda"))
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def _inputs(
+    batch: int, queries: int, maps: tuple[tuple[int, int], ...], dtype: torch.dtype, heads: int = 8, channels: int = 32,
+    points: int = 4,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Value, locations (a fifth of them outside the map), weights and a gradient of the output."""
+    torch.manual_seed(batch * 1000 + queries)
+    cells, wide = sum(h * w for h, w in maps), torch.float64 if dtype == torch.float64 else torch.float32
+    value = torch.randn(batch, cells, heads, channels, device="cuda").to(dtype)
+    locations = torch.rand(batch, queries, heads, len(maps), points, 2, device="cuda", dtype=wide) * 1.2 - 0.1
+    weights = torch.randn(batch, queries, heads, len(maps) * points, device="cuda", dtype=wide).softmax(-1)
+    gradient = torch.randn(batch, queries, heads * channels, device="cuda").to(dtype)
+    return value, _off_borders(locations, maps), weights.view(locations.shape[:-1]), gradient
+
+
+def _off_borders(locations: Tensor, maps: tuple[tuple[int, int], ...]) -> Tensor:
+    """Moves points away from the borders of cells, where the location gradient jumps and rounding decides."""
+    size = torch.tensor([[w, h] for h, w in maps], device="cuda", dtype=locations.dtype).view(1, 1, 1, -1, 1, 2)
+    pixel = locations * size - 0.5
+    nearest = pixel.round()
+    return torch.where((pixel - nearest).abs() < 1e-3, nearest + 0.01, pixel).add(0.5).div(size)
+
+
+def _run(inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...] | Tensor, backend: str) -> list[Tensor]:
+    leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+    output = ms_deform_attn(leaves[0], maps, None, leaves[1], leaves[2], backend=backend)  # type: ignore[arg-type]
+    return [output, *torch.autograd.grad(output, leaves, inputs[3])]
+
+
+def _compare(results: list[Tensor], inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...]) -> None:
+    exact = _run(tuple(t.double() for t in inputs), maps, "torch")
+    for name, result, expected in zip(("output", "value", "locations", "weights"), results, exact):
+        error = float((result.double() - expected).norm() / expected.norm())
+        assert error <= LIMITS[inputs[0].dtype], f"{name}: {error:.2e}"
+
+
+@pytest.fixture(params=["fast", "deterministic"])
+def mode(request: pytest.FixtureRequest) -> object:
+    torch.use_deterministic_algorithms(request.param == "deterministic")
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("size", [(1, 50), (4, 3000)], ids=["reductions", "sorted"])
+@pytest.mark.parametrize("channels, heads, points", [(32, 8, 4), (64, 2, 4), (24, 3, 3), (5, 2, 1)])
+def test_every_algorithm(
+    dtype: torch.dtype, size: tuple[int, int], channels: int, heads: int, points: int, mode: str
+) -> None:
+    inputs = _inputs(*size, MAPS, dtype, heads, channels, points)
+    _compare(_run(inputs, MAPS, "cuda"), inputs, MAPS)
+
+
+@pytest.mark.parametrize("size", [(1, 50), (4, 3000)], ids=["small", "large"])
+def test_map_sizes_in_device_memory(size: tuple[int, int], mode: str) -> None:
+    inputs = _inputs(*size, MAPS, torch.float32)
+    _compare(_run(inputs, torch.tensor(MAPS, device="cuda"), "cuda"), inputs, MAPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_deterministic_is_bitwise_equal(dtype: torch.dtype) -> None:
+    inputs = _inputs(4, 3000, MAPS, dtype)
+    inputs[1].copy_(inputs[1].round(decimals=1))  # many points in one cell, many of them equal
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, *others = [_run(inputs, MAPS, "cuda") for _ in range(20)]
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
+
+
+def test_all_points_in_one_cell(mode: str) -> None:
+    value, locations, weights, gradient = _inputs(2, 4000, MAPS, torch.float32)
+    locations = locations * 1e-3 + 0.5
+    _compare(_run((value, locations, weights, gradient), MAPS, "cuda"), (value, locations, weights, gradient), MAPS)
+
+
+@pytest.mark.parametrize("queries", [20, 4000], ids=["reductions", "sorted"])
+def test_points_outside_touch_nothing(queries: int) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+    value.fill_(float("inf"))
+    far = locations.sign() * 1e30 - 5
+    output, *gradients = _run((value, far, weights, gradient), MAPS, "cuda")
+    assert not output.any() and not any(g.any() for g in gradients)
+
+
+@pytest.mark.parametrize("queries", [20, 4000], ids=["reductions", "sorted"])
+def test_nan_stays_with_its_item(queries: int) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+    locations[1, 7, 2, 1, 3, 0] = float("nan")
+    output, by_value, by_location, by_weight = _run((value, locations, weights, gradient), MAPS, "cuda")
+    wrong = output.view(2, queries, 8, 32).isnan()
+    assert wrong[1, 7, 2].all() and wrong.sum() == 32
+    assert by_location[1, 7, 2, 1, 3].isnan().all() and by_location.isnan().sum() == 2
+    assert by_weight[1, 7, 2, 1, 3].isnan() and by_weight.isnan().sum() == 1
+    assert by_value.isfinite().all()
+
+
+@pytest.mark.slow
+def test_more_than_2_to_the_31_elements(mode: str) -> None:
+    maps = ((1024, 1024),)
+    if torch.cuda.mem_get_info()[0] < 40 * 2**30:
+        pytest.skip("needs 40 GiB of free device memory")
+    value, locations, weights, gradient = _inputs(9, 500, maps, torch.float16)
+    assert value.numel() > 2**31
+    whole = _run((value, locations, weights, gradient), maps, "cuda")
+    last = _run((value[-1:], locations[-1:], weights[-1:], gradient[-1:]), maps, "torch")
+    for name, result, expected in zip(("output", "value", "locations", "weights"), whole, last):
+        error = float((result[-1:].double() - expected.double()).norm() / expected.double().norm())
+        assert error <= 4 * LIMITS[torch.float16], f"{name}: {error:.2e}"

@@ -1,0 +1,467 @@
+"""Official weight files: read exactly, without Paddle and without running them; bad ones refused with a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from parity import CONFIGS, config_of, deviation, eval_images, golden_file, golden_json, golden_names, official_state
+from torch import Tensor, nn
+
+from rtdetr.engine.checkpoint import compare, load_checkpoint, model_from_checkpoint, warm_start
+from rtdetr.engine.convert import convert, load_foreign_weights, recognise, under_our_names
+from rtdetr.engine.foreign import read_official
+from rtdetr.engine.pdparams import ConvertError, read_pdparams
+from rtdetr.models.official_names import official_layout, official_names
+from rtdetr.models.rtdetrv3 import build_model
+
+TOOL = CONFIGS.parent / "tools" / "convert.py"
+MODELS = ("r18", "r34", "r50", "r101")
+
+
+def write_pdparams(path: Path, state: dict[str, Any], protocol: int = 4) -> Path:
+    """A weight file as Paddle writes it: arrays, and the table of internal names."""
+    table = {name: f"parameter_{i}.w_0" for i, name in enumerate(state)}
+    path.write_bytes(pickle.dumps({**state, "StructuredToParameterName@@": table}, protocol=protocol))
+    return path
+
+
+def run_tool(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command line in this process: a new one would spend its time on importing torch."""
+    command = [str(argument) for argument in arguments]
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = tool().main(command)
+    return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
+
+
+@functools.lru_cache
+def tool() -> Any:
+    specification = importlib.util.spec_from_file_location("convert_tool", TOOL)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def r18_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pdparams(
+        tmp_path_factory.mktemp("official") / "rtdetrv3_r18vd_6x_coco.pdparams", official_state("r18")
+    )
+
+
+class TestPaddleFiles:
+    @pytest.mark.parametrize("name", ["tiny.pdparams", "tiny_protocol2.pdparams"])
+    def test_values_are_exact(self, name: str) -> None:
+        arrays = read_pdparams(golden_file(name))
+        expected = golden_json("tiny.json")["tensors"]
+        assert sorted(arrays) == sorted(expected)
+        for key, entry in expected.items():
+            assert arrays[key].dtype == np.float32 and list(arrays[key].shape) == entry["shape"]
+            assert np.array_equal(arrays[key].ravel(), np.array(entry["values"], np.float32)), key
+
+    @pytest.mark.parametrize("name", ["tiny.pdparams", "tiny_protocol2.pdparams"])
+    def test_transposes_give_paddles_results(self, name: str) -> None:
+        """Linear and self-attention of Paddle on given inputs, with our layout of the weights."""
+        check = golden_json("tiny.json")["check"]
+        weights = {n: official_layout(n, torch.from_numpy(a)) for n, a in read_pdparams(golden_file(name)).items()}
+        linear = nn.functional.linear(torch.tensor(check["x"]), weights["fc.weight"], weights["fc.bias"])
+        assert deviation(linear, check["linear_of_x"]) < 1e-6
+        attention = nn.MultiheadAttention(4, num_heads=2, batch_first=True)
+        attention.load_state_dict({n.removeprefix("attn."): w for n, w in weights.items() if n.startswith("attn.")})
+        x = torch.tensor(check["attn_in"])
+        with torch.no_grad():
+            found = attention(x, x, x, need_weights=False)[0]
+        assert deviation(found, check["self_attention_of_attn_in"]) < 1e-6
+
+    def test_tuple_big_endian_and_fortran_order(self, tmp_path: Path) -> None:
+        array = np.arange(6, dtype=np.float32).reshape(2, 3)
+        content = {"a": ("a", array), "b": array.astype(">f4"), "c": np.asfortranarray(array), "d": tuple(["d", array])}
+        path = tmp_path / "w.pdparams"
+        path.write_bytes(pickle.dumps(content, protocol=4))
+        for found in read_pdparams(path).values():
+            assert np.array_equal(found, array) and found.dtype == np.float32 and found.flags.writeable
+
+    def test_tensor_stored_by_calling_tuple(self, tmp_path: Path) -> None:
+        class AsTuple:
+            def __reduce__(self) -> tuple[Any, ...]:
+                return tuple, (("internal.w_0", np.ones(3, np.float32)),)
+
+        for protocol in (2, 4):
+            path = tmp_path / f"{protocol}.pdparams"
+            path.write_bytes(pickle.dumps({"w": AsTuple()}, protocol=protocol))
+            assert np.array_equal(read_pdparams(path)["w"], np.ones(3, np.float32))
+
+    def test_slices_of_a_large_array_are_joined(self, tmp_path: Path) -> None:
+        array = np.arange(12, dtype=np.float32)
+        table = {"w": {"OriginShape": (3, 4), "slices": ["w@@.0", "w@@.1"]}}
+        content = {"w@@.0": array[:5], "w@@.1": array[5:], "UnpackBigParamInfor@@": table}
+        path = tmp_path / "w.pdparams"
+        path.write_bytes(pickle.dumps(content, protocol=2))
+        assert np.array_equal(read_pdparams(path)["w"], array.reshape(3, 4))
+
+
+class Calls:
+    """Pickles into a call of any function."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.function, self.arguments
+
+
+def by_name(module: str, name: str, argument: str) -> bytes:
+    """A protocol 2 pickle of {"w": module.name(argument)}, also for names that do not exist here."""
+    call = f"c{module}\n{name}\n".encode() + b"X" + len(argument).to_bytes(4, "little") + argument.encode() + b"\x85R"
+    return b"\x80\x02}X\x01\x00\x00\x00w" + call + b"s."
+
+
+def hostile(marker: Path) -> dict[str, tuple[bytes, str]]:
+    """Files that would run something, and what the refusal must name."""
+    touch = f"touch {marker}"
+    write = f"open({str(marker)!r}, 'w')"
+    ones = np.ones(2, np.float32)
+    reconstruct, arguments, state = ones.__reduce__()[:3]
+    build_on_global = b"\x80\x02cnumpy\nndarray\n}X\x01\x00\x00\x00aK\x01sb."
+    return {
+        "system": (pickle.dumps({"w": Calls(os.system, touch)}, 4), "posix.system"),
+        "os.system": (by_name("os", "system", touch), "os.system"),
+        "eval": (pickle.dumps({"w": Calls(eval, write)}, 4), "builtins.eval"),
+        "eval_protocol_2": (by_name("__builtin__", "eval", write), "__builtin__.eval"),
+        "exec": (by_name("builtins", "exec", write), "builtins.exec"),
+        "getattr": (pickle.dumps({"w": Calls(getattr, ones, "dump")}, 4), "builtins.getattr"),
+        "subprocess": (pickle.dumps({"w": Calls(subprocess.call, ["touch", str(marker)])}, 4), "subprocess.call"),
+        "dotted": (pickle.dumps({"w": Calls(np.ndarray.dump, ones, str(marker))}, 4), "getattr"),
+        "numpy_load": (by_name("numpy", "load", str(marker)), "numpy.load"),
+        "torch": (pickle.dumps({"w": torch.ones(2)}, 4), "torch._utils._rebuild_tensor_v2"),
+        "object_array": (pickle.dumps({"w": np.array([Calls(os.system, touch)], object)}, 4), "object"),
+        "text_array": (pickle.dumps({"w": np.array(["text"])}, 4), "U4"),
+        "record_array": (pickle.dumps({"w": np.zeros(2, [("a", "f4")])}, 4), "dtype"),
+        "utf8": (pickle.dumps({"w": Calls(__import__("_codecs").encode, "x", "rot13")}, 4), "_codecs.encode"),
+        "subclass": (pickle.dumps({"w": np.ma.masked_array([1.0])}, 4), "numpy.ma"),
+        "build_on_global": (build_on_global, "numpy.ndarray"),
+        "called_type": (by_name("numpy", "ndarray", "x"), "numpy.ndarray"),
+        "persistent": (b"\x80\x02X\x01\x00\x00\x00xQ.", "outside of the file"),
+        "wrong_size": (pickle.dumps({"w": Calls(_resized, reconstruct, arguments, state)}, 4), "_resized"),
+    }
+
+
+def _resized(*_arguments: Any) -> None:
+    raise AssertionError("the reader called a function of the file")
+
+
+HOSTILE = sorted(hostile(Path("marker")))
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("kind", HOSTILE)
+    def test_foreign_globals_are_named_and_not_run(self, kind: str, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        content, named = hostile(marker)[kind]
+        path = tmp_path / f"{kind}.pdparams"
+        path.write_bytes(content)
+        with pytest.raises(ConvertError, match="refused") as error:
+            read_pdparams(path)
+        assert named in str(error.value) and str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+        assert not marker.exists()
+
+    def test_the_same_file_would_have_run_in_pickle(self, tmp_path: Path) -> None:
+        """The hostile files are real: Python's own reader falls for one."""
+        marker = tmp_path / "marker"
+        pickle.loads(hostile(marker)["os.system"][0])
+        assert marker.exists()
+
+    def test_lying_array_sizes(self, tmp_path: Path) -> None:
+        content = pickle.dumps({"w": np.ones((2, 3), np.float32)}, 4)
+        path = tmp_path / "w.pdparams"
+        path.write_bytes(content.replace(b"K\x02K\x03\x86", b"K\x02K\x7f\x86"))
+        with pytest.raises(ConvertError, match=r"shape \(2, 127\).*24 bytes"):
+            read_pdparams(path)
+
+    @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.9999])
+    def test_truncated(self, share: float, r18_file: Path, tmp_path: Path) -> None:
+        content = golden_file("tiny.pdparams").read_bytes() if share != 0.3 else r18_file.read_bytes()
+        path = tmp_path / "cut.pdparams"
+        path.write_bytes(content[: int(len(content) * share)])
+        with pytest.raises(ConvertError, match="cut short or not a Paddle weight file"):
+            read_pdparams(path)
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ([1, 2], "expected a dict of weights, got list"),
+            ({"w": 1.0}, "entry 'w' is float"),
+            ({"w": {"a": np.ones(1)}}, "entry 'w' is dict"),
+            ({"LR_Scheduler": {"last_epoch": 3}}, "optimiser file"),
+            ({}, "holds no weights"),
+        ],
+    )
+    def test_not_weights(self, content: Any, words: str, tmp_path: Path) -> None:
+        path = tmp_path / "w.pdparams"
+        path.write_bytes(pickle.dumps(content, protocol=4))
+        with pytest.raises(ConvertError, match=words):
+            convert(path)
+
+    def test_missing_file_and_other_network(self, tmp_path: Path) -> None:
+        with pytest.raises(ConvertError, match="no such weight file"):
+            convert(tmp_path / "none.pdparams")
+        path = write_pdparams(tmp_path / "w.pdparams", {"conv0.weight": np.ones((2, 2), np.float32)})
+        with pytest.raises(ConvertError, match=r"neither RT-DETR v1, v2 or v3 nor .* conv0\.weight"):
+            convert(path)
+
+    def test_torch_file_with_code(self, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        path = tmp_path / "w.pth"
+        torch.save({"model": {"backbone.res_layers.0": Calls(os.system, f"touch {marker}")}}, path)
+        with pytest.raises(ConvertError, match="nothing of it was run"):
+            load_foreign_weights(path)
+        assert not marker.exists()
+
+
+class TestOfficialModels:
+    @pytest.mark.parametrize("model", MODELS)
+    def test_every_name_and_shape_is_ours(self, model: str) -> None:
+        """The model is recognised from names and shapes alone, and equals the one of the config file."""
+        entries = golden_json(f"params_{model}.json")["entries"]
+        official = {e["name"]: official_layout(e["name"], torch.empty(e["shape"], device="meta")) for e in entries}
+        config = recognise(official, "memory")
+        assert config.model == config_of(model).model
+        assert config.name == config_of(model).name and config.num_classes == 80
+        with torch.device("meta"):
+            own = build_model(config.model, 80)
+        report = compare(own, under_our_names(official, own))
+        assert not report.missing and not report.unexpected and not report.mismatched
+        assert len(report.matched) == len(entries)
+
+    def test_tool_converts_a_full_file_that_reproduces_the_goldens(self, r18_file: Path, tmp_path: Path) -> None:
+        output = tmp_path / "r18.pth"
+        command = [sys.executable, str(TOOL), str(r18_file), "-o", str(output)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        digest = hashlib.sha256(r18_file.read_bytes()).hexdigest()
+        assert digest in done.stdout and "recognised" in done.stdout and "(100.0%)" in done.stdout
+        content = load_checkpoint(output)
+        assert content["source"] == {"file": r18_file.name, "sha256": digest, "licence": "Apache-2.0"}
+        assert content["preprocess"]["interpolation"] == "cubic" and content["ema"] is None
+        model, config, classes = model_from_checkpoint(output)
+        assert (config.name, classes.names[0], classes.category_ids[-1]) == ("rtdetrv3_r18vd_6x_coco", "person", 90)
+        with np.load(golden_file("eval_r18_f64.npz")) as golden, torch.no_grad():
+            predictions = model.double()(eval_images("b1").double())
+            assert deviation(predictions.boxes, golden["b1/dec_boxes"]) < 1e-8
+            assert deviation(predictions.logits, golden["b1/dec_logits"]) < 1e-6
+
+    def test_raw_weights_file_converts_too(self, tmp_path: Path) -> None:
+        path = write_pdparams(tmp_path / "model.pdema", official_state("r18"), protocol=2)
+        assert len(convert(path).report.matched) == len(official_state("r18"))
+
+    def test_other_number_of_classes(self, tmp_path: Path) -> None:
+        state = {name: a[..., :7] if is_class_row(name) else a for name, a in official_state("r18").items()}
+        state["transformer.denoising_class_embed.weight"] = state["transformer.denoising_class_embed.weight"][:7]
+        for i in range(3):
+            state[f"aux_o2m_head.pred_cls.{i}.weight"] = official_state("r18")[f"aux_o2m_head.pred_cls.{i}.weight"][:7]
+        path = write_pdparams(tmp_path / "seven.pdparams", state)
+        names = tmp_path / "names.json"
+        categories = [{"id": 3 * i, "name": f"thing {i}"} for i in range(7)]
+        names.write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+        done = run_tool(path, "-o", tmp_path / "seven.pth", "--annotations", names, "--licence", "MIT")
+        assert done.returncode == 0, done.stderr
+        content = load_checkpoint(tmp_path / "seven.pth")
+        assert content["classes"]["category_ids"] == [0, 3, 6, 9, 12, 15, 18] and content["source"]["licence"] == "MIT"
+        categories.pop()
+        names.write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
+        done = run_tool(path, "-o", tmp_path / "six.pth", "--annotations", names)
+        assert done.returncode == 2 and "7 classes" in done.stderr and not (tmp_path / "six.pth").exists()
+
+    def test_wrong_model(self, r18_file: Path, tmp_path: Path) -> None:
+        done = run_tool(r18_file, "-o", tmp_path / "out.pth", "-c", CONFIGS / "rtdetrv3_r34vd_6x_coco.yml")
+        assert done.returncode == 2 and done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+        assert "does not fit rtdetrv3_r34vd_6x_coco" in done.stderr and not (tmp_path / "out.pth").exists()
+        assert "missing in the file" in done.stdout
+
+    @pytest.mark.parametrize("fault", ["missing", "left over", "shape"])
+    def test_incomplete_file(self, fault: str, tmp_path: Path) -> None:
+        state = dict(official_state("r18"))
+        if fault == "missing":
+            del state["neck.lateral_convs.0.bn.bias"]
+        elif fault == "left over":
+            state["neck.lateral_convs.0.bn.extra"] = np.ones(3, np.float32)
+        else:
+            state["neck.lateral_convs.0.bn.bias"] = np.ones(3, np.float32)
+        path = write_pdparams(tmp_path / "w.pdparams", state)
+        report = convert(path).report
+        listed = {"missing": report.missing, "left over": report.unexpected, "shape": report.mismatched}[fault]
+        assert len(listed) == 1
+        done = run_tool(path, "-o", tmp_path / "out.pth")
+        assert done.returncode == 2 and "1 " in done.stderr and not (tmp_path / "out.pth").exists()
+
+
+def is_class_row(name: str) -> bool:
+    """Entries whose last axis counts classes in Paddle's layout."""
+    return "score_head" in name or ("pred_cls" in name and name.endswith("bias"))
+
+
+@pytest.fixture(scope="module")
+def official() -> dict[str, Tensor]:
+    """Formula weights under official names, in torch's layout."""
+    return {name: official_layout(name, torch.from_numpy(array)) for name, array in official_state("r18").items()}
+
+
+@pytest.fixture(scope="module")
+def expected(official: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same under our names."""
+    with torch.device("meta"):
+        names = official_names(build_model(config_of("r18").model, 80).state_dict())
+    return {ours: official[name] for ours, name in names.items()}
+
+
+class TestForeignWeights:
+    """Warm starts. The files are made here in the layouts of their origins from the official formula weights."""
+
+    def check(self, path: Path, expected: dict[str, Tensor], wanted: Callable[[str], bool]) -> None:
+        """The warm start takes exactly the wanted entries, with their values, and nothing is left over."""
+        model = build_model(config_of("r18").model, 80)
+        report = warm_start(model, path)
+        assert sorted(report.matched) == sorted(name for name in expected if wanted(name))
+        assert not report.unexpected and not report.mismatched
+        own = model.state_dict()
+        assert all(torch.equal(own[name], expected[name]) for name in report.matched)
+
+    @pytest.mark.parametrize("prefix", ["", "backbone."])
+    def test_paddle_backbone(self, prefix: str, expected: dict[str, Tensor], tmp_path: Path) -> None:
+        state = {
+            prefix + name.removeprefix("backbone."): array
+            for name, array in official_state("r18").items()
+            if name.startswith("backbone.")
+        }
+        path = write_pdparams(tmp_path / "ResNet18_vd_pretrained.pdparams", state)
+        self.check(path, expected, lambda name: name.startswith("backbone."))
+
+    def test_torch_backbone(self, official: dict[str, Tensor], expected: dict[str, Tensor], tmp_path: Path) -> None:
+        backbone = {
+            torch_name(n).removeprefix("backbone."): t for n, t in official.items() if n.startswith("backbone.")
+        }
+        backbone["conv1.conv1_1.norm.num_batches_tracked"] = torch.tensor(7)
+        torch.save(backbone, tmp_path / "ResNet18_vd_pretrained_from_paddle.pth")
+        self.check(tmp_path / "ResNet18_vd_pretrained_from_paddle.pth", expected, lambda n: n.startswith("backbone."))
+
+    @pytest.mark.parametrize("version", [1, 2])
+    def test_rtdetr(
+        self, version: int, official: dict[str, Tensor], expected: dict[str, Tensor], tmp_path: Path
+    ) -> None:
+        """The averaged weights come first; the raw ones beside them are other numbers."""
+        state = rtdetr_state(official, version)
+        raw = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        content = {"last_epoch": 71, "model": raw, "ema": {"module": state, "updates": 5}, "date": "today"}
+        torch.save(content, tmp_path / "rtdetr.pth")
+        official_of = {ours: name for ours, name in official_names(expected).items()}
+        self.check(tmp_path / "rtdetr.pth", expected, lambda name: in_rtdetr(official_of[name]))
+
+    def test_rtdetr_in_paddle(self, expected: dict[str, Tensor], tmp_path: Path) -> None:
+        state = {}
+        for name, array in official_state("r18").items():
+            if in_rtdetr(name):
+                single = name.replace("enc_output.0.", "enc_output.").replace("_head.0.layers", "_head.layers")
+                single = single.replace("enc_score_head.0.", "enc_score_head.")
+                state[name if ".dec_" in name else single] = array
+        path = write_pdparams(tmp_path / "rtdetr_r18vd_6x_coco.pdparams", state)
+        official_of = {ours: name for ours, name in official_names(expected).items()}
+        self.check(path, expected, lambda name: in_rtdetr(official_of[name]))
+
+    def test_detrs(self, official: dict[str, Tensor], expected: dict[str, Tensor], tmp_path: Path) -> None:
+        """Official names with torch's statistics, and two derived buffers."""
+        state = {
+            n.replace("._mean", ".running_mean").replace("._variance", ".running_var"): t for n, t in official.items()
+        }
+        state |= {"aux_o2m_head.anchor_points": torch.ones(4, 2), "aux_o2m_head.stride_tensor": torch.ones(4, 1)}
+        torch.save(
+            {"model": {f"module.{n}": t for n, t in state.items()}, "metadata": {"source": "x"}}, tmp_path / "d.pth"
+        )
+        self.check(tmp_path / "d.pth", expected, lambda name: True)
+
+    def test_unknown_entries_are_left_over(self, official: dict[str, Tensor], tmp_path: Path) -> None:
+        state = {**rtdetr_state(official, 2), "decoder.tgt_embed.weight": torch.ones(300, 256)}
+        torch.save({"model": state}, tmp_path / "w.pth")
+        report = compare(build_model(config_of("r18").model, 80), load_foreign_weights(tmp_path / "w.pth"))
+        assert report.unexpected == ["transformer.tgt_embed.weight"]
+
+    def test_other_number_of_classes_is_mismatched(self, official: dict[str, Tensor], tmp_path: Path) -> None:
+        torch.save({"model": rtdetr_state(official, 1)}, tmp_path / "w.pth")
+        report = compare(build_model(config_of("r18").model, 3), load_foreign_weights(tmp_path / "w.pth"))
+        assert {each.split(" ")[0].split(".")[-2] for each in report.mismatched} >= {"score_head", "label_embedding"}
+        assert "decoder.box_heads.0.layers.0.weight" in report.matched
+
+    def test_read_official_of_a_memory_dump(self, tmp_path: Path) -> None:
+        buffer = io.BytesIO()
+        torch.save([torch.ones(2)], buffer)
+        (tmp_path / "list.pth").write_bytes(buffer.getvalue())
+        with pytest.raises(ConvertError, match="expected a dict of tensors, got list"):
+            read_official(tmp_path / "list.pth")
+        (tmp_path / "cut.pth").write_bytes(buffer.getvalue()[:200])
+        with pytest.raises(ConvertError, match=r"cut\.pth"):
+            read_official(tmp_path / "cut.pth")
+
+
+def in_rtdetr(official_name: str) -> bool:
+    """Has RT-DETR v1/v2 this part? It has one query group, no memory map and no dense head."""
+    if official_name.startswith("aux_o2m_head.") or ".map_memory." in official_name:
+        return False
+    group = official_name.split(".")[2] if ".enc_" in official_name else "0"
+    return group == "0"
+
+
+def torch_name(name: str) -> str:
+    """The name in RT-DETR's PyTorch code of a backbone entry or a batch norm statistic, written out by hand."""
+    name = name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
+    parts = name.split(".")
+    if len(parts) > 2 and parts[1].startswith("res"):
+        block = "abcdef".index(parts[2][4])
+        parts[1:3] = ["res_layers", str(int(parts[1][3]) - 2), "blocks", str(block)]
+    return ".".join(parts)
+
+
+def rtdetr_state(official: dict[str, Tensor], version: int) -> dict[str, Tensor]:
+    """A state dict as RT-DETR v1 or v2 (PyTorch) saves it."""
+    state = {}
+    for name, tensor in official.items():
+        if not in_rtdetr(name):
+            continue
+        new = torch_name(name).replace(".bn.", ".norm.")
+        new = new.replace("neck.", "encoder.", 1).replace("transformer.", "decoder.", 1)
+        new = new.replace("_head.0.", "_head.") if ".enc_" in new else new
+        if version == 2:
+            new = new.replace("enc_output.0.0.", "enc_output.proj.").replace("enc_output.0.1.", "enc_output.norm.")
+            if new.startswith("encoder.input_proj."):
+                parts = new.split(".")
+                parts[3] = {"0": "conv", "1": "norm"}[parts[3]]
+                new = ".".join(parts)
+        new = new.replace("enc_output.0.0.", "enc_output.0.").replace("enc_output.0.1.", "enc_output.1.")
+        if new == "decoder.denoising_class_embed.weight":
+            tensor = torch.cat((tensor, torch.zeros(1, tensor.shape[1])))
+        state[new] = tensor
+    if version == 2:
+        state |= {"decoder.anchors": torch.ones(1, 8400, 4), "decoder.valid_mask": torch.ones(1, 8400, 1)}
+        state["decoder.decoder.layers.0.cross_attn.num_points_scale"] = torch.ones(12)
+    return state
+
+
+def test_golden_folder_names_known_models() -> None:
+    """Files of a model without a config would be skipped silently otherwise."""
+    for name in golden_names("params_*.json"):
+        assert (CONFIGS / f"rtdetrv3_{name[7:-5]}vd_6x_coco.yml").is_file()

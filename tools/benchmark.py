@@ -1,0 +1,62 @@
+"""Measures speed. `python tools/benchmark.py op`: the deformable attention op, every backend, type and case."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
+
+import torch
+
+from rtdetr.engine import benchmark_op
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    op = commands.add_parser("op", help="the deformable attention op")
+    cases = [case.name for case in benchmark_op.CASES]
+    op.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    op.add_argument("--cases", nargs="+", choices=cases, help="default: all on a GPU, R1 on a CPU")
+    op.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: all on a GPU, float32 on a CPU")
+    op.add_argument("--backends", nargs="+", choices=("cuda", "cpu", "torch"), help="default: all that run there")
+    op.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    return measure_op(parser.parse_args(arguments))
+
+
+def measure_op(args: argparse.Namespace) -> int:
+    """Prints the table, row by row as it grows, and writes the JSON file."""
+    device = torch.device(args.device)
+    on_gpu = device.type == "cuda"
+    wanted = args.cases or ([case.name for case in benchmark_op.CASES] if on_gpu else ["R1"])
+    dtypes = args.dtypes or (list(DTYPES) if on_gpu else ["float32"])
+    backends = args.backends or benchmark_op.backends_for(device)
+    environment = benchmark_op.environment(device)
+    copy_rate = benchmark_op.copy_speed(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    if on_gpu:
+        print(f"device copy, read and written: {copy_rate / 1e12:.2f} TB/s")
+    measurements = []
+    for case in benchmark_op.CASES:
+        for dtype in dtypes if case.name in wanted else []:
+            for backend in backends:
+                measurements.append(benchmark_op.measure(case, backend, DTYPES[dtype], device, copy_rate))
+                rows = benchmark_op.table(measurements).splitlines()
+                print("\n".join(rows if len(measurements) == 1 else rows[-1:]), flush=True)
+                if on_gpu:
+                    torch.cuda.empty_cache()
+    if args.json:
+        record = {**environment, "copy_bytes_per_second": copy_rate, "measurements": [asdict(m) for m in measurements]}
+        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

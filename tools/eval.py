@@ -1,0 +1,11 @@
+"""`python tools/eval.py ...` is `rtdetr eval ...`: see rtdetr/cli.py, or --help."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
+
+from rtdetr.cli import evaluate_command
+
+if __name__ == "__main__":
+    sys.exit(evaluate_command())
