@@ -152,6 +152,7 @@ class TrainConfig:
     accumulate: int = 1  # batches per optimiser step
     eval_every: int = 1  # epochs
     log_every: int = 10  # optimiser steps
+    save_seconds: float = 60.0  # last.pth is written at epoch ends this far apart, before evaluations and at the end
     seed: int = 0
     sync_batch_norm: bool = True  # on several GPUs
     find_unused_parameters: bool = False

@@ -1,4 +1,4 @@
-"""A run small enough for tests: generated pictures of 96 pixels, shrunk to 64, and the smallest model that has every part."""
+"""A run small enough for tests: generated pictures, shrunk to 64 pixels, and the smallest model that has every part."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python tests/install_matrix.py [--list] [case ...]
 
-The environments see the packages of this interpreter's environment (torch is not installed again). Exit status 1 and one
-line per failure if a case does not behave.
+The environments see the packages of this interpreter's environment (torch is not installed again). Exit status 1 and
+one line per failure if a case does not behave.
 """
 
 from __future__ import annotations
@@ -62,11 +62,23 @@ class Scratch:
         return done
 
     def install(self, *, check: bool = True, **settings: str) -> subprocess.CompletedProcess[str]:
-        command = [self.python, "-m", "pip", "install", "-v", "--no-build-isolation", "--no-deps", "--no-index", "./src"]
+        command = [
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "-v",
+            "--no-build-isolation",
+            "--no-deps",
+            "--no-index",
+            "./src",
+        ]
         return self.run(*command, check=check, **settings)
 
     def says(self) -> dict[str, dict[str, dict[str, str]]]:
-        facts: dict[str, dict[str, dict[str, str]]] = json.loads(self.run(self.python, "-m", "rtdetr.ops", "--json").stdout)
+        facts: dict[str, dict[str, dict[str, str]]] = json.loads(
+            self.run(self.python, "-m", "rtdetr.ops", "--json").stdout
+        )
         return facts
 
     def works(self, cpu: str) -> None:
@@ -87,7 +99,8 @@ def make_scratch(folder: Path) -> Scratch:
             shutil.copy(path, source / name)
     if not (source / "README.md").exists():
         (source / "README.md").write_text("rtdetr")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    # Without a pip of its own, and so without the old setuptools that some Pythons bring along.
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     site = next((folder / "venv/lib").glob("python*")) / "site-packages"
     (site / "shared.pth").write_text(sysconfig.get_path("purelib"))
     (folder / "bin").mkdir()
@@ -197,6 +210,15 @@ def just_in_time(scratch: Scratch) -> None:
     assert library.stat().st_mtime_ns == stamp, "the second start compiled again"
 
 
+def isolated(scratch: Scratch) -> None:
+    """Plain `pip install .`: pip fetches setuptools and ninja for the build, and torch is found beside them."""
+    scratch.tools("g++")
+    link = next((scratch.folder / "venv/lib").glob("python*")) / "site-packages/torch"
+    link.symlink_to(Path(sysconfig.get_path("purelib")) / "torch")
+    scratch.run(scratch.python, "-m", "pip", "install", "-v", "--no-deps", "./src", RTDETR_CUDA="0")
+    scratch.works("cpu")
+
+
 def editable(scratch: Scratch) -> None:
     scratch.tools("g++", "ninja")
     command = ["-m", "pip", "install", "--no-build-isolation", "--no-deps", "--no-index", "-e", "./src"]
@@ -220,6 +242,7 @@ def fake_version(scratch: Scratch, version: str) -> None:
 CASES: list[Callable[[Scratch], None]] = [
     no_compiler, cuda_off, force_cpu, no_nvcc, no_nvcc_but_demanded, nvcc_without_gpu, nvcc_of_another_minor,
     nvcc_of_a_newer_major, nvcc_from_pypi, cannot_load, torch_alone, just_in_time, editable,
+    isolated,
 ]  # fmt: skip
 
 

@@ -47,8 +47,8 @@ def golden_json(name: str) -> Any:
 
 
 def golden_names(pattern: str) -> list[str]:
-    """Names of the files of the golden folder that match a glob, sorted. The folder is RTDETR_GOLDEN, else tests/golden,
-    else ../shared/golden."""
+    """Names of the files that match a glob, sorted, in the golden folder: RTDETR_GOLDEN, else tests/golden, else
+    ../shared/golden."""
     folder = golden_dir()
     if not os.environ.get("RTDETR_GOLDEN") and not any(folder.glob("*.npz")):
         folder = SHARED / "golden"
@@ -169,7 +169,7 @@ RECORD = Record()
 
 
 class Checks:
-    """Collects the deviations of one file, so that a failure lists the worst of every quantity and not only the first."""
+    """Collects the deviations of one file, so that a failure lists the worst of every quantity, not only the first."""
 
     def __init__(self, group: str, where: str, tolerances: dict[str, Tolerance]) -> None:
         self.group, self.where, self.tolerances = group, where, tolerances

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -50,17 +51,38 @@ def test_nothing_is_left_of_an_interrupted_run(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_process_may_be_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_that_another_process_finished_first_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = S._write_split
 
     def overtaken(root: Path, split: str, count: int, size: int, seed: int) -> None:
         if split == "val":
             monkeypatch.setattr(S, "_write_split", original)
-            S.make_shapes(tmp_path / "a", 2, 1, 96)
+            (S.make_shapes(tmp_path / "a", 2, 1, 96) / "marker").touch()
         original(root, split, count, size, seed)
 
     monkeypatch.setattr(S, "_write_split", overtaken)
-    assert len(digest(S.make_shapes(tmp_path / "a", 2, 1, 96))) == 6
+    assert (S.make_shapes(tmp_path / "a", 2, 1, 96) / "marker").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_processes_that_finish_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    rename = Path.rename
+
+    def overtaken(self: Path, target: Path) -> Path:
+        shutil.copytree(self, target)
+        if not same:
+            (target / S.STAMP).write_text("{}")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    if same:
+        assert len(digest(S.make_shapes(tmp_path / "a", 2, 1, 96))) == 6
+    else:
+        with pytest.raises(OSError, match="not empty"):
+            S.make_shapes(tmp_path / "a", 2, 1, 96)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 

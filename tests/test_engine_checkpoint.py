@@ -110,7 +110,7 @@ def test_no_code_of_a_file_runs(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_named(saved: Path) -> None:
     weights = load_checkpoint(saved)["model"]
-    with pytest.raises(CheckpointError, match="R18.*3 classes.*expected.*R18.*8 classes") as error:
+    with pytest.raises(CheckpointError, match=r"R18.*3 classes.*expected.*R18.*8 classes") as error:
         load_exactly(nano_model(num_classes=8), weights, saved)
     assert "decoder" in one_line(error) and "(3," in one_line(error)
     with pytest.raises(CheckpointError, match="expected RT-DETRv3 R34"):
@@ -149,7 +149,7 @@ def test_warm_start_takes_what_fits_and_reports_the_rest(saved: Path) -> None:
 def test_warm_start_from_something_else_is_refused(saved: Path, tmp_path: Path) -> None:
     content = {**load_checkpoint(saved), "model": {"fc.weight": torch.zeros(1)}, "ema": None}
     save_checkpoint(tmp_path / "other.pth", content)
-    with pytest.raises(CheckpointError, match="none of its 1 entries fits.*fc.weight"):
+    with pytest.raises(CheckpointError, match=r"none of its 1 entries fits.*fc\.weight"):
         warm_start(nano_model(), tmp_path / "other.pth")
 
 

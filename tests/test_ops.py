@@ -84,14 +84,16 @@ def test_golden(target: Target, name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_golden_decoder(target: Target, dtype: torch.dtype) -> None:
     golden = np.load(golden_dir() / "op_deform_dec320.npz")
-    made = [torch.from_numpy(unit(f"op-dec320:{tag}", shape).astype(np.float32)).to(dtype) for tag, shape in [
-        ("value", (1, 2100, 8, 32)), ("loc", (1, 300, 8, 3, 4, 2)), ("attn", (1, 300, 8, 12)), ("gout", (1, 300, 256))
-    ]]  # fmt: skip
+
+    def noise(tag: str, *shape: int) -> Tensor:
+        return torch.from_numpy(unit(f"op-dec320:{tag}", shape))
+
+    locations = 0.5 + 0.3 * noise("loc", 1, 300, 8, 3, 4, 2)
+    weights = noise("attn", 1, 300, 8, 12).softmax(-1).unflatten(-1, (3, 4))
+    made = (noise("value", 1, 2100, 8, 32), locations, weights, noise("gout", 1, 300, 256))
     # The golden inputs are float32 numbers, in the float64 run too.
-    locations = (0.5 + 0.3 * torch.from_numpy(unit("op-dec320:loc", (1, 300, 8, 3, 4, 2)))).float().to(dtype)
-    logits = torch.from_numpy(unit("op-dec320:attn", (1, 300, 8, 12)))
-    weights = logits.softmax(-1).unflatten(-1, (3, 4)).float().to(dtype)
-    x = Inputs(made[0], locations, weights, made[3], ((40, 40), (20, 20), (10, 10)))
+    value, locations, weights, grad = (t.float().to(dtype) for t in made)
+    x = Inputs(value, locations, weights, grad, ((40, 40), (20, 20), (10, 10)))
     suffix = str(dtype).removeprefix("torch.")
     names = ("output", "grad_value", "grad_sampling_locations", "grad_attention_weights")
     for name, actual in zip(names, run(x, target), strict=True):
@@ -112,7 +114,7 @@ def test_official_cuda_kernel(target: Target) -> None:
 def test_gradcheck(target: Target) -> None:
     x = make_inputs(((4, 3), (2, 2)), 2, 3, 2, 3, 2, dtype=torch.float64).to(target[1])
     assert torch.autograd.gradcheck(
-        lambda v, l, w: ms_deform_attn(v, x.shapes, None, l, w, backend=target[0]), x.leaves()
+        lambda *t: ms_deform_attn(t[0], x.shapes, None, t[1], t[2], backend=target[0]), x.leaves()
     )
 
 
@@ -128,7 +130,9 @@ sizes = st.integers(1, 9)
     seed=st.integers(0, 1000),
 )
 @pytest.mark.parametrize("case", BACKENDS)
-def test_any_shape(case: Target, shapes: Shapes, sizes: tuple[int, ...], dtype: torch.dtype, spread: float, seed: int) -> None:
+def test_any_shape(
+    case: Target, shapes: Shapes, sizes: tuple[int, ...], dtype: torch.dtype, spread: float, seed: int
+) -> None:
     require(*case)
     x = make_inputs(shapes, *sizes, dtype=dtype, spread=spread, seed=seed)
     actual, expected = run(x, case), reference64(x)

@@ -40,7 +40,7 @@ def test_unknown_backend_is_an_error() -> None:
 
 
 def test_named_backend_on_the_wrong_device_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="needs tensors on cuda, got value.device=cpu"):
+    with pytest.raises(RuntimeError, match=r"needs tensors on cuda, got value\.device=cpu"):
         resolve_backend("cuda", torch.empty(0))
 
 
@@ -83,7 +83,9 @@ def test_library_that_was_never_built(tmp_path: Path) -> None:
 def test_library_that_cannot_load(tmp_path: Path) -> None:
     (tmp_path / "_cpu.so").write_bytes(b"not a library")
     why = compiled.load("cpu", tmp_path, {"cpu": {"built": True, "torch": "9.9"}})
-    assert why is not None and why.startswith(f"the cpu kernels are built (torch 9.9) but do not load with torch {torch.__version__}")
+    assert why is not None and why.startswith(
+        f"the cpu kernels are built (torch 9.9) but do not load with torch {torch.__version__}"
+    )
     assert why.endswith(f"to build them again: {compiled.BUILD}")
 
 
@@ -104,4 +106,7 @@ def test_report_of_what_is_missing(monkeypatch: pytest.MonkeyPatch, kind: str) -
     monkeypatch.setitem(compiled.WHY_NOT, kind, "the reason")
     monkeypatch.setitem(compiled.INFO, kind, {"built": False})
     text = command.lines(command.report())
-    assert text[text.index(f"{kind} kernels: not built{', debug' if compiled.INFO.get('debug') else ''}") + 1] == "  the reason"
+    assert (
+        text[text.index(f"{kind} kernels: not built{', debug' if compiled.INFO.get('debug') else ''}") + 1]
+        == "  the reason"
+    )

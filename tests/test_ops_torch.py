@@ -47,9 +47,7 @@ class Attention(nn.Module):
         value = self.value(memory).unflatten(-1, (heads, -1))
         offsets = self.offsets(query).unflatten(-1, (heads, levels, points, 2))
         logits = self.logits(query).unflatten(-1, (heads, levels * points))
-        return self.out(
-            ms_deform_attn_fused(value, shapes, boxes.unsqueeze(2), offsets, logits, backend=self.backend)
-        )
+        return self.out(ms_deform_attn_fused(value, shapes, boxes.unsqueeze(2), offsets, logits, backend=self.backend))
 
 
 def layer_inputs(batch: int, queries: int, shapes: Shapes, device: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,7 +120,9 @@ def test_compile_once_for_all_sizes(target: Target, train: bool) -> None:
             actual, expected = fast(query, boxes, memory, shapes), module(query, boxes, memory, shapes)
         assert relative(actual, expected.detach()) <= 1e-5
         if train:
-            grads = [torch.autograd.grad(y.square().sum(), [query, memory, *module.parameters()]) for y in (actual, expected)]
+            grads = [
+                torch.autograd.grad(y.square().sum(), [query, memory, *module.parameters()]) for y in (actual, expected)
+            ]
             assert all(relative(a, e) <= 1e-4 for a, e in zip(*grads, strict=True))
     assert count <= 2
 
@@ -137,7 +137,9 @@ def test_export(target: Target) -> None:
     kernel = {"torch": "grid_sampler", "cpu": "rtdetr.ms_deform_attn", "cuda": "rtdetr.ms_deform_attn_fused"}[target[0]]
     assert any(kernel in name for name in names)
     query, boxes, _ = layer_inputs(2, 19, SHAPES, target[1])
-    assert relative(program.module()(query, boxes, memory, SHAPES), module(query, boxes, memory, SHAPES).detach()) <= 1e-6
+    assert (
+        relative(program.module()(query, boxes, memory, SHAPES), module(query, boxes, memory, SHAPES).detach()) <= 1e-6
+    )
 
 
 def test_checkpoint(target: Target) -> None:
@@ -160,7 +162,9 @@ def test_autocast_casts_values_and_keeps_locations(target: Target, dtype: torch.
         actual = ms_deform_attn(x.value, x.shapes, None, x.locations, x.weights, backend=target[0])
     rounded = x.value.to(dtype)
     assert actual.dtype == dtype
-    expected = ms_deform_attn(rounded.double(), x.shapes, None, x.locations.double(), x.weights.double(), backend="torch")
+    expected = ms_deform_attn(
+        rounded.double(), x.shapes, None, x.locations.double(), x.weights.double(), backend="torch"
+    )
     assert relative(actual, expected) <= (5e-4 if dtype == torch.float16 else 4e-3)
 
 

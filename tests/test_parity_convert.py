@@ -91,7 +91,7 @@ class TestPaddleFiles:
 
     def test_tuple_big_endian_and_fortran_order(self, tmp_path: Path) -> None:
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
-        content = {"a": ("a", array), "b": array.astype(">f4"), "c": np.asfortranarray(array), "d": tuple(["d", array])}
+        content = {"a": ("a", array), "b": array.astype(">f4"), "c": np.asfortranarray(array), "d": ("d", array)}
         path = tmp_path / "w.pdparams"
         path.write_bytes(pickle.dumps(content, protocol=4))
         for found in read_pdparams(path).values():
@@ -370,7 +370,7 @@ class TestForeignWeights:
         raw = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         content = {"last_epoch": 71, "model": raw, "ema": {"module": state, "updates": 5}, "date": "today"}
         torch.save(content, tmp_path / "rtdetr.pth")
-        official_of = {ours: name for ours, name in official_names(expected).items()}
+        official_of = official_names(expected)
         self.check(tmp_path / "rtdetr.pth", expected, lambda name: in_rtdetr(official_of[name]))
 
     def test_rtdetr_in_paddle(self, expected: dict[str, Tensor], tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ class TestForeignWeights:
                 single = single.replace("enc_score_head.0.", "enc_score_head.")
                 state[name if ".dec_" in name else single] = array
         path = write_pdparams(tmp_path / "rtdetr_r18vd_6x_coco.pdparams", state)
-        official_of = {ours: name for ours, name in official_names(expected).items()}
+        official_of = official_names(expected)
         self.check(path, expected, lambda name: in_rtdetr(official_of[name]))
 
     def test_detrs(self, official: dict[str, Tensor], expected: dict[str, Tensor], tmp_path: Path) -> None:
@@ -426,10 +426,13 @@ def in_rtdetr(official_name: str) -> bool:
     return group == "0"
 
 
+def with_torch_statistics(name: str) -> str:
+    return name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
+
+
 def torch_name(name: str) -> str:
     """The name in RT-DETR's PyTorch code of a backbone entry or a batch norm statistic, written out by hand."""
-    name = name.replace("._mean", ".running_mean").replace("._variance", ".running_var")
-    parts = name.split(".")
+    parts = with_torch_statistics(name).split(".")
     if len(parts) > 2 and parts[1].startswith("res"):
         block = "abcdef".index(parts[2][4])
         parts[1:3] = ["res_layers", str(int(parts[1][3]) - 2), "blocks", str(block)]

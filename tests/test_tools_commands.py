@@ -115,26 +115,25 @@ def test_missing_data_is_one_line(data: Path, tmp_path: Path, capsys: pytest.Cap
 def test_wrong_weights_are_one_line(
     trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no such weight file" in refused(capsys, ["eval", "-w", "nowhere.pth", "--device", "cpu"])
-    assert "not a checkpoint" in refused(capsys, ["demo", "-w", str(NANO), str(data), "--device", "cpu"])
-    other = {
-        **load_checkpoint(trained / "best.pth"),
-        "model": {"fc.weight": load_checkpoint(trained / "best.pth")["model"]},
-    }
-    other["model"] = {"fc.weight": next(iter(load_checkpoint(trained / "best.pth")["model"].values()))}
-    save_checkpoint(tmp_path / "other.pth", other)
-    text = refused(capsys, ["eval", "-w", str(tmp_path / "other.pth"), "--device", "cpu"])
+    on_cpu = ["--device", "cpu"]
+    assert "no such weight file" in refused(capsys, ["eval", "-w", "nowhere.pth", *on_cpu])
+    assert "not a checkpoint" in refused(capsys, ["demo", "-w", str(NANO), str(data / "val"), *on_cpu])
+    content = load_checkpoint(trained / "best.pth")
+    save_checkpoint(tmp_path / "other.pth", {**content, "model": {"fc.weight": next(iter(content["model"].values()))}})
+    text = refused(capsys, ["eval", "-w", str(tmp_path / "other.pth"), *on_cpu])
     assert "weights of another model" in text and "something else than RT-DETRv3" in text
-    tuned = ["train", "-c", str(NANO), "-t", str(tmp_path / "other.pth"), "--device", "cpu", "-u", *tiny_updates(data)]
+    tuned = ["train", "-c", str(NANO), "-t", str(tmp_path / "other.pth"), *on_cpu, "-u", *tiny_updates(data)]
     assert "none of its 1 entries fits" in refused(capsys, tuned)
-    wider = ["train", "-r", str(trained / "last.pth"), "--device", "cpu", "-u", "model.decoder.num_layers=3"]
+    wider = ["train", "-r", str(trained / "last.pth"), *on_cpu, "-u", "model.decoder.num_layers=3"]
     assert "3 decoder layers" in refused(capsys, wider)
 
 
-def test_other_misuse_is_one_line(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    weights = ["-w", str(trained / "best.pth")]
-    assert "no picture found" in refused(capsys, ["demo", *weights, str(tmp_path), "--device", "cpu"])
-    assert "expected cpu, cuda" in refused(capsys, ["demo", *weights, str(tmp_path / ".."), "--device", "tpu9x"])
+def test_other_misuse_is_one_line(
+    trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["demo", "-w", str(trained / "best.pth")]
+    assert "no picture found" in refused(capsys, [*command, str(tmp_path), "--device", "cpu"])
+    assert "expected cpu, cuda" in refused(capsys, [*command, str(data / "val"), "--device", "tpu9x"])
     assert cli.main(["fly"]) == 2 and cli.main([]) == 2
     assert cli.main(["--help"]) == 0
     with pytest.raises(SystemExit) as exit_code:

@@ -3,6 +3,7 @@ so the number of workers does not matter and any epoch can be replayed, from any
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -98,19 +99,25 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.world_size = world_size
         self.epoch = 0
         self.start_batch = 0
+        self.endless = False  # one epoch after another
 
     def __len__(self) -> int:
         """Batches of a whole epoch, wherever the next one starts."""
         return self.num_samples // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
-        order = np.random.default_rng((self.seed, _ORDER, self.epoch)).permutation(self.num_samples).tolist()
-        for batch in range(self.start_batch, len(self)):
-            rng = np.random.default_rng((self.seed, _BATCH, self.epoch, batch, self.rank))
+        yield from self._of_epoch(self.epoch, self.start_batch)
+        for epoch in itertools.count(self.epoch + 1) if self.endless else ():
+            yield from self._of_epoch(epoch, 0)
+
+    def _of_epoch(self, epoch: int, start_batch: int) -> Iterator[list[SampleKey]]:
+        order = np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.num_samples).tolist()
+        for batch in range(start_batch, len(self)):
+            rng = np.random.default_rng((self.seed, _BATCH, epoch, batch, self.rank))
             size = self.sizes[rng.integers(len(self.sizes))]
             interpolation = self.interpolations[rng.integers(len(self.interpolations))]
             start = (batch * self.world_size + self.rank) * self.batch_size
-            yield [SampleKey(i, self.epoch, size, interpolation) for i in order[start : start + self.batch_size]]
+            yield [SampleKey(i, epoch, size, interpolation) for i in order[start : start + self.batch_size]]
 
 
 class DetectionLoader(DataLoader[Item]):
@@ -137,6 +144,14 @@ class DetectionLoader(DataLoader[Item]):
             # From a worker the sentence comes at the end of a traceback; its reader wants the sentence.
             sentence = str(error).strip().splitlines()[-1]
             raise DataError(sentence.removeprefix(f"{DataError.__module__}.{DataError.__qualname__}: ")) from error
+
+    def stream(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """The batches of a training loader from there on, one epoch after another for ever. The workers do not wait
+        between epochs, which is most of the time when the set is small."""
+        self.set_epoch(epoch, start_batch)
+        if isinstance(self.batch_sampler, TrainingBatches):
+            self.batch_sampler.endless = True
+        yield from self
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Chooses what the next iteration over a training loader yields: that epoch, from that batch on."""

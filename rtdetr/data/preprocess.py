@@ -1,4 +1,4 @@
-"""The one way a picture becomes network input in evaluation and detection, equal to the official pipeline bit for bit."""
+"""How a picture becomes network input in evaluation and detection, equal to the official pipeline bit for bit."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-# The official pipeline multiplies by the rounded reciprocal. Dividing by 255 differs in the last bit of every 9th value.
+# The official pipeline multiplies by the rounded reciprocal; dividing by 255 differs in the last bit of some values.
 SCALE = np.float32(1.0 / 255.0)
 
 
 def preprocess(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int] = (640, 640)) -> Tensor:
     """Network input (3, h, w) float32, RGB in [0, 1], of a PIL picture of any mode or a uint8 RGB array (H, W, 3).
 
-    size: (h, w) in pixels. The aspect ratio is not kept. The resize is OpenCV's cubic one on uint8 (rounded, saturated),
-    without smoothing when it shrinks, as in the official eval pipeline; a picture that has the size already is not touched.
+    size: (h, w) in pixels. The aspect ratio is not kept. The resize is OpenCV's cubic one on uint8 (rounded, saturated)
+    without smoothing when it shrinks, as in the official eval pipeline; a picture of that size is not touched.
     Raises ValueError when the array or the size has another form.
     """
     return to_tensor(resize_cubic(as_rgb_array(image), size))

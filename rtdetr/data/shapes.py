@@ -68,6 +68,9 @@ def _stamp_of(folder: Path) -> dict[str, int] | None:
 
 
 def _put_in_place(new: Path, folder: Path, stamp: dict[str, int]) -> None:
+    """Moves the finished set to its folder, unless another process has put the same set there in the meantime."""
+    if _stamp_of(folder) == stamp:
+        return
     if folder.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
         folder.rename(old / "set")
@@ -75,7 +78,7 @@ def _put_in_place(new: Path, folder: Path, stamp: dict[str, int]) -> None:
     try:
         new.rename(folder)
     except OSError:
-        if _stamp_of(folder) != stamp:  # otherwise another process has just put the same set there
+        if _stamp_of(folder) != stamp:  # otherwise the other process was faster by a hair
             raise
 
 

@@ -134,8 +134,8 @@ def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path)
     stem = shapes.get("backbone.conv1.conv1_1.conv.weight")
     if not depths or stem is None:
         raise ConvertError(
-            f"{path}: no known ResNet-vd; expected stages of {' or '.join(map(str, STAGE_BLOCKS.values()))} blocks and a"
-            f" stem of three convolutions, got {counts}"
+            f"{path}: no known ResNet-vd; expected stages of {' or '.join(map(str, STAGE_BLOCKS.values()))} blocks and"
+            f" a stem of three convolutions, got {counts}"
         )
     frozen = depths[0] >= 50
     return BackboneConfig(depth=depths[0], width=stem[0] / 32, freeze_stem=frozen, norm="frozen" if frozen else "train")

@@ -1,7 +1,7 @@
 """Weights of other origin under the names of the official RT-DETRv3, in torch's layout.
 
-Read are: official RT-DETRv3 and RT-DETR `.pdparams` and `.pdema`; ResNet-vd backbones as `.pdparams` or as their PyTorch
-conversions; RT-DETR v1 and v2 `.pth`; PyTorch conversions of the official RT-DETRv3 that kept its names (detrs).
+Read are: official RT-DETRv3 and RT-DETR `.pdparams` and `.pdema`; ResNet-vd backbones as `.pdparams` or as their
+PyTorch conversions; RT-DETR v1 and v2 `.pth`; PyTorch conversions of RT-DETRv3 that kept the official names (detrs).
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def read_pdparams(path: str | Path) -> dict[str, Array]:
         raise ConvertError(f"{path}: refused, the file is nested too deeply for a weight file") from error
     except Exception as error:  # a broken pickle may end in nearly any exception type; all of them mean the same here
         raise ConvertError(
-            f"{path}: cut short or not a Paddle weight file ({type(error).__name__}: {error}); download it again or check"
-            " the path"
+            f"{path}: cut short or not a Paddle weight file ({type(error).__name__}: {error}); download it again or"
+            " check the path"
         ) from error
     return _arrays(path, content)
 

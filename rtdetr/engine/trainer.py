@@ -6,15 +6,14 @@ them never makes the GPU wait. On a CPU they are looked at before the weights ch
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import resource
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -41,6 +40,7 @@ from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.metrics import MetricsLog, draw_curves
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.signals import StopSignal
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model
@@ -118,9 +118,10 @@ class Trainer:
             )
         steps = math.ceil(len(self.train_loader) / cfg.train.accumulate) * cfg.train.epochs
         self.total_iterations = min(steps, cfg.train.max_iterations or steps)
-        self.received_signal: int | None = None
-        self._unchecked: StepRecord | None = None
+        self.signals = StopSignal()
+        self.lag = 1 if device.type == "cuda" else 0  # steps between one and the look at its losses
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
+        self._saved = time.perf_counter()
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
 
@@ -130,7 +131,9 @@ class Trainer:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned."""
         self.output_dir.mkdir(parents=True, exist_ok=True)
         if self.main:
-            self._say(f"{self.cfg.name} on {self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)")
+            self._say(
+                f"{self.cfg.name} on {self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
+            )
             self._say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             save_config(self.cfg, self.output_dir / "config.yml")
             self._metrics = MetricsLog(self.output_dir, self.iteration or None)
@@ -143,11 +146,12 @@ class Trainer:
                 dynamic_ncols=True,
             )
         try:
-            with self._listening():
+            with self.signals.listening():
                 if self.evaluation_due:
                     self._evaluate()
+                batches = self.train_loader.stream(self.epoch, self.start_batch)
                 while self.iteration < self.total_iterations and not self._stopping():
-                    self._train_epoch()
+                    self._train_epoch(itertools.islice(batches, len(self.train_loader) - self.start_batch))
                 if self._stopping():
                     self._save("last.pth")
         finally:
@@ -156,27 +160,22 @@ class Trainer:
                 self._metrics.close()
         if self.main:
             draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
-        return self.received_signal
+        return self.signals.received
 
-    def _train_epoch(self) -> None:
+    def _train_epoch(self, batches_left: Iterator[Batch]) -> None:
         """The rest of the present epoch, and its evaluation when one is due."""
         self.model.train()
-        self.train_loader.set_epoch(self.epoch, self.start_batch)
         self._logged = (time.perf_counter(), 0)
-        for batches in self._grouped():
-            record = self.train_step(batches)
-            if self._unchecked is not None:
-                self._finish(self._unchecked)
-            self._unchecked = record
-            if record.ready is None:  # nothing to wait for
-                self._finish(record)
-                self._unchecked = None
+        unfinished: list[StepRecord] = []
+        for batches in self._grouped(batches_left):
+            unfinished.append(self.train_step(batches))
+            while len(unfinished) > self.lag:
+                self._finish(unfinished.pop(0))
             self.start_batch += len(batches)
             if self._stopping() or self.iteration >= self.total_iterations:
                 break
-        if self._unchecked is not None:
-            self._finish(self._unchecked)
-        self._unchecked = None
+        for record in unfinished:
+            self._finish(record)
         ended = self.iteration >= self.total_iterations
         if self.start_batch < len(self.train_loader) and not ended:
             return  # stopped in the middle
@@ -184,14 +183,17 @@ class Trainer:
             self.epoch, self.start_batch = self.epoch + 1, 0
         every = self.cfg.train.eval_every
         self.evaluation_due = ended or (every > 0 and self.epoch % every == 0)
-        self._save("last.pth")  # before the evaluation, so that its failure costs no training
+        # Before an evaluation, so that its failure costs no training; else now and then: epochs may last a second.
+        waited = time.perf_counter() - self._saved >= self.cfg.train.save_seconds
+        if self.evaluation_due or distributed.any_process(waited):
+            self._save("last.pth")
         if self.evaluation_due and not self._stopping():
             self._evaluate()
 
-    def _grouped(self) -> Iterator[list[Batch]]:
+    def _grouped(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
         """Batches of one optimiser step each; the last group of an epoch may be smaller."""
         group: list[Batch] = []
-        for batch in self.train_loader:
+        for batch in batches:
             group.append(batch)
             if len(group) == self.cfg.train.accumulate:
                 yield group
@@ -279,7 +281,7 @@ class Trainer:
         names = ", ".join(info.file_name for info in infos)
         raise TrainingFailed(
             f"iteration {iteration} (epoch {self.epoch}): {what.rstrip('.')}; pictures {names}; batch and weights "
-            f"are in {path}, the state after the last whole epoch in last.pth beside it"
+            f"are in {path}, the last state that was saved in last.pth beside it"
         )
 
     def _finish(self, record: StepRecord) -> None:
@@ -309,7 +311,7 @@ class Trainer:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""
         started = time.perf_counter()
         annotations = self.cfg.data.val.annotations
-        model, stop = self.ema.model, lambda: self.received_signal is not None
+        model, stop = self.ema.model, lambda: self.signals.received is not None
         try:
             result = evaluate(model, self.val_loader, annotations, self.classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
@@ -328,29 +330,11 @@ class Trainer:
     # ---------------------------------------------------------------- stopping and going on
 
     def _stopping(self) -> bool:
-        return distributed.any_process(self.received_signal is not None)
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM asks for an end after the present step; the second one ends at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield  # Python delivers signals to the main thread only
-            return
-
-        def receive(number: int, frame: object) -> None:
-            if self.received_signal is not None:
-                raise KeyboardInterrupt
-            self.received_signal = number
-
-        before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return distributed.any_process(self.signals.received is not None)
 
     def _save(self, name: str) -> None:
         generators = distributed.gather_objects(rng_state())
+        self._saved = time.perf_counter()
         if not self.main:
             return
         training = {
