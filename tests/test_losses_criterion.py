@@ -196,6 +196,8 @@ def test_normalisers_are_averaged_over_processes(tmp_path: Path) -> None:
     torch.testing.assert_close(
         together[0]["loss_bbox_o2m_branch"], alone[0]["loss_bbox_o2m_branch"].detach() * 5 * REPEATS / mean_repeated
     )
+    for name in ("loss_cls_aux_o2m", "loss_iou_aux_o2m", "loss_dfl_aux_o2m"):  # the scores of the other process are 0
+        torch.testing.assert_close(together[0][name], alone[0][name].detach() * 2)
     torch.testing.assert_close(together[1]["loss_class"], alone[1]["loss_class"].detach() / mean)
     torch.testing.assert_close(
         together[1]["loss_class_o2m_branch"], alone[1]["loss_class_o2m_branch"].detach() / mean_repeated

@@ -25,18 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth with official names")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the checkpoint to write")
-    parser.add_argument(
-        "-c", "--config", type=Path, help="YAML file of the model; default: recognised from the weights"
-    )
+    parser.add_argument("-c", "--config", type=Path, help="YAML file of the model; default: recognised")
     parser.add_argument(
         "--annotations", type=Path, metavar="JSON", help="COCO annotations that name the classes; default: COCO's 80"
     )
     parser.add_argument(
         "--licence", default=OFFICIAL_LICENCE, help=f"licence of the weights, kept in OUT; default: {OFFICIAL_LICENCE}"
     )
-    parser.add_argument(
-        "--all-names", action="store_true", help="list every entry that did not match, not the first few"
-    )
+    parser.add_argument("--all-names", action="store_true", help="list every entry that did not match")
     args = parser.parse_args(arguments)
     try:
         config = load_config(args.config) if args.config else None

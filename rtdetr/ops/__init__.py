@@ -1,0 +1,152 @@
+"""Multi-scale deformable attention: one call, four backends (`torch`, `cpu`, `cuda`, and `auto` that chooses).
+
+Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries, L levels, P points per level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtdetr.ops.backend import BACKENDS, Backend, resolve_backend, why_not_compiled
+from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
+
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "MSDeformAttnFunction",
+    "ms_deform_attn",
+    "ms_deform_attn_fused",
+    "resolve_backend",
+    "why_not_compiled",
+]
+
+SpatialShapes = Tensor | Sequence[tuple[int, int]]
+
+
+def ms_deform_attn(
+    value: Tensor,
+    spatial_shapes: SpatialShapes,
+    level_start_index: Tensor | None,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return (B, Q, H * D), of the type of `value`: weighted bilinear samples around every query.
+
+    value:              (B, S, H, D) flattened feature pyramid: float32, float64, float16 or bfloat16
+    spatial_shapes:     ((height, width), ...) of the L levels, or a tensor (L, 2)
+    level_start_index:  (L,) first cell of each level, or None; the levels follow one another in any case
+    sampling_locations: (B, Q, H, L, P, 2) x before y, normalised to [0, 1]; points outside sample zeros
+    attention_weights:  (B, Q, H, L, P)
+    backend:            auto, cuda, cpu or torch
+
+    Locations, weights and accumulation are float32 (float64 for float64 values). Nothing waits for the device, with one
+    exception: the torch backend has to read a `spatial_shapes` tensor that lies on a device. Give pairs of integers.
+    Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run.
+    """
+    value = _autocast(value)
+    _check(value, spatial_shapes, sampling_locations, attention_weights)
+    dtype = compute_dtype(value)
+    locations, weights = sampling_locations.to(dtype), attention_weights.to(dtype)
+    if resolve_backend(backend, value) == "torch":
+        return ms_deform_attn_reference(value, _host_shapes(spatial_shapes), locations, weights)
+    levels = _levels(spatial_shapes, level_start_index, value)
+    return torch.ops.rtdetr.ms_deform_attn(value, *levels, locations, weights)
+
+
+def ms_deform_attn_fused(
+    value: Tensor,
+    spatial_shapes: SpatialShapes,
+    reference: Tensor,
+    offsets: Tensor,
+    logits: Tensor,
+    *,
+    offset_scale: float = 0.5,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return (B, Q, H * D) straight from what the attention module has: softmax and locations are computed inside.
+
+    value, spatial_shapes, backend: as in `ms_deform_attn`
+    reference: (B, Q, 1 or L, 4) boxes cxcywh normalised: location = xy + offset / P * wh * offset_scale, or
+               (B, Q, 1 or L, 2) points xy normalised: location = xy + offset / (width, height) of the level
+    offsets:   (B, Q, H, L, P, 2) raw output of the offset projection
+    logits:    (B, Q, H, L, P) or (B, Q, H, L * P); the weights are their softmax over the L * P points of a head
+    """
+    value = _autocast(value)
+    if reference.dim() != 4 or reference.shape[-1] not in (2, 4):
+        raise ValueError(f"reference: expected (B, Q, 1 or L, 2 or 4), got {tuple(reference.shape)}")
+    if offsets.dim() != 6:
+        raise ValueError(f"offsets: expected (B, Q, H, L, P, 2), got {tuple(offsets.shape)}")
+    levels, points = offsets.shape[3:5]
+    one_type = value.dtype == offsets.dtype == logits.dtype
+    if one_type and resolve_backend(backend, value) == "cuda":
+        logits = logits.reshape(offsets.shape[:-1])
+        reference = reference.to(compute_dtype(value))
+        args = (*_levels(spatial_shapes, None, value), reference, offsets, logits, offset_scale)
+        return torch.ops.rtdetr.ms_deform_attn_fused(value, *args)
+    weights = softmax_weights(logits, levels, points)
+    locations = locations_from_offsets(reference, offsets, spatial_shapes, offset_scale)
+    return ms_deform_attn(value, spatial_shapes, None, locations, weights, backend=backend)
+
+
+class MSDeformAttnFunction:
+    """The name and the five tensors that Deformable DETR made known; the sixth argument of old kernels is ignored."""
+
+    @staticmethod
+    def apply(
+        value: Tensor,
+        spatial_shapes: SpatialShapes,
+        level_start_index: Tensor | None,
+        sampling_locations: Tensor,
+        attention_weights: Tensor,
+        *_im2col_step: Any,
+    ) -> Tensor:
+        return ms_deform_attn(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+
+
+def _autocast(value: Tensor) -> Tensor:
+    """The rule under autocast: values take the autocast type, locations and weights stay float32."""
+    device = value.device.type
+    if value.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        return value.to(torch.get_autocast_dtype(device))
+    return value
+
+
+def _host_shapes(spatial_shapes: SpatialShapes) -> list[tuple[int, int]]:
+    rows = spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
+    return [(h, w) for h, w in rows]
+
+
+def _levels(
+    spatial_shapes: SpatialShapes, level_start_index: Tensor | None, value: Tensor
+) -> tuple[list[int], Tensor | None, Tensor | None]:
+    """The three arguments of the compiled operators: numbers for sizes known on the host, else two tensors."""
+    if not isinstance(spatial_shapes, Tensor):
+        return [size for pair in spatial_shapes for size in pair], None, None
+    shapes = spatial_shapes.to(value.device, torch.int64, non_blocking=True)
+    if level_start_index is not None:
+        return [], shapes, level_start_index.to(value.device, torch.int64, non_blocking=True)
+    cells = shapes[:, 0] * shapes[:, 1]
+    return [], shapes, cells.cumsum(0) - cells
+
+
+def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weights: Tensor) -> None:
+    if value.dim() != 4:
+        raise ValueError(f"value: expected 4 dimensions (B, S, H, D), got {tuple(value.shape)}")
+    batch, _, heads, _ = value.shape
+    levels = len(spatial_shapes)
+    if locations.dim() != 6 or (locations.shape[0], locations.shape[2], locations.shape[3]) != (batch, heads, levels):
+        raise ValueError(
+            f"sampling_locations: expected (B, Q, H, L, P, 2) with B={batch}, H={heads}, L={levels},"
+            f" got {tuple(locations.shape)}"
+        )
+    if locations.shape[-1] != 2 or weights.shape != locations.shape[:-1]:
+        raise ValueError(
+            f"attention_weights: expected {tuple(locations.shape[:-1])} to go with sampling_locations"
+            f" {tuple(locations.shape)}, got {tuple(weights.shape)}"
+        )

@@ -1,0 +1,95 @@
+"""Which implementation of the op runs: `why_not_compiled` is the one predicate, `resolve_backend` its two manners."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rtdetr.ops import compiled
+
+Backend = Literal["auto", "cuda", "cpu", "torch"]
+BACKENDS: tuple[str, ...] = get_args(Backend)
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+logger = logging.getLogger("rtdetr")
+
+
+def why_not_compiled(value: Tensor) -> str | None:
+    """Return None if a compiled kernel can take this value, else a sentence that says why not."""
+    device = value.device.type
+    if device not in ("cuda", "cpu"):
+        return f"there is no compiled kernel for the device type {device!r}"
+    if value.dtype not in DTYPES:
+        return f"the compiled kernels take float32, float64, float16 and bfloat16 values, got {value.dtype}"
+    if compiled.WHY_NOT[device] is None and device == "cuda":
+        return _why_not_this_gpu(value.device.index)
+    return compiled.WHY_NOT[device]
+
+
+@torch.compiler.assume_constant_result  # for torch.compile, which would trace into the cached function
+def _why_not_this_gpu(index: int | None) -> str | None:
+    """A library without code for the GPU would fail at its first launch, so its architectures are compared before."""
+    return _compare_architectures(index)
+
+
+@cache
+def _compare_architectures(index: int | None) -> str | None:
+    major, minor = torch.cuda.get_device_capability(index)
+    archs = compiled.INFO.get("cuda", {}).get("archs", [])
+    if covers(archs, major, minor):
+        return None
+    return (
+        f"the cuda kernels are built for the architectures {' '.join(archs)}, which leave out {major}.{minor}"
+        f" ({torch.cuda.get_device_name(index)}); to build for it:"
+        f" TORCH_CUDA_ARCH_LIST={major}.{minor} {compiled.BUILD}"
+    )
+
+
+def covers(archs: list[str], major: int, minor: int) -> bool:
+    """Whether code for `archs` ("90", "90a", "120+PTX") runs on compute capability major.minor: code of the same major
+    and no higher minor does, PTX of any lower capability does, and names with a letter fit exactly."""
+    for arch in archs:
+        name = arch.removesuffix("+PTX")
+        if not name.isdigit():
+            if name.rstrip("af") == f"{major}{minor}":
+                return True
+            continue
+        capability = (int(name[:-1]), int(name[-1]))
+        if capability <= (major, minor) and (capability[0] == major or arch.endswith("+PTX")):
+            return True
+    return False
+
+
+def resolve_backend(backend: Backend, value: Tensor) -> Literal["cuda", "cpu", "torch"]:
+    """Return the backend that runs for this value. `auto` logs once why it falls back to torch; a named backend
+    that cannot run raises RuntimeError with the same sentence; an unknown name raises ValueError."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    if backend == "torch":
+        return "torch"
+    if backend == "auto":
+        if torch.onnx.is_in_onnx_export():
+            return "torch"
+        reason = why_not_compiled(value)
+        if reason is None:
+            return "cuda" if value.is_cuda else "cpu"
+        if not torch.compiler.is_compiling():
+            _log_once(reason)
+        return "torch"
+    if value.device.type != backend:
+        raise RuntimeError(
+            f"backend={backend!r} needs tensors on {backend}, got {value.device=!s}; move them or use auto"
+        )
+    reason = why_not_compiled(value)
+    if reason is not None:
+        raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
+    return backend
+
+
+@cache
+def _log_once(reason: str) -> None:
+    logger.warning("ms_deform_attn takes the torch backend: %s", reason)

@@ -1,0 +1,220 @@
+"""Loads the compiled libraries and tells PyTorch everything about their operators that is not a kernel: fake tensors,
+gradients, autocast, vmap, FLOPs. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`, `..._fused`.
+
+hw: 2 * L integers height, width; or empty, and the tensors `shapes` (L, 2) and `starts` (L,) are given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from rtdetr.ops.reference import compute_dtype, locations_from_offsets, offset_steps, softmax_weights
+
+HERE = Path(__file__).parent
+BUILD = "pip install ."  # in the source tree
+Hw = list[int]
+
+
+def library_folder() -> Path:
+    """Folder of the libraries: this one, or with RTDETR_JIT=1 and nothing here a cache, filled on first use."""
+    if os.environ.get("RTDETR_JIT") != "1" or (HERE / "_cpu.so").exists():
+        return HERE
+    setup = HERE.parent.parent / "setup.py"
+    if not setup.exists():
+        raise FileNotFoundError(f"RTDETR_JIT=1 compiles from the source tree, but there is no {setup}; unset it")
+    digest = hashlib.sha256(str(sorted((k, v) for k, v in os.environ.items() if k in _BUILD_SETTINGS)).encode())
+    for source in [setup, *sorted((HERE / "csrc").rglob("*.*"))]:
+        digest.update(source.read_bytes())
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rtdetr" / digest.hexdigest()[:16]
+    if not (cache / "rtdetr/ops/_build.json").exists():
+        # Other processes may do the same: each compiles into a folder of its own, and the first to finish names it.
+        mine = cache.with_name(f"{cache.name}.{os.getpid()}")
+        command = [sys.executable, setup.name, "-q", "build_ext", "--build-lib", mine, "--build-temp", mine / "objects"]
+        subprocess.run([str(part) for part in command], cwd=setup.parent, check=True, stdout=subprocess.DEVNULL)
+        try:
+            mine.rename(cache)
+        except OSError:
+            if not (cache / "rtdetr/ops/_build.json").exists():
+                raise
+    return cache / "rtdetr/ops"
+
+
+_BUILD_SETTINGS = ("RTDETR_CUDA", "FORCE_CPU", "RTDETR_DEBUG", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CXX")
+
+
+def build_info(folder: Path) -> dict[str, Any]:
+    """What setup.py wrote about its decisions, {} if it never ran here."""
+    path = folder / "_build.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
+    """Load the library of `kind` (cpu or cuda); return None, or the sentence that says why it is not there."""
+    library, facts = folder / f"_{kind}.so", info.get(kind, {})
+    if not library.exists():
+        reason, fix = facts.get("reason", "nothing has been compiled yet"), facts.get("fix", BUILD)
+        return f"the {kind} kernels are not built ({reason}); to build them: {fix}"
+    try:
+        torch.ops.load_library(str(library))
+    except OSError as error:
+        return (
+            f"the {kind} kernels are built (torch {facts.get('torch', 'unknown')}) but do not load with torch"
+            f" {torch.__version__} ({error}); to build them again: {BUILD}"
+        )
+    return None
+
+
+FOLDER = library_folder()
+INFO = build_info(FOLDER)
+WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
+# _cpu.so declares the operators, _cuda.so only adds kernels to them.
+WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)
+
+
+def _forward_fake(
+    value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, *_: Any
+) -> Tensor:
+    return value.new_empty(value.shape[0], locations.shape[1], value.shape[2] * value.shape[3])
+
+
+def _backward_fake(
+    grad: Tensor, value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, *points_and_flags: Any
+) -> tuple[Tensor, ...]:
+    locations, weights, need_value, need_locations, need_weights, _ = points_and_flags
+    pairs = ((value, need_value), (locations, need_locations), (weights, need_weights))
+    return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in pairs)
+
+
+def _fused_fake(
+    value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, reference: Tensor, offsets: Tensor, *_: Any
+) -> Tensor:
+    return value.new_empty(value.shape[0], offsets.shape[1], value.shape[2] * value.shape[3])
+
+
+def _gradients(
+    needed: tuple[bool, bool, bool], grad: Tensor, value: Tensor, levels: tuple[Any, Any, Any], *points: Tensor
+) -> list[Tensor | None]:
+    """Gradients of value, locations and weights; None where not needed."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grads = torch.ops.rtdetr.ms_deform_attn_backward(grad, value, *levels, *points, *needed, deterministic)
+    return [g if n else None for g, n in zip(grads, needed, strict=True)]
+
+
+def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    value, ctx.hw, shapes, starts, locations, weights = inputs
+    ctx.save_for_backward(value, shapes, starts, locations, weights)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    value, shapes, starts, locations, weights = ctx.saved_tensors
+    needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[4], ctx.needs_input_grad[5])
+    grads = _gradients(needed, grad, value, (ctx.hw, shapes, starts), locations, weights)
+    return grads[0], None, None, None, grads[1], grads[2]
+
+
+def _setup_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    value, ctx.hw, shapes, starts, reference, offsets, logits, ctx.offset_scale = inputs
+    ctx.save_for_backward(value, shapes, starts, reference, offsets, logits)
+
+
+def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """Computes locations and weights once more, instead of having stored them."""
+    value, shapes, starts, reference, offsets, logits = ctx.saved_tensors
+    levels, points = offsets.shape[3:5]
+    maps = shapes if shapes is not None else list(zip(ctx.hw[::2], ctx.hw[1::2], strict=True))
+    locations = locations_from_offsets(reference, offsets, maps, ctx.offset_scale)
+    weights = softmax_weights(logits, levels, points)
+    need_reference, need_offsets, need_logits = ctx.needs_input_grad[4:7]
+    needed = (ctx.needs_input_grad[0], need_reference or need_offsets, need_logits)
+    grad_value, moved, weighed = _gradients(needed, grad, value, (ctx.hw, shapes, starts), locations, weights)
+    grad_reference = grad_offsets = grad_logits = None
+    if moved is not None and need_offsets:
+        grad_offsets = (moved * offset_steps(reference, offsets, maps, ctx.offset_scale)).to(offsets.dtype)
+    if moved is not None and need_reference:
+        parts = [moved, moved * offsets * (ctx.offset_scale / points)] if reference.shape[-1] == 4 else [moved]
+        summed = torch.cat(parts, dim=-1).sum((2, 4))  # (B, Q, L, 2 or 4)
+        grad_reference = (summed.sum(2, keepdim=True) if reference.shape[2] == 1 else summed).to(reference.dtype)
+    if weighed is not None:
+        product = weights * weighed
+        grad_logits = (product - weights * product.sum((3, 4), keepdim=True)).to(logits.dtype)
+    return grad_value, None, None, None, grad_reference, grad_offsets, grad_logits, None
+
+
+def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
+    raise NotImplementedError("ms_deform_attn: the compiled backends have no second derivative")
+
+
+def _flops(per_channel: int) -> Any:
+    """FLOP formula: `per_channel` operations for each channel of each sampled point."""
+
+    def formula(value_shape: Any, hw: Any, shapes: Any, starts: Any, points_shape: Any, *_: Any, **__: Any) -> int:
+        batch, queries, heads, levels, points = points_shape[:5]
+        return batch * queries * heads * levels * points * value_shape[3] * per_channel
+
+    return formula
+
+
+def _backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> int:
+    # Per channel: four corners times (dot product 2, its two slopes and blend 6, scatter 2).
+    return int(_flops(40)(*args))
+
+
+def _fused_flops(
+    value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
+) -> int:
+    return int(_flops(8)(value_shape, hw, shapes, starts, *rest))
+
+
+def _autocast_forward(
+    value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, weights: Tensor
+) -> Tensor:
+    """Values in the autocast type, locations and weights in float32."""
+    device = value.device.type
+    with torch.autocast(device, enabled=False):
+        value = value if value.dtype == torch.float64 else value.to(torch.get_autocast_dtype(device))
+        dtype = compute_dtype(value)
+        return torch.ops.rtdetr.ms_deform_attn(value, hw, shapes, starts, locations.to(dtype), weights.to(dtype))
+
+
+def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+    """The mapped dimension joins the batch."""
+    if in_dims[2] is not None or in_dims[3] is not None:
+        raise NotImplementedError("ms_deform_attn: vmap over spatial_shapes or level_start_index is not possible")
+    size, folded = info.batch_size, list(args)
+    for i in (0, 4, 5):
+        moved = (
+            args[i].unsqueeze(0).expand(size, *args[i].shape) if in_dims[i] is None else args[i].movedim(in_dims[i], 0)
+        )
+        folded[i] = moved.flatten(0, 1)
+    return torch.ops.rtdetr.ms_deform_attn(*folded).unflatten(0, (size, -1)), 0
+
+
+def _register() -> None:
+    library, ops = torch.library, torch.ops.rtdetr
+    for name, fake in (("", _forward_fake), ("_backward", _backward_fake), ("_fused", _fused_fake)):
+        library.register_fake(f"rtdetr::ms_deform_attn{name}")(fake)
+    library.register_autograd("rtdetr::ms_deform_attn", _backward, setup_context=_setup_forward)
+    library.register_autograd("rtdetr::ms_deform_attn_fused", _fused_backward, setup_context=_setup_fused)
+    library.register_autograd("rtdetr::ms_deform_attn_backward", _no_double_backward)
+    library.register_vmap("rtdetr::ms_deform_attn", _vmap_forward)
+    # Four corners of multiply and add.
+    register_flop_formula(ops.ms_deform_attn)(_flops(8))
+    register_flop_formula(ops.ms_deform_attn_backward)(_backward_flops)
+    register_flop_formula(ops.ms_deform_attn_fused)(_fused_flops)
+    for key in ("AutocastCPU", "AutocastCUDA"):
+        _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
+
+
+if WHY_NOT["cpu"] is None:
+    _AUTOCAST = torch.library.Library("rtdetr", "IMPL")
+    _register()

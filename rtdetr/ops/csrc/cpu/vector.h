@@ -1,0 +1,137 @@
+// Short vectors of the accumulation type, and how the four storage types are read into and written from them.
+// GCC and Clang vector extensions: the same source becomes SSE, AVX2, AVX-512 or NEON.
+// Everything lies in an unnamed namespace: the linker must never share code compiled for different instruction sets.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+struct Half {
+  uint16_t bits;
+};
+struct BFloat16 {
+  uint16_t bits;
+};
+
+template <typename T>
+struct Accumulator {
+  using type = float;
+};
+template <>
+struct Accumulator<double> {
+  using type = double;
+};
+
+template <typename Acc>
+struct VectorOf {
+  static constexpr int lanes = kVectorBytes / sizeof(Acc);
+  typedef Acc type __attribute__((vector_size(kVectorBytes)));
+};
+using Floats = VectorOf<float>::type;
+using Doubles = VectorOf<double>::type;
+typedef uint16_t Shorts __attribute__((vector_size(kVectorBytes / 2)));
+typedef uint32_t Words __attribute__((vector_size(kVectorBytes)));
+
+template <typename To, typename From>
+inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast keeps the size");
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+// Each load() reads one full vector; `from` needs no alignment.
+inline Floats load(const float* from) {
+  Floats vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+inline Doubles load(const double* from) {
+  Doubles vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+inline Words load_words(const void* from) {
+  Shorts shorts;
+  std::memcpy(&shorts, from, sizeof shorts);
+  return __builtin_convertvector(shorts, Words);
+}
+
+inline Floats load(const BFloat16* from) { return bit_cast<Floats>(load_words(from) << 16); }
+
+inline Floats load(const Half* from) {
+#if defined(__AVX512F__)
+  // The masked form: GCC 12 warns about the undefined register inside the plain one.
+  return bit_cast<Floats>(_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__F16C__)
+  return bit_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
+  const Words word = load_words(from);
+  const Words magnitude = word & 0x7fff;
+  // Exponents of 112 less: a multiplication by 2^112 repairs normal and subnormal numbers alike.
+  Words bits = bit_cast<Words>(bit_cast<Floats>(magnitude << 13) * 0x1p112f);
+  bits |= (magnitude >= 0x7c00) & (0x7f800000 | (magnitude << 13));  // infinity and NaN
+  return bit_cast<Floats>(bits | ((word & 0x8000) << 16));
+#endif
+}
+
+inline void store(float from, float* to) { *to = from; }
+inline void store(double from, double* to) { *to = from; }
+
+inline void store(float from, BFloat16* to) {
+  const uint32_t bits = bit_cast<uint32_t>(from);
+  const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+  to->bits = nan ? 0x7fc0 : static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // nearest, ties to even
+}
+
+inline void store(float from, Half* to) {
+  const uint32_t bits = bit_cast<uint32_t>(from), sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+  if (magnitude > 0x7f800000) {
+    to->bits = static_cast<uint16_t>(sign | 0x7e00);
+  } else if (magnitude >= 0x477ff000) {  // rounds to 65536 or more
+    to->bits = static_cast<uint16_t>(sign | 0x7c00);
+  } else if (magnitude < 0x38800000) {  // subnormal: adding 0.5 shifts the bits into place and rounds them
+    const float shifted = bit_cast<float>(magnitude) + 0.5f;
+    to->bits = static_cast<uint16_t>(sign | (bit_cast<uint32_t>(shifted) - 0x3f000000));
+  } else {
+    to->bits = static_cast<uint16_t>(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+  }
+}
+
+// Reads the first `count` lanes and fills the others with zeros.
+template <typename T>
+inline auto load_part(const T* from, int64_t count) {
+  T lanes[VectorOf<typename Accumulator<T>::type>::lanes] = {};
+  std::memcpy(lanes, from, static_cast<size_t>(count) * sizeof(T));
+  return load(lanes);
+}
+
+// Writes the first `count` lanes.
+template <typename T, typename Vector>
+inline void store_part(const Vector& vector, T* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) store(vector[i], to + i);
+}
+
+template <typename Vector>
+inline auto sum_lanes(const Vector& vector) {
+  auto sum = vector[0];
+  for (unsigned i = 1; i < sizeof vector / sizeof vector[0]; ++i) sum += vector[i];
+  return sum;
+}
+
+}  // namespace

@@ -1,0 +1,430 @@
+// Gradient of value without atomics on floats. The points of a (batch, head, level) are sorted by the cell they lie in,
+// so that every pixel can gather what it is owed: the points of the four cells around it, in two contiguous runs.
+//
+// Cells are counted with a border: cell (x + 1, y + 1) of a (height + 1) x (width + 1) grid has its upper left corner
+// in pixel (x, y), so points that touch the map from outside have a cell too. Points that touch no pixel have none.
+#include "backward.cuh"
+
+namespace rtdetr::cuda {
+namespace {
+
+constexpr int kSortBlock = 1024, kGatherBlock = 256;
+constexpr int kBandCells = 11 * 1024;  // counted in shared memory by one block: below 48 KB
+constexpr int kSortBlocks = 128;  // that sort at least, if need be by reading the points more than once
+constexpr int kTileWidth = 8;
+constexpr float kPointsPerGroup = 36;  // that meet a pixel before another lane group helps
+constexpr int kBatch = 4;  // points whose loads are in flight together
+
+template <class A> struct alignas(16) Entry {
+  A fraction_x, fraction_y, weight;
+  int query;
+};
+
+__host__ __device__ inline int64_t grid_cells(int64_t height, int64_t width) { return (height + 1) * (width + 1); }
+
+// Where a block finds its (batch, head, level).
+struct SortPlan {
+  int bands;       // blocks that share a (batch, head, level), each placing the points of a range of cells
+  int64_t cells;   // of all levels, or a bound on it: the pitch of `ends`
+  int64_t points;  // Q * P: the pitch of `entries`
+  int band_cells;  // most cells of a band
+  bool staged;     // entries are put in order in shared memory, which then goes out in whole lines
+};
+
+// ---- sort ---------------------------------------------------------------------------------------------------------
+
+// Inclusive sum over the block's threads up to this one.
+__device__ __forceinline__ int block_scan(int x) {
+  __shared__ int warp_sums[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  for (int step = 1; step < 32; step *= 2) {
+    const int before = __shfl_up_sync(kFullWarp, x, step);
+    if (lane >= step) x += before;
+  }
+  __syncthreads();
+  if (lane == 31) warp_sums[warp] = x;
+  __syncthreads();
+  if (warp == 0) {
+    int sum = lane < kSortBlock / 32 ? warp_sums[lane] : 0;
+    for (int step = 1; step < 32; step *= 2) {
+      const int before = __shfl_up_sync(kFullWarp, sum, step);
+      if (lane >= step) sum += before;
+    }
+    warp_sums[lane] = sum;
+  }
+  __syncthreads();
+  return warp > 0 ? x + warp_sums[warp - 1] : x;
+}
+
+// Calls visit(query, point's index in locations, its cell or -1, Cell) for this thread's share of the points. `first`
+// is the index of the first; kPoints is P, or 0: shape.points.
+template <int kPoints, class A, class Visit>
+__device__ __forceinline__ void for_each_point(const A* locations, const Level& level, const Shape& shape, int64_t first,
+                                               const Visit& visit) {
+  const uint32_t points = kPoints ? kPoints : shape.points, count = points * shape.queries;
+  const uint32_t stride = uint32_t(shape.heads) * shape.level_points;
+  for (uint32_t begin = threadIdx.x; begin < count; begin += kSortBlock * kBatch) {
+    uint32_t query[kBatch];
+    int64_t index[kBatch];
+    Two<A> location[kBatch];
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const uint32_t i = begin + j * kSortBlock;
+      query[j] = i / points;
+      index[j] = first + uint64_t(query[j]) * stride + (i - query[j] * points);
+      location[j] = i < count ? load_two(locations + 2 * index[j]) : Two<A>{A(-4), A(-4)};  // outside
+    }
+#pragma unroll
+    for (int j = 0; j < kBatch; ++j) {
+      const Cell<A> cell = locate(location[j].x, location[j].y, level);
+      visit(int(query[j]), index[j], cell.inside ? (cell.y + 1) * (level.width + 1) + cell.x + 1 : -1, cell);
+    }
+  }
+}
+
+template <class A, int kPoints>
+__global__ void __launch_bounds__(kSortBlock)
+    sort_kernel(const A* __restrict__ locations, const A* __restrict__ weights, const __grid_constant__ LevelTable levels,
+                Entry<A>* __restrict__ entries, int* __restrict__ ends, int* __restrict__ cell_of_entry,
+                const SortPlan plan, const __grid_constant__ Shape shape) {
+  extern __shared__ __align__(16) int counts[];  // then the staged entries
+  const int band = blockIdx.x % plan.bands, batch_head_level = blockIdx.x / plan.bands;
+  const int level_index = batch_head_level % shape.levels, batch_head = batch_head_level / shape.levels;
+  const Level level = levels[level_index];
+  ends += batch_head * plan.cells;
+  for (int l = 0; l < level_index; ++l) ends += grid_cells(levels[l].height, levels[l].width);
+  entries += batch_head_level * plan.points;
+  const int64_t cells = grid_cells(level.height, level.width);
+  const int first_cell = int(cells * band / plan.bands), end_cell = int(cells * (band + 1) / plan.bands);
+  const int band_cells = end_cell - first_cell;
+  auto* const staged = reinterpret_cast<Entry<A>*>(counts + plan.band_cells);
+  const int64_t batch = batch_head / shape.heads, head = batch_head % shape.heads;
+  const int64_t first = (batch * shape.queries * shape.heads + head) * shape.level_points + level_index * shape.points;
+
+  for (int i = threadIdx.x; i < band_cells; i += kSortBlock) counts[i] = 0;
+  __syncthreads();
+  int before = 0;  // points in the cells of earlier bands
+  for_each_point<kPoints>(locations, level, shape, first, [&](int, int64_t, int cell, const Cell<A>&) {
+    if (cell >= first_cell && cell < end_cell) atomicAdd(counts + cell - first_cell, 1);
+    before += cell >= 0 && cell < first_cell;
+  });
+  before = __syncthreads_or(before) ? block_scan(before) : 0;
+  __shared__ int band_start;
+  if (threadIdx.x == kSortBlock - 1) band_start = before;
+  __syncthreads();
+
+  // Counts become the position of each cell's first point.
+  const int share = ceil_div(band_cells, kSortBlock);
+  const int own_begin = min(int(threadIdx.x) * share, band_cells), own_end = min(own_begin + share, band_cells);
+  int sum = 0;
+  for (int i = own_begin; i < own_end; ++i) sum += counts[i];
+  int position = band_start + block_scan(sum) - sum;
+  for (int i = own_begin; i < own_end; ++i) {
+    const int count = counts[i];
+    counts[i] = position;
+    position += count;
+  }
+  __syncthreads();
+
+  for_each_point<kPoints>(locations, level, shape, first, [&](int query, int64_t index, int cell, const Cell<A>& where) {
+    if (cell < first_cell || cell >= end_cell) return;
+    const int position = atomicAdd(counts + cell - first_cell, 1);
+    RTDETR_ASSERT(position < plan.points);
+    Entry<A>* const target = plan.staged ? staged + position - band_start : entries + position;
+    *target = {where.fraction_x, where.fraction_y, __ldg(weights + index), query};
+    if (cell_of_entry != nullptr) cell_of_entry[batch_head_level * plan.points + position] = cell;
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; i < band_cells; i += kSortBlock) ends[first_cell + i] = counts[i];
+  const int placed = plan.staged && band_cells > 0 ? counts[band_cells - 1] - band_start : 0;
+  for (int i = threadIdx.x; i < placed; i += kSortBlock) entries[band_start + i] = staged[i];
+}
+
+// ---- order --------------------------------------------------------------------------------------------------------
+
+template <class A> __device__ __forceinline__ int compare(A a, A b) { return a < b ? -1 : a > b; }
+
+// Deterministic mode: the sort leaves the points of one cell in the order in which its threads came. Put them in the
+// order of (query, location, weight). Equal entries may change places: they add the same.
+template <class A>
+__global__ void __launch_bounds__(256)
+    order_kernel(const Entry<A>* __restrict__ entries, const int* __restrict__ ends, const int* __restrict__ cell_of_entry,
+                 Entry<A>* __restrict__ ordered, const __grid_constant__ LevelTable levels, const SortPlan plan,
+                 const int blocks, const __grid_constant__ Shape shape) {
+  const int batch_head_level = blockIdx.x / blocks;
+  const int64_t own = int64_t(blockIdx.x % blocks) * blockDim.x + threadIdx.x;
+  const int level_index = batch_head_level % shape.levels;
+  ends += batch_head_level / shape.levels * plan.cells;
+  for (int l = 0; l < level_index; ++l) ends += grid_cells(levels[l].height, levels[l].width);
+  const Level level = levels[level_index];
+  if (own >= ends[grid_cells(level.height, level.width) - 1]) return;
+
+  entries += batch_head_level * plan.points;
+  const int cell = cell_of_entry[batch_head_level * plan.points + own];
+  const int begin = cell > 0 ? ends[cell - 1] : 0, end = ends[cell];
+  const Entry<A> mine = entries[own];
+  int rank = 0;
+  for (int i = begin; i < end; ++i) {
+    const Entry<A> other = entries[i];
+    int order = compare(other.query, mine.query);
+    if (order == 0) order = compare(other.fraction_x, mine.fraction_x);
+    if (order == 0) order = compare(other.fraction_y, mine.fraction_y);
+    if (order == 0) order = compare(other.weight, mine.weight);
+    rank += order < 0 || (order == 0 && i < own);
+  }
+  ordered[batch_head_level * plan.points + begin + rank] = mine;
+}
+
+// ---- gather -------------------------------------------------------------------------------------------------------
+
+// How a level is cut into blocks: tiles 8 pixels wide, as high as the block's lane groups allow. Several groups share a
+// pixel where many points meet it, so that coarse levels do not finish last.
+struct Tiling {
+  Level level;
+  int first_cell;   // in `ends`
+  int log_split;    // 2^log_split lane groups to a pixel
+  int tile_height, tiles_per_row, tiles;
+};
+
+__host__ __device__ inline Tiling tile_level(const Shape& shape, const Level& level, int first_cell) {
+  const float pixels = float(level.height) * float(level.width);
+  const float points_per_pixel = 4.0f * float(shape.queries) * float(shape.points) / (pixels + 1.0f);
+  Tiling tiling{level, first_cell, 0, 0, 0, 0};
+  while (shape.lanes << tiling.log_split < 32 && points_per_pixel > kPointsPerGroup * float(1 << tiling.log_split))
+    ++tiling.log_split;
+  tiling.tile_height = kGatherBlock / (shape.lanes << tiling.log_split) / kTileWidth;
+  tiling.tiles_per_row = ceil_div(level.width, kTileWidth);
+  tiling.tiles = tiling.tiles_per_row * ceil_div(level.height, tiling.tile_height);
+  return tiling;
+}
+
+// Made on the host if the map sizes are known there.
+struct GatherPlan {
+  Tiling levels[kMaxHostLevels];
+  int tiles;  // of all levels, or a bound
+};
+
+// The tiling of the level that a block works on; `tile` becomes its number in that level. The last level, with most
+// points to a pixel, goes first. Returns the level, or -1 past the last tile of a bound.
+template <bool kPlanned>
+__device__ __forceinline__ int find_tile(int& tile, Tiling& tiling, const LevelTable& levels, const GatherPlan& plan,
+                                         const Shape& shape) {
+  int cells = 0;
+  for (int l = 0; !kPlanned && l < shape.levels; ++l) cells += int(grid_cells(levels[l].height, levels[l].width));
+  for (int l = shape.levels - 1; l >= 0; --l) {
+    if constexpr (!kPlanned) {
+      const Level level = levels[l];
+      cells -= int(grid_cells(level.height, level.width));
+      tiling = tile_level(shape, level, cells);
+    }
+    const int tiles = kPlanned ? plan.levels[l].tiles : tiling.tiles;
+    if (tile < tiles) {
+      if constexpr (kPlanned) tiling = plan.levels[l];
+      return l;
+    }
+    tile -= tiles;
+  }
+  return -1;
+}
+
+template <class T, int V, int kLanes, bool kPlanned>
+__global__ void __launch_bounds__(kGatherBlock, 6)
+    gather_kernel(const T* __restrict__ grad_output, const __grid_constant__ LevelTable levels,
+                  const Entry<Acc<T>>* __restrict__ entries, const int* __restrict__ ends, T* __restrict__ grad_value,
+                  const SortPlan sort, const __grid_constant__ GatherPlan plan, const __grid_constant__ Shape shape) {
+  using A = Acc<T>;
+  struct alignas(2 * sizeof(A)) Share {
+    A share;
+    int query;
+  };
+  __shared__ alignas(16) Share staged[kGatherBlock];
+  const unsigned lanes = kLanes ? kLanes : shape.lanes;
+  // Neighbouring blocks write neighbouring heads.
+  int tile = int(blockIdx.x / unsigned(shape.heads));
+  const int head = int(blockIdx.x) - tile * shape.heads;
+  const int64_t batch = blockIdx.y;
+  Tiling tiling;
+  const int level_index = find_tile<kPlanned>(tile, tiling, levels, plan, shape);
+  if (level_index < 0) return;
+  const Level level = tiling.level;
+  const int64_t batch_head = batch * shape.heads + head;
+  ends += batch_head * sort.cells + tiling.first_cell;
+  entries += (batch_head * shape.levels + level_index) * sort.points;
+
+  const int split = 1 << tiling.log_split, tile_y = int(unsigned(tile) / unsigned(tiling.tiles_per_row));
+  const unsigned lane = threadIdx.x % lanes, slot = threadIdx.x / lanes, pixel = slot >> tiling.log_split;
+  const int part = slot & (split - 1);
+  const int x = (tile - tile_y * tiling.tiles_per_row) * kTileWidth + int(pixel % kTileWidth);
+  const int y = tile_y * tiling.tile_height + int(pixel / kTileWidth);
+  const bool valid = x < level.width && y < level.height;
+
+  // The cells left and right of the pixel are neighbours in the order, above it and below it: two runs of entries.
+  int begin[2] = {0, 0}, middle[2] = {0, 0}, end[2] = {0, 0};
+  if (valid) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int cell = (y + r) * (level.width + 1) + x;
+      begin[r] = cell > 0 ? __ldg(ends + cell - 1) : 0;
+      middle[r] = __ldg(ends + cell);
+      end[r] = __ldg(ends + cell + 1);
+    }
+  }
+  const int above = end[0] - begin[0], count = above + end[1] - begin[1];
+  const uint32_t row = uint32_t(shape.heads * shape.channels) * sizeof(T);
+  for (int channel = lane * V; channel - int(lane) * V < shape.channels; channel += lanes * V) {
+    const bool has_channels = channel < shape.channels;
+    const char* gradient = reinterpret_cast<const char*>(
+        grad_output + (batch * shape.queries * shape.heads + head) * shape.channels + (has_channels ? channel : 0));
+    A sums[V] = {};
+    // Every lane weighs one entry, then the lanes of the group together add up as many entries as they are.
+    int own = (lane << tiling.log_split) + part;
+    for (int first = part; __any_sync(kFullWarp, first < count); first += lanes << tiling.log_split) {
+      if (first < count) {
+        const int k = min(own, count - 1);  // past the end: the last one once more, with weight 0
+        const int position = k < above ? begin[0] + k : begin[1] + k - above;
+        const Entry<A> entry = entries[position];
+        const bool right = position < (k < above ? middle[0] : middle[1]);  // the pixel is its cell's right corner
+        const A share = (right ? entry.fraction_x : A(1) - entry.fraction_x) *
+                        (k < above ? entry.fraction_y : A(1) - entry.fraction_y) * entry.weight;
+        staged[threadIdx.x] = {own < count ? share : A(0), entry.query};
+      }
+      own += lanes << tiling.log_split;
+      __syncwarp();
+      const Share* shares = staged + (threadIdx.x - lane);
+      for (int j = 0; j < lanes && first + (j << tiling.log_split) < count; j += kBatch) {
+        Share share[kBatch];
+        Channels<T, V> channels[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) share[i] = shares[j + i];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+          channels[i] = Channels<T, V>::load(gradient + uint64_t(uint32_t(share[i].query)) * row);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i)
+#pragma unroll
+          for (int v = 0; v < V; ++v) sums[v] = fused_multiply_add(share[i].share, channels[i][v], sums[v]);
+      }
+      __syncwarp();
+    }
+    for (int step = lanes; step < lanes << tiling.log_split; step *= 2)
+#pragma unroll
+      for (int i = 0; i < V; ++i) sums[i] += __shfl_xor_sync(kFullWarp, sums[i], step);
+    if (valid && part == 0 && has_channels) {
+      const int64_t cell = batch * shape.cells + level.start + y * level.width + x;
+      Channels<T, V>::store(grad_value + (cell * shape.heads + head) * shape.channels + channel, sums);
+    }
+  }
+}
+
+// ---- host side ----------------------------------------------------------------------------------------------------
+
+// Sizes that stay on the device are bounded: (height + 1) * (width + 1) <= 2 * height * width + 2.
+int64_t bound_cells(const Sizes& sizes, const Levels& levels) {
+  if (levels.hw == nullptr) return 2 * sizes.S + 2 * sizes.L;
+  int64_t cells = 0;
+  for (int64_t l = 0; l < sizes.L; ++l) cells += grid_cells(levels.hw[2 * l], levels.hw[2 * l + 1]);
+  return cells;
+}
+
+int64_t largest_level(const Sizes& sizes, const Levels& levels) {
+  if (levels.hw == nullptr) return bound_cells(sizes, levels);
+  int64_t most = 0;
+  for (int64_t l = 0; l < sizes.L; ++l) most = max(most, grid_cells(levels.hw[2 * l], levels.hw[2 * l + 1]));
+  return most;
+}
+
+struct Scratch {
+  int64_t ends, entries, ordered, cell_of_entry, bytes;  // offsets, and the sum
+};
+
+Scratch lay_out(const Sizes& sizes, const Levels& levels, bool deterministic) {
+  const auto align = [](int64_t bytes) { return (bytes + 255) / 256 * 256; };
+  const int64_t entry = sizes.dtype == DType::f64 ? sizeof(Entry<double>) : sizeof(Entry<float>);
+  const int64_t num_points = sizes.B * sizes.H * sizes.L * sizes.Q * sizes.P;
+  Scratch scratch;
+  scratch.ends = 0;
+  scratch.entries = align(sizes.B * sizes.H * bound_cells(sizes, levels) * int64_t(sizeof(int)));
+  scratch.ordered = scratch.entries + align(num_points * entry);
+  scratch.cell_of_entry = scratch.ordered + (deterministic ? align(num_points * entry) : 0);
+  scratch.bytes = scratch.cell_of_entry + (deterministic ? align(num_points * int64_t(sizeof(int))) : 0);
+  return scratch;
+}
+
+template <class T, int V, int kLanes>
+const char* gather(const Backward& call, const Levels& levels, const SortPlan& plan, const Entry<Acc<T>>* entries,
+                   const int* ends) {
+  const Shape shape = make_shape(call.sizes, V);
+  GatherPlan tiles{};
+  const bool planned = levels.hw != nullptr;
+  for (int64_t l = 0, cells = 0; planned && l < call.sizes.L; ++l) {
+    const Level level{call.levels.height[l], call.levels.width[l], call.levels.start[l]};
+    tiles.levels[l] = tile_level(shape, level, int(cells));
+    tiles.tiles += tiles.levels[l].tiles;
+    cells += grid_cells(level.height, level.width);
+  }
+  if (!planned) tiles.tiles = int(call.sizes.S);  // a bound: every tile has a pixel
+  if (call.sizes.B > 65535 || tiles.tiles * call.sizes.H > INT32_MAX)
+    return "ms_deform_attn: the value gradient is too large for one launch";
+  const dim3 blocks(unsigned(tiles.tiles * call.sizes.H), unsigned(call.sizes.B));
+  const auto kernel = planned ? gather_kernel<T, V, kLanes, true> : gather_kernel<T, V, 0, false>;
+  kernel<<<blocks, kGatherBlock, 0, call.stream>>>(
+      static_cast<const T*>(call.grad_output), call.levels, entries, ends, static_cast<T*>(call.grad_value), plan,
+      tiles, shape);
+  return launch_error();
+}
+
+template <class T> const char* run(const Backward& call, const Levels& levels, bool deterministic) {
+  using A = Acc<T>;
+  const Shape shape = make_shape(call.sizes, 1);
+  const Scratch scratch = lay_out(call.sizes, levels, deterministic);
+  auto* ends = reinterpret_cast<int*>(call.scratch + scratch.ends);
+  auto* entries = reinterpret_cast<Entry<A>*>(call.scratch + scratch.entries);
+  auto* ordered = reinterpret_cast<Entry<A>*>(call.scratch + scratch.ordered);
+  auto* cell_of_entry = deterministic ? reinterpret_cast<int*>(call.scratch + scratch.cell_of_entry) : nullptr;
+
+  const int64_t groups = call.sizes.B * call.sizes.H * call.sizes.L, largest = largest_level(call.sizes, levels);
+  SortPlan plan;
+  plan.cells = bound_cells(call.sizes, levels);
+  plan.points = call.sizes.Q * call.sizes.P;
+  plan.bands = max(ceil_div(largest, kBandCells), ceil_div(kSortBlocks, groups));
+  plan.band_cells = (ceil_div(largest, plan.bands) + 4) / 4 * 4;
+  if (plan.points > INT32_MAX || groups * max(int64_t(plan.bands), plan.points / 256 + 1) > INT32_MAX)
+    return "ms_deform_attn: too many points for one launch";
+  const auto sort = call.sizes.P == 4 ? sort_kernel<A, 4> : sort_kernel<A, 0>;
+  int shared_bytes = plan.band_cells * int(sizeof(int)), device = 0, most = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  plan.staged = shared_bytes + plan.points * int64_t(sizeof(Entry<A>)) <= most - 1024;
+  if (plan.staged) shared_bytes += int(plan.points) * int(sizeof(Entry<A>));
+  const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  if (const char* error = memory_error(cudaFuncSetAttribute(sort, attribute, most - 1024))) return error;
+  sort<<<int(groups * plan.bands), kSortBlock, shared_bytes, call.stream>>>(
+      static_cast<const A*>(call.locations), static_cast<const A*>(call.weights), call.levels, entries, ends,
+      cell_of_entry, plan, shape);
+  if (const char* error = launch_error()) return error;
+  if (deterministic) {
+    const int blocks = ceil_div(plan.points, 256);
+    order_kernel<A><<<int(groups * blocks), 256, 0, call.stream>>>(entries, ends, cell_of_entry, ordered, call.levels,
+                                                                  plan, blocks, shape);
+    if (const char* error = launch_error()) return error;
+    entries = ordered;
+  }
+  if constexpr (sizeof(T) <= 4) {
+    constexpr int V = 16 / sizeof(T);
+    if (call.sizes.D == 32) return gather<T, V, 32 / V>(call, levels, plan, entries, ends);
+    if (call.sizes.D % V == 0) return gather<T, V, 0>(call, levels, plan, entries, ends);
+  }
+  return gather<T, 1, 0>(call, levels, plan, entries, ends);
+}
+
+}  // namespace
+
+int64_t sorted_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic) {
+  return lay_out(sizes, levels, deterministic).bytes;
+}
+
+const char* sorted_value_gradient(const Backward& call, const Levels& levels, bool deterministic) {
+  return with_type(call.sizes.dtype, [&](auto zero) { return run<decltype(zero)>(call, levels, deterministic); });
+}
+
+}  // namespace rtdetr::cuda

@@ -1,0 +1,271 @@
+// The dispatcher side of the op: schema, argument checks, tensors, registration. Written against the LibTorch Stable ABI
+// only, so one binary serves every torch from 2.10 on and every Python. Compiled twice: into _cpu.so, which also declares
+// the schemas, and with RTDETR_LIBRARY_CUDA into _cuda.so, which adds the kernels for CUDA tensors.
+#include "ms_deform_attn.h"
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+using Sizes = rtdetr::Sizes;
+
+#ifdef RTDETR_LIBRARY_CUDA
+constexpr bool on_cuda = true;
+#else
+constexpr bool on_cuda = false;
+#endif
+
+std::string shape_of(const Tensor& tensor) {
+  std::string text = "(";
+  for (int64_t i = 0; i < tensor.dim(); ++i) text += (i ? ", " : "") + std::to_string(tensor.size(i));
+  return text + ")";
+}
+
+void check_shape(const char* name, const Tensor& tensor, const std::vector<int64_t>& expected) {
+  bool same = tensor.dim() == static_cast<int64_t>(expected.size());
+  std::string text;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    same = same && tensor.size(static_cast<int64_t>(i)) == expected[i];
+    text += (i ? ", " : "") + std::to_string(expected[i]);
+  }
+  STD_TORCH_CHECK(same, name, ": expected shape (", text, "), got ", shape_of(tensor));
+}
+
+void check_type(const char* name, const Tensor& tensor, ScalarType expected, const Tensor& value) {
+  STD_TORCH_CHECK(tensor.scalar_type() == expected, name, ": expected ", torch::headeronly::toString(expected), " beside ",
+                  torch::headeronly::toString(value.scalar_type()), " values, got ",
+                  torch::headeronly::toString(tensor.scalar_type()));
+  STD_TORCH_CHECK((on_cuda ? tensor.is_cuda() : tensor.is_cpu()) && tensor.get_device_index() == value.get_device_index(),
+                  name, ": expected on the device of value, got another one");
+}
+
+rtdetr::DType kernel_type(const Tensor& value) {
+  switch (value.scalar_type()) {
+    case ScalarType::Float: return rtdetr::DType::f32;
+    case ScalarType::Double: return rtdetr::DType::f64;
+    case ScalarType::Half: return rtdetr::DType::f16;
+    case ScalarType::BFloat16: return rtdetr::DType::bf16;
+    default: break;
+  }
+  STD_TORCH_CHECK(false, "value: expected float32, float64, float16 or bfloat16, got ",
+                  torch::headeronly::toString(value.scalar_type()));
+}
+
+ScalarType compute_type(const Tensor& value) {
+  return value.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+Sizes sizes_of(const Tensor& value, const Tensor& locations, const char* name) {
+  STD_TORCH_CHECK(value.dim() == 4, "value: expected 4 dimensions (B, S, H, D), got ", shape_of(value));
+  STD_TORCH_CHECK(locations.dim() == 6, name, ": expected 6 dimensions (B, Q, H, L, P, 2), got ", shape_of(locations));
+  Sizes n{kernel_type(value), value.size(0), value.size(1), value.size(2), value.size(3),
+          locations.size(1),  locations.size(3), locations.size(4)};
+  check_shape(name, locations, {n.B, n.Q, n.H, n.L, n.P, 2});
+  return n;
+}
+
+// Map sizes on their way to a kernel: owns what the pointers of rtdetr::Levels point to.
+class LevelTable {
+ public:
+  LevelTable(const Sizes& n, std::vector<int64_t> hw, const OptionalTensor& shapes, const OptionalTensor& starts)
+      : hw_(std::move(hw)) {
+    STD_TORCH_CHECK(hw_.empty() || !shapes, "hw and spatial_shapes: give one of the two");
+    if (shapes) from_tensors(n, *shapes, starts);
+    if (!levels_.device_shapes) check_on_host(n);
+  }
+
+  const rtdetr::Levels& levels() {
+    if (!levels_.device_shapes) levels_.hw = hw_.data();
+    return levels_;
+  }
+
+ private:
+  void from_tensors(const Sizes& n, const Tensor& shapes, const OptionalTensor& starts) {
+    STD_TORCH_CHECK(shapes.scalar_type() == ScalarType::Long, "spatial_shapes: expected int64");
+    check_shape("spatial_shapes", shapes, {n.L, 2});
+    STD_TORCH_CHECK(starts && starts->scalar_type() == ScalarType::Long,
+                    "level_start_index: expected an int64 tensor beside a tensor of spatial_shapes");
+    check_shape("level_start_index", *starts, {n.L});
+    STD_TORCH_CHECK(shapes.is_cuda() == on_cuda && starts->is_cuda() == on_cuda,
+                    "spatial_shapes and level_start_index: expected on the device of value");
+    shapes_ = torch::stable::contiguous(shapes);
+    starts_ = torch::stable::contiguous(*starts);
+    const auto* hw = static_cast<const int64_t*>(shapes_->const_data_ptr());
+    const auto* first = static_cast<const int64_t*>(starts_->const_data_ptr());
+    if (on_cuda) {
+      levels_.device_shapes = hw;
+      levels_.device_starts = first;
+      return;
+    }
+    hw_.assign(hw, hw + 2 * n.L);
+    for (int64_t l = 0, start = 0; l < n.L; start += hw_[2 * l] * hw_[2 * l + 1], ++l) {
+      STD_TORCH_CHECK(first[l] == start, "level_start_index: expected level ", l, " to start at cell ", start,
+                      ", after the levels before it, got ", first[l]);
+    }
+  }
+
+  void check_on_host(const Sizes& n) const {
+    STD_TORCH_CHECK(static_cast<int64_t>(hw_.size()) == 2 * n.L, "spatial_shapes: expected ", n.L,
+                    " pairs (height, width), as many levels as sampling_locations has, got ", hw_.size() / 2);
+    int64_t cells = 0;
+    for (int64_t l = 0; l < n.L; ++l) {
+      STD_TORCH_CHECK(hw_[2 * l] > 0 && hw_[2 * l + 1] > 0, "spatial_shapes: expected positive sizes, got (", hw_[2 * l],
+                      ", ", hw_[2 * l + 1], ") at level ", l);
+      cells += hw_[2 * l] * hw_[2 * l + 1];
+    }
+    STD_TORCH_CHECK(cells == n.S, "spatial_shapes: the levels hold ", cells, " cells, but value has ", n.S);
+  }
+
+  std::vector<int64_t> hw_;
+  OptionalTensor shapes_, starts_;
+  rtdetr::Levels levels_;
+};
+
+const void* pointer(const Tensor& tensor) { return tensor.const_data_ptr(); }
+
+// Not needed: an empty tensor, because every output of the schema is a tensor.
+Tensor gradient(const Tensor& like, bool needed) {
+  return needed ? torch::stable::new_empty(like, like.sizes()) : torch::stable::new_empty(like, {0});
+}
+
+void* gradient_pointer(const Tensor& tensor, bool needed) { return needed ? tensor.mutable_data_ptr() : nullptr; }
+
+void check_kernel(const char* error) { STD_TORCH_CHECK(error == nullptr, "ms_deform_attn: ", error); }
+
+#ifdef RTDETR_LIBRARY_CUDA
+void* current_stream(const Tensor& tensor) {
+  void* stream = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  return stream;
+}
+#else
+void parallel_for(int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, count, grain, body, context));
+}
+#endif
+
+Tensor forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, OptionalTensor starts, Tensor locations,
+               Tensor weights) {
+  const Sizes n = sizes_of(value, locations, "sampling_locations");
+  check_shape("attention_weights", weights, {n.B, n.Q, n.H, n.L, n.P});
+  check_type("sampling_locations", locations, compute_type(value), value);
+  check_type("attention_weights", weights, compute_type(value), value);
+  LevelTable table(n, std::move(hw), shapes, starts);
+  value = torch::stable::contiguous(value);
+  locations = torch::stable::contiguous(locations);
+  weights = torch::stable::contiguous(weights);
+  Tensor output = torch::stable::new_empty(value, {n.B, n.Q, n.H * n.D});
+  if (output.numel() == 0) return output;
+#ifdef RTDETR_LIBRARY_CUDA
+  torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
+  check_kernel(rtdetr::cuda::forward(n, table.levels(), pointer(value), pointer(locations), pointer(weights),
+                                     output.mutable_data_ptr(), current_stream(value)));
+#else
+  check_kernel(rtdetr::cpu::forward(n, table.levels(), pointer(value), pointer(locations), pointer(weights),
+                                    output.mutable_data_ptr(), parallel_for));
+#endif
+  return output;
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, std::vector<int64_t> hw, OptionalTensor shapes,
+                                            OptionalTensor starts, Tensor locations, Tensor weights, bool need_value,
+                                            bool need_locations, bool need_weights, bool deterministic) {
+  const Sizes n = sizes_of(value, locations, "sampling_locations");
+  check_shape("attention_weights", weights, {n.B, n.Q, n.H, n.L, n.P});
+  check_shape("grad_output", grad_output, {n.B, n.Q, n.H * n.D});
+  check_type("grad_output", grad_output, value.scalar_type(), value);
+  check_type("sampling_locations", locations, compute_type(value), value);
+  check_type("attention_weights", weights, compute_type(value), value);
+  LevelTable table(n, std::move(hw), shapes, starts);
+  grad_output = torch::stable::contiguous(grad_output);
+  value = torch::stable::contiguous(value);
+  locations = torch::stable::contiguous(locations);
+  weights = torch::stable::contiguous(weights);
+  Tensor grad_value = gradient(value, need_value);
+  Tensor grad_locations = gradient(locations, need_locations);
+  Tensor grad_weights = gradient(weights, need_weights);
+  void* const outputs[] = {gradient_pointer(grad_value, need_value), gradient_pointer(grad_locations, need_locations),
+                           gradient_pointer(grad_weights, need_weights)};
+#ifdef RTDETR_LIBRARY_CUDA
+  torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
+  const int64_t bytes = rtdetr::cuda::backward_scratch_bytes(n, table.levels(), deterministic);
+  OptionalTensor scratch;
+  if (bytes > 0) scratch = torch::stable::new_empty(value, {bytes}, ScalarType::Byte);
+  check_kernel(rtdetr::cuda::backward(n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
+                                      pointer(weights), outputs[0], outputs[1], outputs[2],
+                                      scratch ? scratch->mutable_data_ptr() : nullptr, deterministic, current_stream(value)));
+#else
+  (void)deterministic;  // the CPU kernel always is
+  check_kernel(rtdetr::cpu::backward(n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
+                                     pointer(weights), outputs[0], outputs[1], outputs[2], parallel_for));
+#endif
+  return {grad_value, grad_locations, grad_weights};
+}
+
+#ifdef RTDETR_LIBRARY_CUDA
+Tensor fused_forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, OptionalTensor starts, Tensor reference,
+                     Tensor offsets, Tensor logits, double offset_scale) {
+  const Sizes n = sizes_of(value, offsets, "offsets");
+  check_shape("logits", logits, {n.B, n.Q, n.H, n.L, n.P});
+  check_type("offsets", offsets, value.scalar_type(), value);
+  check_type("logits", logits, value.scalar_type(), value);
+  check_type("reference", reference, compute_type(value), value);
+  STD_TORCH_CHECK(reference.dim() == 4 && (reference.size(2) == 1 || reference.size(2) == n.L) &&
+                      (reference.size(3) == 2 || reference.size(3) == 4),
+                  "reference: expected (B, Q, 1 or L, 2 or 4), got ", shape_of(reference));
+  check_shape("reference", reference, {n.B, n.Q, reference.size(2), reference.size(3)});
+  LevelTable table(n, std::move(hw), shapes, starts);
+  value = torch::stable::contiguous(value);
+  reference = torch::stable::contiguous(reference);
+  offsets = torch::stable::contiguous(offsets);
+  logits = torch::stable::contiguous(logits);
+  Tensor output = torch::stable::new_empty(value, {n.B, n.Q, n.H * n.D});
+  if (output.numel() == 0) return output;
+  torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
+  check_kernel(rtdetr::cuda::fused_forward(n, table.levels(), pointer(value), pointer(reference), reference.size(2),
+                                           reference.size(3), offset_scale, pointer(offsets), pointer(logits),
+                                           output.mutable_data_ptr(), current_stream(value)));
+  return output;
+}
+#endif
+
+}  // namespace
+
+#ifdef RTDETR_LIBRARY_CUDA
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
+  m.impl("ms_deform_attn", TORCH_BOX(&forward));
+  m.impl("ms_deform_attn_backward", TORCH_BOX(&backward));
+  m.impl("ms_deform_attn_fused", TORCH_BOX(&fused_forward));
+}
+#else
+// hw: 2 * L integers height, width, when they are known on the host (symbolic under torch.compile); else empty, and the
+// two tensors are given.
+STABLE_TORCH_LIBRARY(rtdetr, m) {
+  m.def(
+      "ms_deform_attn(Tensor value, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
+      "Tensor sampling_locations, Tensor attention_weights) -> Tensor");
+  m.def(
+      "ms_deform_attn_backward(Tensor grad_output, Tensor value, SymInt[] hw, Tensor? spatial_shapes, "
+      "Tensor? level_start_index, Tensor sampling_locations, Tensor attention_weights, bool need_value, "
+      "bool need_locations, bool need_weights, bool deterministic) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "ms_deform_attn_fused(Tensor value, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
+      "Tensor reference, Tensor offsets, Tensor logits, float offset_scale) -> Tensor");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CPU, m) {
+  m.impl("ms_deform_attn", TORCH_BOX(&forward));
+  m.impl("ms_deform_attn_backward", TORCH_BOX(&backward));
+}
+#endif

@@ -1,0 +1,69 @@
+// The border between the dispatcher (ms_deform_attn.cpp: tensors, checks, registration) and the kernels
+// (cpu/, cuda/: pointers and sizes only). No torch header is included on this side of the border.
+//
+//   B batch, S cells of all levels, H heads, D channels per head, Q queries, L levels, P points per level.
+//   value (B, S, H, D), locations (B, Q, H, L, P, 2) x before y in [0, 1], weights (B, Q, H, L, P), output (B, Q, H * D);
+//   everything contiguous. value, output and their gradients have the type `dtype`; locations, weights and their
+//   gradients are float (double when dtype is f64).
+#pragma once
+
+#include <cstdint>
+
+namespace rtdetr {
+
+enum class DType : int { f32 = 0, f64 = 1, f16 = 2, bf16 = 3 };
+
+struct Sizes {
+  DType dtype;
+  int64_t B, S, H, D, Q, L, P;
+};
+
+// Map sizes, from the host when they are known there (hw: L pairs height, width; level starts follow from them), else
+// from the memory of the device that runs the kernel (hw is null). Exactly one of the two is given.
+struct Levels {
+  const int64_t* hw = nullptr;
+  const int64_t* device_shapes = nullptr;  // (L, 2)
+  const int64_t* device_starts = nullptr;  // (L,)
+};
+
+namespace cuda {
+
+// Bytes of scratch that backward() needs, as device memory aligned to 16 bytes; 0 when its algorithm needs none. Without a
+// gradient of value nothing is needed.
+int64_t backward_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic);
+
+// Launchers return null, or a static sentence that says what went wrong. They never synchronise. Pointers are aligned to
+// 16 bytes, as fresh tensors are.
+const char* forward(const Sizes& sizes, const Levels& levels, const void* value, const void* locations, const void* weights,
+                    void* output, void* stream);
+
+// A null gradient pointer means "not needed". Every gradient is fully written (zeroing is the kernel's own business).
+const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,
+                     const void* locations, const void* weights, void* grad_value, void* grad_locations,
+                     void* grad_weights, void* scratch, bool deterministic, void* stream);
+
+// The fused call: reference (B, Q, R, C) float, R = 1 (shared by all levels) or L, C = 2 (points) or 4 (boxes cxcywh);
+// offsets (B, Q, H, L, P, 2) and logits (B, Q, H, L, P) in `dtype` (the raw outputs of the two linear layers).
+//   C = 4: location = xy + offset / P * wh * offset_scale;   C = 2: location = xy + offset / (width, height) of the level.
+//   weights = softmax of the logits over L * P.
+const char* fused_forward(const Sizes& sizes, const Levels& levels, const void* value, const void* reference,
+                          int64_t reference_levels, int64_t reference_channels, double offset_scale, const void* offsets,
+                          const void* logits, void* output, void* stream);
+
+}  // namespace cuda
+
+namespace cpu {
+
+// Runs body(begin, end, context) over [0, count) on torch's own threads, in pieces of at least `grain`.
+using ParallelFor = void (*)(int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context);
+
+// As above; Levels are always given by value (hw). Both are deterministic, whatever the number of threads.
+const char* forward(const Sizes& sizes, const Levels& levels, const void* value, const void* locations, const void* weights,
+                    void* output, ParallelFor parallel_for);
+const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,
+                     const void* locations, const void* weights, void* grad_value, void* grad_locations,
+                     void* grad_weights, ParallelFor parallel_for);
+
+}  // namespace cpu
+
+}  // namespace rtdetr
