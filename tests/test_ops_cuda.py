@@ -53,8 +53,13 @@ def _off_borders(locations: Tensor, maps: tuple[tuple[int, int], ...]) -> Tensor
 
 def _run(inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...] | Tensor, backend: str) -> list[Tensor]:
     leaves = [t.detach().requires_grad_() for t in inputs[:3]]
-    output = ms_deform_attn(leaves[0], maps, None, leaves[1], leaves[2], backend=backend)  # type: ignore[arg-type]
-    return [output, *torch.autograd.grad(output, leaves, inputs[3])]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic and backend != "torch")  # grid_sample has no such gradient
+    try:
+        output = ms_deform_attn(leaves[0], maps, None, leaves[1], leaves[2], backend=backend)  # type: ignore[arg-type]
+        return [output, *torch.autograd.grad(output, leaves, inputs[3])]
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
 
 
 def _compare(results: list[Tensor], inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...]) -> None:

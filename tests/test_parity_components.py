@@ -5,6 +5,7 @@ The deformable attention op has its own file, test_ops.py.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -17,11 +18,13 @@ from torch import Tensor
 
 from rtdetr.boxes import giou, iou
 from rtdetr.config import LossConfig, SupervisionConfig
+from rtdetr.losses.assigners import assign_atss
 from rtdetr.losses.criterion import Criterion, denoising_index
 from rtdetr.losses.functional import varifocal_loss
 from rtdetr.losses.matcher import match
 from rtdetr.models.decoder import make_anchors
 from rtdetr.models.denoising import noise_targets
+from rtdetr.models.dense_head import cell_centres
 from rtdetr.models.layers import position_code
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.query_groups import QueryGroups
@@ -188,3 +191,44 @@ def test_copies_without_a_query_still_count() -> None:
     assert bool((index >= 0).all()), "every query is taken, so 28 - 20 copies are left"
     distance = (many.boxes - wanted[index]).abs().sum((1, 2, 3, 4))
     assert float(losses["loss_bbox_o2m_branch"]) == pytest.approx(5 * float(distance[1]) / (4 * count), rel=1e-12)
+
+
+def test_atss_threshold_is_mean_plus_unbiased_deviation() -> None:
+    """ATSS by a plain loop over boxes, on boxes among which the biased deviation would decide otherwise for some."""
+    strides = (8, 16, 32)
+    centres = [cell_centres(256 // s, 256 // s, s, torch.zeros(1, dtype=torch.float64)) for s in strides]
+    points, cells = torch.cat(centres), tuple(len(each) for each in centres)
+    sizes = torch.cat([torch.full((n, 1), float(s), dtype=torch.float64) for n, s in zip(cells, strides)])
+    generator = torch.Generator().manual_seed(0)
+    low = 140 * torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    boxes = torch.cat((low, low + 20 + 90 * torch.rand(60, 2, generator=generator, dtype=torch.float64)), dim=1)
+    targets = Targets.stack([torch.zeros(1, dtype=torch.int64)] * 60, list(boxes[:, None]), list(boxes[:, None]))
+    found = assign_atss(points, sizes, cells, torch.rand(60, len(points), 4, generator=generator).double(), targets)
+    would_differ = 0
+    for box, positive in zip(boxes.numpy(), found.positive.numpy()):
+        unbiased, biased = (naive_atss(box, points.numpy(), sizes.numpy()[:, 0], cells, ddof) for ddof in (1, 0))
+        assert np.array_equal(positive, unbiased)
+        would_differ += not np.array_equal(unbiased, biased)
+    assert would_differ >= 3
+
+
+def naive_atss(box: Array, points: Array, strides: Array, cells: tuple[int, ...], ddof: int) -> Array:
+    """Positive cells (A,) bool of one box xyxy, pixels: written from the description, sharing no code with ours."""
+    candidates, overlaps, first = [], [], 0
+    middle = (box[:2] + box[2:]) / 2
+    for count in cells:
+        distance = [math.dist(middle, points[a]) for a in range(first, first + count)]
+        candidates += [first + int(a) for a in np.argsort(distance, kind="stable")[:9]]
+        first += count
+    for a in candidates:
+        half = 2.5 * strides[a]
+        width = min(box[2], points[a][0] + half) - max(box[0], points[a][0] - half)
+        height = min(box[3], points[a][1] + half) - max(box[1], points[a][1] - half)
+        overlap = max(width, 0) * max(height, 0)
+        overlaps.append(overlap / ((box[2] - box[0]) * (box[3] - box[1]) + 4 * half**2 - overlap + 1e-9))
+    threshold = np.mean(overlaps) + np.std(overlaps, ddof=ddof)
+    positive = np.zeros(len(points), bool)
+    for a, overlap in zip(candidates, overlaps):
+        inside = min(points[a][0] - box[0], points[a][1] - box[1], box[2] - points[a][0], box[3] - points[a][1])
+        positive[a] = overlap > threshold and inside > 1e-9
+    return positive
