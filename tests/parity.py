@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,6 +88,13 @@ def formula_model(config: Config, state: dict[str, Array], dtype: torch.dtype, n
         for ours, official in names.items():
             own[ours].copy_(official_layout(official, torch.from_numpy(state[official])))
     return model.to(dtype)
+
+
+def write_pdparams(path: Path, state: dict[str, Any], protocol: int = 4) -> Path:
+    """A weight file as Paddle writes it: arrays, and the table of internal names."""
+    table = {name: f"parameter_{i}.w_0" for i, name in enumerate(state)}
+    path.write_bytes(pickle.dumps({**state, "StructuredToParameterName@@": table}, protocol=protocol))
+    return path
 
 
 class StoredDraws(Draws):
