@@ -65,7 +65,7 @@ def _run(inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...] | Tensor,
 def _compare(results: list[Tensor], inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...]) -> None:
     exact = _run(tuple(t.double() for t in inputs), maps, "torch")
     for name, result, expected in zip(("output", "value", "locations", "weights"), results, exact):
-        error = float((result.double() - expected).norm() / expected.norm())
+        error = float((result.detach().double() - expected.detach()).norm() / expected.detach().norm())
         assert error <= LIMITS[inputs[0].dtype], f"{name}: {error:.2e}"
 
 

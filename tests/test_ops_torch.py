@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -50,6 +51,17 @@ class Attention(nn.Module):
         return self.out(ms_deform_attn_fused(value, shapes, boxes.unsqueeze(2), offsets, logits, backend=self.backend))
 
 
+class Fixed(nn.Module):
+    """Attention with map sizes that are part of the module, as an exported file has them."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, query: Tensor, boxes: Tensor, memory: Tensor) -> Tensor:
+        return self.attention(query, boxes, memory, SHAPES)
+
+
 def layer_inputs(batch: int, queries: int, shapes: Shapes, device: str) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(batch * queries)
     cells = sum(h * w for h, w in shapes)
@@ -87,6 +99,17 @@ def test_opcheck_fused() -> None:
     boxes = torch.rand(2, 5, 1, 4, device="cuda", requires_grad=True)
     arguments = (value, *levels, boxes, locations, weights, 0.5)
     torch.library.opcheck(torch.ops.rtdetr.ms_deform_attn_fused, arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("needed", [(True, True, True, True), (True, False, False, True), (False, True, True, False)])
+def test_opcheck_fused_backward(needed: tuple[bool, bool, bool, bool]) -> None:
+    require("cuda", "cuda")
+    levels, leaves, grad = opcheck_arguments("cuda", False)
+    value, offsets, logits = (t.detach() for t in leaves)
+    boxes = torch.rand(2, 5, 3, 4, device="cuda")
+    arguments = (grad, value, *levels, boxes, offsets, logits, 0.5, *needed, True)
+    torch.library.opcheck(torch.ops.rtdetr.ms_deform_attn_fused_backward, arguments)
 
 
 FIVE_SIZES = [
@@ -130,8 +153,8 @@ def test_compile_once_for_all_sizes(target: Target, train: bool) -> None:
 def test_export(target: Target) -> None:
     module = Attention(target[0]).to(target[1]).eval()
     query, boxes, memory = layer_inputs(2, 7, SHAPES, target[1])
-    queries = torch.export.Dim("queries", min=2, max=1000)
-    dynamic = {"query": {1: queries}, "boxes": {1: queries}, "memory": None, "shapes": ((None, None),) * 3}
+    queries = {1: torch.export.Dim.DYNAMIC}
+    dynamic = {"query": queries, "boxes": queries, "memory": None, "shapes": ((None, None),) * 3}
     program = torch.export.export(module, (query, boxes, memory, SHAPES), dynamic_shapes=dynamic)
     names = {str(node.target) for node in program.graph.nodes}
     kernel = {"torch": "grid_sampler", "cpu": "rtdetr.ms_deform_attn", "cuda": "rtdetr.ms_deform_attn_fused"}[target[0]]
@@ -243,3 +266,41 @@ def test_cuda_graph_of_the_layer() -> None:
     expected_grads = torch.autograd.grad(expected.square().sum(), [query, memory])
     for a, e in zip((output, *grads), (expected, *expected_grads), strict=True):
         assert relative(a, e.detach()) <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(1, 50), (2, 2500)], ids=["reductions", "sorted"])
+def test_ten_thousand_calls_leave_the_memory_as_it_was(size: tuple[int, int]) -> None:
+    require("cuda", "cuda")
+    x = make_inputs(((20, 20), (10, 10)), *size, 8, 32, 4, dtype=torch.float16).to("cuda")
+    leaves = x.leaves()
+
+    def step() -> None:
+        output = ms_deform_attn(leaves[0], x.shapes, None, leaves[1], leaves[2], backend="cuda")
+        torch.autograd.grad(output, leaves, x.grad)
+
+    step()
+    before = torch.cuda.memory_allocated()
+    for _ in range(10_000):
+        step()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("asked", ["auto", "torch"])
+def test_onnx_export_is_grid_sample(asked: Backend, tmp_path: Path) -> None:
+    """No operator of ours is in the file, also where the kernels are built, and onnxruntime computes the same."""
+    runtime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    module, inputs = Fixed(Attention(asked)).eval(), layer_inputs(2, 7, SHAPES, "cpu")
+    path = str(tmp_path / "attention.onnx")
+    torch.onnx.export(module, inputs, path, dynamo=True, opset_version=18, verbose=False)
+    nodes = onnx.load(path).graph.node
+    assert sum(node.op_type == "GridSample" for node in nodes) == len(SHAPES)
+    assert all(node.domain in ("", "ai.onnx") for node in nodes)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [given.name for given in session.get_inputs()]
+    feed = {name: tensor.detach().numpy() for name, tensor in zip(names, inputs, strict=True)}
+    (actual,) = session.run(None, feed)
+    assert relative(torch.from_numpy(actual), module(*inputs).detach()) <= 1e-5

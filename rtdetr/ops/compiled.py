@@ -1,5 +1,6 @@
 """Loads the compiled libraries and tells PyTorch everything about their operators that is not a kernel: fake tensors,
-gradients, autocast, vmap, FLOPs. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`, `..._fused`.
+gradients, autocast, vmap, FLOPs. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`, `..._fused`,
+`..._fused_backward`.
 
 hw: 2 * L integers height, width; or empty, and the tensors `shapes` (L, 2) and `starts` (L,) are given.
 """
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from rtdetr.ops.reference import compute_dtype, locations_from_offsets, offset_steps, softmax_weights
+from rtdetr.ops.reference import compute_dtype
 
 HERE = Path(__file__).parent
 BUILD = "pip install ."  # in the source tree
@@ -101,13 +102,10 @@ def _fused_fake(
     return value.new_empty(value.shape[0], offsets.shape[1], value.shape[2] * value.shape[3])
 
 
-def _gradients(
-    needed: tuple[bool, bool, bool], grad: Tensor, value: Tensor, levels: tuple[Any, Any, Any], *points: Tensor
-) -> list[Tensor | None]:
-    """Gradients of value, locations and weights; None where not needed."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    grads = torch.ops.rtdetr.ms_deform_attn_backward(grad, value, *levels, *points, *needed, deterministic)
-    return [g if n else None for g, n in zip(grads, needed, strict=True)]
+def _fused_backward_fake(grad: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    _hw, _shapes, _starts, *points, _scale, need_value, need_reference, need_offsets, need_logits, _ = args
+    pairs = zip((value, *points), (need_value, need_reference, need_offsets, need_logits), strict=True)
+    return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in pairs)
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -118,8 +116,11 @@ def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     value, shapes, starts, locations, weights = ctx.saved_tensors
     needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[4], ctx.needs_input_grad[5])
-    grads = _gradients(needed, grad, value, (ctx.hw, shapes, starts), locations, weights)
-    return grads[0], None, None, None, grads[1], grads[2]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    arguments = (grad, value, ctx.hw, shapes, starts, locations, weights, *needed, deterministic)
+    grads = torch.ops.rtdetr.ms_deform_attn_backward(*arguments)
+    by_value, by_locations, by_weights = [g if n else None for g, n in zip(grads, needed, strict=True)]
+    return by_value, None, None, None, by_locations, by_weights
 
 
 def _setup_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -128,26 +129,12 @@ def _setup_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """Computes locations and weights once more, instead of having stored them."""
-    value, shapes, starts, reference, offsets, logits = ctx.saved_tensors
-    levels, points = offsets.shape[3:5]
-    maps = shapes if shapes is not None else list(zip(ctx.hw[::2], ctx.hw[1::2], strict=True))
-    locations = locations_from_offsets(reference, offsets, maps, ctx.offset_scale)
-    weights = softmax_weights(logits, levels, points)
-    need_reference, need_offsets, need_logits = ctx.needs_input_grad[4:7]
-    needed = (ctx.needs_input_grad[0], need_reference or need_offsets, need_logits)
-    grad_value, moved, weighed = _gradients(needed, grad, value, (ctx.hw, shapes, starts), locations, weights)
-    grad_reference = grad_offsets = grad_logits = None
-    if moved is not None and need_offsets:
-        grad_offsets = (moved * offset_steps(reference, offsets, maps, ctx.offset_scale)).to(offsets.dtype)
-    if moved is not None and need_reference:
-        parts = [moved, moved * offsets * (ctx.offset_scale / points)] if reference.shape[-1] == 4 else [moved]
-        summed = torch.cat(parts, dim=-1).sum((2, 4))  # (B, Q, L, 2 or 4)
-        grad_reference = (summed.sum(2, keepdim=True) if reference.shape[2] == 1 else summed).to(reference.dtype)
-    if weighed is not None:
-        product = weights * weighed
-        grad_logits = (product - weights * product.sum((3, 4), keepdim=True)).to(logits.dtype)
-    return grad_value, None, None, None, grad_reference, grad_offsets, grad_logits, None
+    needed = ctx.needs_input_grad[0], *ctx.needs_input_grad[4:7]
+    value, *points = ctx.saved_tensors
+    arguments = (grad, value, ctx.hw, *points, ctx.offset_scale, *needed, torch.are_deterministic_algorithms_enabled())
+    grads = torch.ops.rtdetr.ms_deform_attn_fused_backward(*arguments)
+    by_value, *by_points = [g if n else None for g, n in zip(grads, needed, strict=True)]
+    return by_value, None, None, None, *by_points, None
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
@@ -173,6 +160,12 @@ def _fused_flops(
     value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
 ) -> int:
     return int(_flops(8)(value_shape, hw, shapes, starts, *rest))
+
+
+def _fused_backward_flops(
+    grad_shape: Any, value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
+) -> int:
+    return int(_flops(40)(value_shape, hw, shapes, starts, *rest))
 
 
 def _autocast_forward(
@@ -201,16 +194,19 @@ def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tens
 
 def _register() -> None:
     library, ops = torch.library, torch.ops.rtdetr
-    for name, fake in (("", _forward_fake), ("_backward", _backward_fake), ("_fused", _fused_fake)):
+    fakes = (_forward_fake, _backward_fake, _fused_fake, _fused_backward_fake)
+    for name, fake in zip(("", "_backward", "_fused", "_fused_backward"), fakes, strict=True):
         library.register_fake(f"rtdetr::ms_deform_attn{name}")(fake)
     library.register_autograd("rtdetr::ms_deform_attn", _backward, setup_context=_setup_forward)
     library.register_autograd("rtdetr::ms_deform_attn_fused", _fused_backward, setup_context=_setup_fused)
-    library.register_autograd("rtdetr::ms_deform_attn_backward", _no_double_backward)
+    for name in ("_backward", "_fused_backward"):
+        library.register_autograd(f"rtdetr::ms_deform_attn{name}", _no_double_backward)
     library.register_vmap("rtdetr::ms_deform_attn", _vmap_forward)
     # Four corners of multiply and add.
     register_flop_formula(ops.ms_deform_attn)(_flops(8))
     register_flop_formula(ops.ms_deform_attn_backward)(_backward_flops)
     register_flop_formula(ops.ms_deform_attn_fused)(_fused_flops)
+    register_flop_formula(ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
     for key in ("AutocastCPU", "AutocastCUDA"):
         _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
 

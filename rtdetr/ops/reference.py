@@ -44,7 +44,10 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
         )
         for i, (level, (h, w)) in enumerate(zip(maps, shapes, strict=True))
     ]  # L times (B*H, D, Q, P)
-    scale = weights.to(dtype).transpose(1, 2).flatten(0, 1).flatten(2).unsqueeze(1)  # (B*H, 1, Q, L*P)
+    weights = weights.to(dtype)
+    if grid.is_cuda:  # there grid_sample takes a NaN for a place outside
+        weights = weights + (grid * 0).sum(-1).unflatten(0, (batch, heads)).transpose(1, 2)
+    scale = weights.transpose(1, 2).flatten(0, 1).flatten(2).unsqueeze(1)  # (B*H, 1, Q, L*P)
     output = (torch.cat(samples, dim=3) * scale).sum(3)  # (B*H, D, Q)
     return output.reshape(batch, heads * channels, queries).transpose(1, 2).to(value.dtype)
 
@@ -59,19 +62,15 @@ def locations_from_offsets(reference: Tensor, offsets: Tensor, shapes: Shapes | 
     """
     dtype = compute_dtype(offsets)
     xy = reference[:, :, None, :, None, :2].to(dtype)  # (B, Q, 1, 1 or L, 1, 2)
-    return xy + offsets.to(dtype) * offset_steps(reference, offsets, shapes, offset_scale)
-
-
-def offset_steps(reference: Tensor, offsets: Tensor, shapes: Shapes | Tensor, offset_scale: float) -> Tensor:
-    """Return how far an offset of one moves the location: broadcastable to (B, Q, H, L, P, 2)."""
-    dtype = compute_dtype(offsets)
     if reference.shape[-1] == 4:
-        return reference[:, :, None, :, None, 2:].to(dtype) * (offset_scale / offsets.shape[4])
-    if isinstance(shapes, Tensor):
-        return 1 / shapes.to(dtype).flip(-1)[:, None]
-    # Filled in number by number: a tensor made from a list would be copied to the device, and wait for it.
-    sizes = [offsets.new_full((1,), 1 / size, dtype=dtype) for h, w in shapes for size in (w, h)]
-    return torch.cat(sizes).view(-1, 1, 2)
+        step = reference[:, :, None, :, None, 2:].to(dtype) * (offset_scale / offsets.shape[4])
+    elif isinstance(shapes, Tensor):
+        step = 1 / shapes.to(dtype).flip(-1)[:, None]
+    else:
+        # Filled in number by number: a tensor made from a list would be copied to the device, and wait for it.
+        sizes = [offsets.new_full((1,), 1 / size, dtype=dtype) for h, w in shapes for size in (w, h)]
+        step = torch.cat(sizes).view(-1, 1, 2)
+    return xy + offsets.to(dtype) * step
 
 
 def softmax_weights(logits: Tensor, levels: int, points: int) -> Tensor:

@@ -146,12 +146,13 @@ void check_kernel(const char* error) { STD_TORCH_CHECK(error == nullptr, "ms_def
 #ifdef RTDETR_LIBRARY_CUDA
 void* current_stream(const Tensor& tensor) {
   void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
+                  "ms_deform_attn: the current CUDA stream could not be read");
   return stream;
 }
 #else
 void parallel_for(int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_parallel_for(0, count, grain, body, context));
+  STD_TORCH_CHECK(torch_parallel_for(0, count, grain, body, context) == AOTI_TORCH_SUCCESS, "ms_deform_attn: a thread failed");
 }
 #endif
 
@@ -214,29 +215,64 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, st
 }
 
 #ifdef RTDETR_LIBRARY_CUDA
+// The arguments of the fused call, checked and contiguous: owns what `call` points to.
+struct FusedCall {
+  FusedCall(Tensor value_, std::vector<int64_t> hw, const OptionalTensor& shapes, const OptionalTensor& starts,
+            const Tensor& reference_, const Tensor& offsets_, const Tensor& logits_, double offset_scale)
+      : n(sizes_of(value_, offsets_, "offsets")), table(n, std::move(hw), shapes, starts) {
+    check_shape("logits", logits_, {n.B, n.Q, n.H, n.L, n.P});
+    check_type("offsets", offsets_, value_.scalar_type(), value_);
+    check_type("logits", logits_, value_.scalar_type(), value_);
+    check_type("reference", reference_, compute_type(value_), value_);
+    STD_TORCH_CHECK(reference_.dim() == 4 && (reference_.size(2) == 1 || reference_.size(2) == n.L) &&
+                        (reference_.size(3) == 2 || reference_.size(3) == 4),
+                    "reference: expected (B, Q, 1 or L, 2 or 4), got ", shape_of(reference_));
+    check_shape("reference", reference_, {n.B, n.Q, reference_.size(2), reference_.size(3)});
+    value = torch::stable::contiguous(value_);
+    reference = torch::stable::contiguous(reference_);
+    offsets = torch::stable::contiguous(offsets_);
+    logits = torch::stable::contiguous(logits_);
+    fused = {pointer(reference), reference.size(2), reference.size(3), offset_scale, pointer(offsets), pointer(logits)};
+  }
+
+  const Sizes n;
+  LevelTable table;
+  Tensor value, reference, offsets, logits;
+  rtdetr::cuda::Fused fused;
+};
+
 Tensor fused_forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, OptionalTensor starts, Tensor reference,
                      Tensor offsets, Tensor logits, double offset_scale) {
-  const Sizes n = sizes_of(value, offsets, "offsets");
-  check_shape("logits", logits, {n.B, n.Q, n.H, n.L, n.P});
-  check_type("offsets", offsets, value.scalar_type(), value);
-  check_type("logits", logits, value.scalar_type(), value);
-  check_type("reference", reference, compute_type(value), value);
-  STD_TORCH_CHECK(reference.dim() == 4 && (reference.size(2) == 1 || reference.size(2) == n.L) &&
-                      (reference.size(3) == 2 || reference.size(3) == 4),
-                  "reference: expected (B, Q, 1 or L, 2 or 4), got ", shape_of(reference));
-  check_shape("reference", reference, {n.B, n.Q, reference.size(2), reference.size(3)});
-  LevelTable table(n, std::move(hw), shapes, starts);
-  value = torch::stable::contiguous(value);
-  reference = torch::stable::contiguous(reference);
-  offsets = torch::stable::contiguous(offsets);
-  logits = torch::stable::contiguous(logits);
-  Tensor output = torch::stable::new_empty(value, {n.B, n.Q, n.H * n.D});
+  FusedCall call(value, std::move(hw), shapes, starts, reference, offsets, logits, offset_scale);
+  Tensor output = torch::stable::new_empty(call.value, {call.n.B, call.n.Q, call.n.H * call.n.D});
   if (output.numel() == 0) return output;
   torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
-  check_kernel(rtdetr::cuda::fused_forward(n, table.levels(), pointer(value), pointer(reference), reference.size(2),
-                                           reference.size(3), offset_scale, pointer(offsets), pointer(logits),
+  check_kernel(rtdetr::cuda::fused_forward(call.n, call.table.levels(), pointer(call.value), call.fused,
                                            output.mutable_data_ptr(), current_stream(value)));
   return output;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> fused_backward(Tensor grad_output, Tensor value, std::vector<int64_t> hw,
+                                                          OptionalTensor shapes, OptionalTensor starts, Tensor reference,
+                                                          Tensor offsets, Tensor logits, double offset_scale,
+                                                          bool need_value, bool need_reference, bool need_offsets,
+                                                          bool need_logits, bool deterministic) {
+  FusedCall call(value, std::move(hw), shapes, starts, reference, offsets, logits, offset_scale);
+  const Sizes& n = call.n;
+  check_shape("grad_output", grad_output, {n.B, n.Q, n.H * n.D});
+  check_type("grad_output", grad_output, value.scalar_type(), value);
+  grad_output = torch::stable::contiguous(grad_output);
+  Tensor grad_value = gradient(call.value, need_value), grad_reference = gradient(call.reference, need_reference);
+  Tensor grad_offsets = gradient(call.offsets, need_offsets), grad_logits = gradient(call.logits, need_logits);
+  torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
+  const int64_t bytes = rtdetr::cuda::fused_backward_scratch_bytes(n, call.table.levels(), deterministic);
+  Tensor scratch = torch::stable::new_empty(value, {bytes}, ScalarType::Byte);
+  check_kernel(rtdetr::cuda::fused_backward(
+      n, call.table.levels(), pointer(grad_output), pointer(call.value), call.fused,
+      gradient_pointer(grad_value, need_value), gradient_pointer(grad_reference, need_reference),
+      gradient_pointer(grad_offsets, need_offsets), gradient_pointer(grad_logits, need_logits),
+      scratch.mutable_data_ptr(), deterministic, current_stream(value)));
+  return {grad_value, grad_reference, grad_offsets, grad_logits};
 }
 #endif
 
@@ -247,6 +283,7 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("ms_deform_attn", TORCH_BOX(&forward));
   m.impl("ms_deform_attn_backward", TORCH_BOX(&backward));
   m.impl("ms_deform_attn_fused", TORCH_BOX(&fused_forward));
+  m.impl("ms_deform_attn_fused_backward", TORCH_BOX(&fused_backward));
 }
 #else
 // hw: 2 * L integers height, width, when they are known on the host (symbolic under torch.compile); else empty, and the
@@ -262,6 +299,10 @@ STABLE_TORCH_LIBRARY(rtdetr, m) {
   m.def(
       "ms_deform_attn_fused(Tensor value, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
       "Tensor reference, Tensor offsets, Tensor logits, float offset_scale) -> Tensor");
+  m.def(
+      "ms_deform_attn_fused_backward(Tensor grad_output, Tensor value, SymInt[] hw, Tensor? spatial_shapes, "
+      "Tensor? level_start_index, Tensor reference, Tensor offsets, Tensor logits, float offset_scale, bool need_value, "
+      "bool need_reference, bool need_offsets, bool need_logits, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CPU, m) {

@@ -42,13 +42,27 @@ const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_
                      const void* locations, const void* weights, void* grad_value, void* grad_locations,
                      void* grad_weights, void* scratch, bool deterministic, void* stream);
 
-// The fused call: reference (B, Q, R, C) float, R = 1 (shared by all levels) or L, C = 2 (points) or 4 (boxes cxcywh);
-// offsets (B, Q, H, L, P, 2) and logits (B, Q, H, L, P) in `dtype` (the raw outputs of the two linear layers).
+// The fused call starts from what the module has. reference (B, Q, R, C) float, R = 1 (shared by all levels) or L, C = 2
+// (points) or 4 (boxes cxcywh); offsets (B, Q, H, L, P, 2) and logits (B, Q, H, L, P) in `dtype`: the raw outputs of the two
+// linear layers.
 //   C = 4: location = xy + offset / P * wh * offset_scale;   C = 2: location = xy + offset / (width, height) of the level.
 //   weights = softmax of the logits over L * P.
-const char* fused_forward(const Sizes& sizes, const Levels& levels, const void* value, const void* reference,
-                          int64_t reference_levels, int64_t reference_channels, double offset_scale, const void* offsets,
-                          const void* logits, void* output, void* stream);
+struct Fused {
+  const void* reference;
+  int64_t reference_levels, reference_channels;
+  double offset_scale;
+  const void* offsets;
+  const void* logits;
+};
+
+const char* fused_forward(const Sizes& sizes, const Levels& levels, const void* value, const Fused& fused, void* output,
+                          void* stream);
+
+// As backward(): a null gradient is not needed. The gradient of reference is float, those of offsets and logits `dtype`.
+int64_t fused_backward_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic);
+const char* fused_backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,
+                           const Fused& fused, void* grad_value, void* grad_reference, void* grad_offsets,
+                           void* grad_logits, void* scratch, bool deterministic, void* stream);
 
 }  // namespace cuda
 

@@ -45,7 +45,7 @@ template <class A> __device__ __forceinline__ void sum_to_lanes(A (&values)[3][k
 
 // A group of lanes takes `share` points of an item: all, or 4 where the problem is too small to fill the device.
 template <class T, int V, int kLanes, bool kReduce>
-__global__ void __launch_bounds__(kBlock, kLanes ? (kReduce || V == 8 ? 6 : 8) : 1)
+__global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8) : 1)
     point_gradients_kernel(const T* __restrict__ grad_output, const T* __restrict__ value,
                            const __grid_constant__ LevelTable levels, const Acc<T>* __restrict__ locations,
                            const Acc<T>* __restrict__ weights, Acc<T>* __restrict__ grad_value,

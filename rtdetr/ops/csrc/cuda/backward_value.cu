@@ -11,8 +11,8 @@ namespace {
 constexpr int kSortBlock = 1024, kGatherBlock = 256;
 constexpr int kBandCells = 11 * 1024;  // counted in shared memory by one block: below 48 KB
 constexpr int kSortBlocks = 128;  // that sort at least, if need be by reading the points more than once
-constexpr int kTileWidth = 8;
-constexpr float kPointsPerGroup = 36;  // that meet a pixel before another lane group helps
+constexpr int kTileWidth = 4;
+constexpr float kPointsPerGroup = 64;  // that meet a pixel before another lane group helps
 constexpr int kBatch = 4;  // points whose loads are in flight together
 
 template <class A> struct alignas(16) Entry {
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(256)
 
 // ---- gather -------------------------------------------------------------------------------------------------------
 
-// How a level is cut into blocks: tiles 8 pixels wide, as high as the block's lane groups allow. Several groups share a
+// How a level is cut into blocks: tiles 4 pixels wide, as high as the block's lane groups allow. Several groups share a
 // pixel where many points meet it, so that coarse levels do not finish last.
 struct Tiling {
   Level level;
@@ -228,7 +228,7 @@ __device__ __forceinline__ int find_tile(int& tile, Tiling& tiling, const LevelT
 }
 
 template <class T, int V, int kLanes, bool kPlanned>
-__global__ void __launch_bounds__(kGatherBlock, 6)
+__global__ void __launch_bounds__(kGatherBlock, sizeof(T) == 2 ? 7 : 6)
     gather_kernel(const T* __restrict__ grad_output, const __grid_constant__ LevelTable levels,
                   const Entry<Acc<T>>* __restrict__ entries, const int* __restrict__ ends, T* __restrict__ grad_value,
                   const SortPlan sort, const __grid_constant__ GatherPlan plan, const __grid_constant__ Shape shape) {

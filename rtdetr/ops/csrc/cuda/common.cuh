@@ -80,6 +80,12 @@ template <class T, int V> struct Channels {
   __device__ __forceinline__ Acc<T> operator[](int i) const { return widen(reinterpret_cast<const T*>(&raw)[i]); }
 };
 
+// Two numbers side by side, in one store.
+template <class T> __device__ __forceinline__ void store_pair(T* address, Acc<T> x, Acc<T> y) {
+  struct alignas(2 * sizeof(T)) Pair { T x, y; };
+  *reinterpret_cast<Pair*>(address) = {narrow<T>(x), narrow<T>(y)};
+}
+
 template <class A> struct alignas(16) Four { A x, y, z, w; };
 template <class A> struct alignas(2 * sizeof(A)) Two { A x, y; };
 
