@@ -13,17 +13,25 @@ SHARED = ROOT.parent / "shared"
 
 
 def golden_dir() -> Path:
-    """The folder of golden data: RTDETR_GOLDEN, else tests/golden. What lies only in ../shared/golden is asked for by
-    `shared_golden`."""
+    """The folder of golden data: RTDETR_GOLDEN, else tests/golden."""
     return Path(os.environ.get("RTDETR_GOLDEN") or ROOT / "tests" / "golden")
+
+
+def golden_file(name: str) -> Path:
+    """The file or folder in the first golden folder that has it: the chosen one, tests/golden, ../shared/golden."""
+    folders = (golden_dir(), ROOT / "tests" / "golden", SHARED / "golden")
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    raise FileNotFoundError(f"{name} is in none of {', '.join(str(folder) for folder in folders)}")
 
 
 def shared_golden(name: str) -> Path:
     """A golden file that is too large for the repository; skips the test, with the reason, where it is not at hand."""
-    for folder in (golden_dir(), SHARED / "golden"):
-        if (folder / name).exists():
-            return folder / name
-    pytest.skip(f"{name} is not in {golden_dir()} and not in ../shared/golden")
+    try:
+        return golden_file(name)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
 
 
 def shared_data(name: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conftest import SHARED, golden_dir
+from conftest import SHARED, golden_dir, golden_file
 from golden_formulas import Array, det_image, det_param
 from PIL import Image
 from tolerances import Tolerance
@@ -32,15 +32,6 @@ from rtdetr.types import Targets
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 DTYPES = {"f32": torch.float32, "f64": torch.float64}
-
-
-def golden_file(name: str) -> Path:
-    """The file in the first golden folder that has it: the chosen one, tests/golden, ../shared/golden."""
-    folders = (golden_dir(), CONFIGS.parent / "tests" / "golden", SHARED / "golden")
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(f"{name} is in none of {', '.join(str(folder) for folder in folders)}")
 
 
 def golden_json(name: str) -> Any:

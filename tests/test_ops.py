@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import golden_dir, shared_golden
+from conftest import golden_file, shared_golden
 from golden_formulas import unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,7 +70,7 @@ def test_locations_are_not_rounded_with_the_values(target: Target) -> None:
 @pytest.mark.parametrize("name", ["tiny", "edge"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_golden(target: Target, name: str, dtype: torch.dtype) -> None:
-    golden = np.load(golden_dir() / f"op_deform_{name}.npz")
+    golden = np.load(golden_file(f"op_deform_{name}.npz"))
     keys = ("value", "sampling_locations", "attention_weights", "grad_output")
     x = Inputs(*(torch.from_numpy(golden[k]).to(dtype) for k in keys), tuple(map(tuple, golden["shapes"].tolist())))
     actual, suffix = run(x, target), str(dtype).removeprefix("torch.")
@@ -83,7 +83,7 @@ def test_golden(target: Target, name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_golden_decoder(target: Target, dtype: torch.dtype) -> None:
-    golden = np.load(golden_dir() / "op_deform_dec320.npz")
+    golden = np.load(golden_file("op_deform_dec320.npz"))
 
     def noise(tag: str, *shape: int) -> Tensor:
         return torch.from_numpy(unit(f"op-dec320:{tag}", shape))

@@ -56,28 +56,29 @@ __device__ __forceinline__ int block_scan(int x) {
   return warp > 0 ? x + warp_sums[warp - 1] : x;
 }
 
-// Calls visit(query, point's index in locations, its cell or -1, Cell) for this thread's share of the points. `first`
-// is the index of the first; kPoints is P, or 0: shape.points.
+// Calls visit(query, weight, its cell or -1, Cell) for this thread's share of the points. `first` is the index of the
+// first point; weights may be null; kPoints is P, or 0: shape.points.
 template <int kPoints, class A, class Visit>
-__device__ __forceinline__ void for_each_point(const A* locations, const Level& level, const Shape& shape, int64_t first,
-                                               const Visit& visit) {
+__device__ __forceinline__ void for_each_point(const A* locations, const A* weights, const Level& level,
+                                               const Shape& shape, int64_t first, const Visit& visit) {
   const uint32_t points = kPoints ? kPoints : shape.points, count = points * shape.queries;
   const uint32_t stride = uint32_t(shape.heads) * shape.level_points;
   for (uint32_t begin = threadIdx.x; begin < count; begin += kSortBlock * kBatch) {
     uint32_t query[kBatch];
-    int64_t index[kBatch];
     Two<A> location[kBatch];
+    A weight[kBatch];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
+    for (int j = 0; j < kBatch; ++j) {  // all loads before the first visit
       const uint32_t i = begin + j * kSortBlock;
       query[j] = i / points;
-      index[j] = first + uint64_t(query[j]) * stride + (i - query[j] * points);
-      location[j] = i < count ? load_two(locations + 2 * index[j]) : Two<A>{A(-4), A(-4)};  // outside
+      const int64_t index = first + uint64_t(query[j]) * stride + (i - query[j] * points);
+      location[j] = i < count ? load_two(locations + 2 * index) : Two<A>{A(-4), A(-4)};  // outside
+      weight[j] = weights != nullptr && i < count ? __ldg(weights + index) : A(0);
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
       const Cell<A> cell = locate(location[j].x, location[j].y, level);
-      visit(int(query[j]), index[j], cell.inside ? (cell.y + 1) * (level.width + 1) + cell.x + 1 : -1, cell);
+      visit(int(query[j]), weight[j], cell.inside ? (cell.y + 1) * (level.width + 1) + cell.x + 1 : -1, cell);
     }
   }
 }
@@ -104,7 +105,8 @@ __global__ void __launch_bounds__(kSortBlock)
   for (int i = threadIdx.x; i < band_cells; i += kSortBlock) counts[i] = 0;
   __syncthreads();
   int before = 0;  // points in the cells of earlier bands
-  for_each_point<kPoints>(locations, level, shape, first, [&](int, int64_t, int cell, const Cell<A>&) {
+  const A* const no_weights = nullptr;
+  for_each_point<kPoints>(locations, no_weights, level, shape, first, [&](int, A, int cell, const Cell<A>&) {
     if (cell >= first_cell && cell < end_cell) atomicAdd(counts + cell - first_cell, 1);
     before += cell >= 0 && cell < first_cell;
   });
@@ -126,14 +128,15 @@ __global__ void __launch_bounds__(kSortBlock)
   }
   __syncthreads();
 
-  for_each_point<kPoints>(locations, level, shape, first, [&](int query, int64_t index, int cell, const Cell<A>& where) {
+  const auto place = [&](int query, A weight, int cell, const Cell<A>& where) {
     if (cell < first_cell || cell >= end_cell) return;
     const int position = atomicAdd(counts + cell - first_cell, 1);
     RTDETR_ASSERT(position < plan.points);
     Entry<A>* const target = plan.staged ? staged + position - band_start : entries + position;
-    *target = {where.fraction_x, where.fraction_y, __ldg(weights + index), query};
+    *target = {where.fraction_x, where.fraction_y, weight, query};
     if (cell_of_entry != nullptr) cell_of_entry[batch_head_level * plan.points + position] = cell;
-  });
+  };
+  for_each_point<kPoints>(locations, weights, level, shape, first, place);
   __syncthreads();
   for (int i = threadIdx.x; i < band_cells; i += kSortBlock) ends[first_cell + i] = counts[i];
   const int placed = plan.staged && band_cells > 0 ? counts[band_cells - 1] - band_start : 0;
