@@ -89,6 +89,13 @@ def test_library_that_cannot_load(tmp_path: Path) -> None:
     assert why.endswith(f"to build them again: {compiled.BUILD}")
 
 
+def test_cuda_library_beside_a_torch_without_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_cuda.so").write_bytes(b"never read")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    reason = compiled.load("cuda", tmp_path, {})
+    assert reason is not None and "has no CUDA; install a torch that has it" in reason
+
+
 def test_report_is_text_and_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["rtdetr.ops", "--json"])
     command.main()

@@ -44,8 +44,7 @@ def _compare_architectures(index: int | None) -> str | None:
         return None
     return (
         f"the cuda kernels are built for the architectures {' '.join(archs)}, which leave out {major}.{minor}"
-        f" ({torch.cuda.get_device_name(index)}); to build for it:"
-        f" TORCH_CUDA_ARCH_LIST={major}.{minor} {compiled.BUILD}"
+        f" ({torch.cuda.get_device_name(index)}); to build for it: {compiled.BUILD}"
     )
 
 

@@ -65,6 +65,8 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
     if not library.exists():
         reason, fix = facts.get("reason", "nothing has been compiled yet"), facts.get("fix", BUILD)
         return f"the {kind} kernels are not built ({reason}); to build them: {fix}"
+    if kind == "cuda" and torch.version.cuda is None:
+        return f"the cuda kernels are built, but torch {torch.__version__} has no CUDA; install a torch that has it"
     try:
         torch.ops.load_library(str(library))
     except OSError as error:

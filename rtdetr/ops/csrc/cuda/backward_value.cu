@@ -231,7 +231,7 @@ __device__ __forceinline__ int find_tile(int& tile, Tiling& tiling, const LevelT
 }
 
 template <class T, int V, int kLanes, bool kPlanned>
-__global__ void __launch_bounds__(kGatherBlock, sizeof(T) == 2 ? 7 : 6)
+__global__ void __launch_bounds__(kGatherBlock, kResident<sizeof(T) == 2 ? 7 : 6, kGatherBlock>)
     gather_kernel(const T* __restrict__ grad_output, const __grid_constant__ LevelTable levels,
                   const Entry<Acc<T>>* __restrict__ entries, const int* __restrict__ ends, T* __restrict__ grad_value,
                   const SortPlan sort, const __grid_constant__ GatherPlan plan, const __grid_constant__ Shape shape) {

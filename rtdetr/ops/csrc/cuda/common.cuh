@@ -31,6 +31,20 @@ namespace rtdetr::cuda {
 constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kMaxHostLevels = 32;
 
+// What a multiprocessor holds at most. Launch bounds that ask for more are ignored, with a warning.
+#if __CUDA_ARCH__ == 750
+constexpr int kMaxThreads = 1024, kMaxBlocks = 16;
+#elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870
+constexpr int kMaxThreads = 1536, kMaxBlocks = 16;
+#elif __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr int kMaxThreads = 1536, kMaxBlocks = 24;
+#else
+constexpr int kMaxThreads = 2048, kMaxBlocks = 32;
+#endif
+constexpr int at_most(int a, int b) { return a < b ? a : b; }
+template <int kBlocks, int kThreads>
+constexpr int kResident = at_most(kBlocks, at_most(kMaxBlocks, kMaxThreads / kThreads));
+
 // ---- numbers ------------------------------------------------------------------------------------------------------
 
 // Locations, weights and every sum are float, and double for double values.

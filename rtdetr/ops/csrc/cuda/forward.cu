@@ -17,7 +17,7 @@ constexpr int kAheadOf = kPoints == 12 && (kSplit > 1 || sizeof(T) == 2) ? 3 : 2
 
 template <class T, int kLanes, int kSplit, int kPoints, int kWarps>
 constexpr int kResidentBlocks =
-    kLanes == 0 ? 1 : (kWarps == 1 && kAheadOf<T, kSplit, kPoints> == 3 ? 24 : 28) / kWarps;
+    kLanes == 0 ? 1 : kResident<(kWarps == 1 && kAheadOf<T, kSplit, kPoints> == 3 ? 24 : 28) / kWarps, 32 * kWarps>;
 
 template <class T, int V, int kLanes, int kSplit, int kPoints, int kWarps, class Points>
 __global__ void __launch_bounds__(32 * kWarps, kResidentBlocks<T, kLanes, kSplit, kPoints, kWarps>)
