@@ -6,6 +6,7 @@ Whether a GPU is present is never a condition. torch is not imported: its header
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ DEBUG = os.environ.get("RTDETR_DEBUG") == "1"
 CUDA_MODE = "0" if os.environ.get("FORCE_CPU") == "1" else os.environ.get("RTDETR_CUDA", "auto")
 ABI = {"bdist_wheel": {"py_limited_api": "cp310"}}  # the libraries use nothing of Python: one wheel for all
 DEMAND_CUDA = "RTDETR_CUDA=1 pip install ."
-LIBRARIES = {"cpu": f"{os.uname().machine}/_cpu.so", "cuda": "_cuda.so"}  # targets of rules.ninja
+LIBRARIES = {"cpu": f"{platform.machine()}/_cpu.so", "cuda": "_cuda.so"}  # targets of rules.ninja
 
 
 class Skip(Exception):
