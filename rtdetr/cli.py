@@ -18,13 +18,15 @@ from typing import Any
 from PIL import Image
 
 from rtdetr.config import Config, ConfigError, config_from_dict, load_config
-from rtdetr.data.coco import DataError
+from rtdetr.data.classes import DataError
 from rtdetr.data.loader import build_val_loader
 from rtdetr.engine import distributed
-from rtdetr.engine.checkpoint import CheckpointError, load_checkpoint, model_from_checkpoint
-from rtdetr.engine.detector import Detector, draw
 from rtdetr.engine.evaluator import evaluate
 from rtdetr.engine.trainer import Trainer, TrainingFailed
+from rtdetr.inference.draw import draw
+from rtdetr.inference.predictor import Detector
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
+from rtdetr.weights.load import model_from_checkpoint
 
 Command = Callable[[Sequence[str] | None], int]
 

@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "wrong transpose of in_proj",
-        "rtdetr/models/official_names.py",
+        "rtdetr/weights/official_names.py",
         "return tensor.t() if is_linear else tensor",
         'return (tensor.reshape(tensor.shape[::-1]) if "in_proj" in official_name else tensor.t())'
         " if is_linear else tensor",
@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "any pickle global allowed",
-        "rtdetr/engine/pdparams.py",
+        "rtdetr/weights/pdparams.py",
         "        if allowed is None:\n",
         "        if allowed is None:\n            return super().find_class(module, name)\n",
         f"{CONVERT}::TestRefusals::test_foreign_globals_are_named_and_not_run",

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from rtdetr.config import Config, load_config
 from rtdetr.models.denoising import Draws
-from rtdetr.models.official_names import official_layout, official_names
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.types import Targets
+from rtdetr.weights.official_names import official_layout, official_names
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 DTYPES = {"f32": torch.float32, "f64": torch.float64}

@@ -15,7 +15,8 @@ import pytest
 from conftest import shared_data
 from PIL import Image
 
-from rtdetr.data.coco import Classes, CocoDetection, DataError
+from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.formats.coco import CocoDetection
 
 SET: dict[str, Any] = {
     "images": [

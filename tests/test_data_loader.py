@@ -16,7 +16,7 @@ from PIL import Image
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
-from rtdetr.data.coco import DataError
+from rtdetr.data.classes import DataError
 from rtdetr.data.loader import DetectionLoader, SampleKey, TrainingBatches, build_train_loader, build_val_loader
 from rtdetr.data.preprocess import preprocess
 from rtdetr.data.shapes import CATEGORIES, make_shapes

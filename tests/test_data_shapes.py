@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from rtdetr.data import shapes as S
-from rtdetr.data.coco import CocoDetection, DataError
+from rtdetr.data.classes import DataError
+from rtdetr.data.formats.coco import CocoDetection
 
 
 def digest(folder: Path) -> dict[str, str]:

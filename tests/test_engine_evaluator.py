@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.coco import Classes
+from rtdetr.data.classes import Classes
 from rtdetr.engine.evaluator import FIGURES, EvaluationStopped, evaluate, score
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 

@@ -14,8 +14,8 @@ from torch import nn
 
 from rtdetr.config import OptimizerConfig, load_config
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm, lr_at, parameter_groups, set_lr
-from rtdetr.models.official_names import official_names
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.official_names import official_names
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 

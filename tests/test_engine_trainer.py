@@ -12,9 +12,9 @@ from engine_helpers import made_up_batch, part_of, tiny_config, tiny_data
 from torch import Tensor, nn
 
 from rtdetr.config import ConfigError
-from rtdetr.engine.checkpoint import CheckpointError, load_checkpoint
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import StepRecord, Trainer, TrainingFailed
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 CPU = torch.device("cpu")
 

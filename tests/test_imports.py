@@ -1,15 +1,18 @@
-"""A file imports only from its own floor or from below."""
+"""A file imports only from its own floor or from below, and no imports run in a circle."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FLOORS = {"ops": 0, "boxes": 0, "types": 0, "config": 0, "models": 1, "losses": 1, "data": 1, "engine": 2, "cli": 3}
+FLOORS = {"ops": 0, "boxes": 0, "types": 0, "config": 0, "models": 1, "losses": 1, "data": 1, "weights": 2}
+FLOORS |= {"engine": 3, "inference": 3, "cli": 4}
 GROUND = 0
+FILES = sorted((ROOT / "rtdetr").rglob("*.py"))
 
 
 def _room(module: str) -> str | None:
@@ -18,6 +21,7 @@ def _room(module: str) -> str | None:
 
 
 def _imports(path: Path) -> list[str]:
+    """Every module that a file imports, at its top or inside a function; `from a import b` also as a.b."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -25,7 +29,7 @@ def _imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import of {node.module}"
             found.append(node.module)
-            found += [f"{node.module}.{alias.name}" for alias in node.names if node.module == "rtdetr"]
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
     return found
 
 
@@ -36,7 +40,7 @@ def violations(path: Path) -> list[str]:
         if module.split(".")[0] in ("tools", "tests"):
             wrong.append(module)
         other = _room(module)
-        if other is None or other == room or room == "__init__":
+        if other is None or other == room or room == "__init__" or other not in FLOORS:
             continue
         sideways = FLOORS[other] == FLOORS[room] and FLOORS[room] != GROUND
         if FLOORS[other] > FLOORS[room] or sideways:
@@ -44,14 +48,56 @@ def violations(path: Path) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "rtdetr").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def circle(root: Path) -> list[str]:
+    """Modules below `root` that import one another in a circle, the first one again at the end; empty when none do.
+
+    A package stands for its own __init__.py only: `from rtdetr.ops import backend` is an import of rtdetr.ops.backend.
+    """
+    modules = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in root.rglob("rtdetr/**/*.py")
+    }
+    graph = {}
+    for module, path in modules.items():
+        imported = {name for name in _imports(path) if name in modules} - {module}
+        packages = {name for name in imported if any(other.startswith(f"{name}.") for other in imported)}
+        graph[module] = imported - packages
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_room_has_a_floor() -> None:
+    rooms = {path.relative_to(ROOT / "rtdetr").parts[0].removesuffix(".py") for path in FILES} - {"__init__"}
+    assert rooms <= set(FLOORS), f"give {rooms - set(FLOORS)} a floor in {__file__}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_point_downward(path: Path) -> None:
     assert violations(path) == []
+
+
+def test_no_imports_run_in_a_circle() -> None:
+    assert circle(ROOT) == []
 
 
 def test_an_upward_import_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = tmp_path / "rtdetr" / "models" / "bad.py"
     bad.parent.mkdir(parents=True)
-    bad.write_text("from rtdetr.losses.matcher import match\nfrom rtdetr.engine import trainer\n")
+    bad.write_text("from rtdetr.losses.matcher import match\n\ndef f():\n    import rtdetr.engine.trainer\n")
     monkeypatch.setattr("test_imports.ROOT", tmp_path)
-    assert violations(bad) == ["rtdetr.losses.matcher", "rtdetr.engine"]
+    assert violations(bad) == ["rtdetr.losses.matcher", "rtdetr.losses.matcher.match", "rtdetr.engine.trainer"]
+
+
+def test_a_circle_inside_functions_is_found(tmp_path: Path) -> None:
+    room = tmp_path / "rtdetr" / "data"
+    room.mkdir(parents=True)
+    (room / "__init__.py").touch()
+    (room / "a.py").write_text("from rtdetr.data import b\n")
+    (room / "b.py").write_text("import rtdetr.data.c as c\n")
+    (room / "c.py").write_text("")
+    assert circle(tmp_path) == []
+    (room / "c.py").write_text("def late():\n    from rtdetr.data.a import anything\n")
+    assert set(circle(tmp_path)) == {"rtdetr.data.a", "rtdetr.data.b", "rtdetr.data.c"}

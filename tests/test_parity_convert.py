@@ -32,11 +32,13 @@ from parity import (
 )
 from torch import nn
 
-from rtdetr.engine.checkpoint import compare, load_checkpoint, model_from_checkpoint
-from rtdetr.engine.convert import convert, load_foreign_weights, recognise, under_our_names
-from rtdetr.engine.pdparams import ConvertError, read_pdparams
-from rtdetr.models.official_names import official_layout
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.checkpoint import load_checkpoint
+from rtdetr.weights.compare import compare
+from rtdetr.weights.load import model_from_checkpoint
+from rtdetr.weights.official import convert, load_foreign_weights, recognise, under_our_names
+from rtdetr.weights.official_names import official_layout
+from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
 TOOL = CONFIGS.parent / "tools" / "convert.py"
 MODELS = ("r18", "r34", "r50", "r101")

@@ -13,12 +13,13 @@ import torch
 from parity import config_of, official_state, write_pdparams
 from torch import Tensor
 
-from rtdetr.engine.checkpoint import compare, warm_start
-from rtdetr.engine.convert import load_foreign_weights
-from rtdetr.engine.foreign import read_official
-from rtdetr.engine.pdparams import ConvertError
-from rtdetr.models.official_names import official_layout, official_names
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.compare import compare
+from rtdetr.weights.foreign import read_official
+from rtdetr.weights.load import warm_start
+from rtdetr.weights.official import load_foreign_weights
+from rtdetr.weights.official_names import official_layout, official_names
+from rtdetr.weights.pdparams import ConvertError
 
 
 @pytest.fixture(scope="module")

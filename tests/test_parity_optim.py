@@ -14,8 +14,8 @@ from torch import nn
 from rtdetr.config import EmaConfig, OptimizerConfig
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm, lr_at, set_lr
-from rtdetr.models.official_names import official_names
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.official_names import official_names
 
 OPTIM = golden_names("optim_*.json")
 INIT = golden_names("init_*.json")

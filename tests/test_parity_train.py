@@ -36,9 +36,9 @@ from torch import Tensor, nn
 import rtdetr.losses.criterion as criterion_module
 import rtdetr.losses.dense_criterion as dense_module
 from rtdetr.losses.criterion import build_criterion, denoising_index
-from rtdetr.models.official_names import official_layout, official_names
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Targets, TrainingOutputs
+from rtdetr.weights.official_names import official_layout, official_names
 
 NAMES = golden_names("train_*.npz")
 # Paddle keeps the momentum in single precision also in a double precision run, which shows in the eighth digit.

@@ -13,8 +13,8 @@ import pytest
 from engine_helpers import NANO, NUM_TRAIN, NUM_VAL, tiny_data, tiny_updates
 
 from rtdetr import cli
-from rtdetr.engine.checkpoint import load_checkpoint, save_checkpoint
 from rtdetr.engine.metrics import read_rows
+from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 

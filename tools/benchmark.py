@@ -12,8 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
 import torch
-
-from rtdetr.engine import benchmark_op
+from benchmarks import op as benchmark_op
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -16,9 +16,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
 from rtdetr.config import ConfigError, load_config
-from rtdetr.data.coco import DataError, read_classes
-from rtdetr.engine.checkpoint import CheckpointError, describe
-from rtdetr.engine.convert import OFFICIAL_LICENCE, convert, save_conversion
+from rtdetr.data.classes import DataError
+from rtdetr.data.formats.coco import read_classes
+from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.compare import describe
+from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

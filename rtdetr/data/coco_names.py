@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rtdetr.data.coco import Classes
+from rtdetr.data.classes import Classes
 
 # id and name, in the order of `categories` in instances_val2017.json; the ids have gaps.
 _CATEGORIES = """

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, SplitConfig
-from rtdetr.data.coco import Classes, CocoDetection, DataError
+from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.preprocess import preprocess
 from rtdetr.data.transforms import INTERPOLATIONS, Augmentation, resize
 from rtdetr.types import Batch, ImageInfo, Targets

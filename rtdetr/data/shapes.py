@@ -20,7 +20,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from rtdetr.data.coco import DataError
+from rtdetr.data.classes import DataError
 
 CATEGORIES = {2: "circle", 3: "square", 5: "triangle", 7: "star", 11: "cross"}
 VERSION = 1  # raise it with any change that changes pictures, so that old copies are made again

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.coco import Classes
+from rtdetr.data.classes import Classes
 from rtdetr.engine import distributed
 from rtdetr.models.postprocess import postprocess
 from rtdetr.types import Batch

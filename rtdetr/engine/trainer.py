@@ -26,25 +26,18 @@ from tqdm import tqdm
 from rtdetr.config import Config, ConfigError, save_config
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
-from rtdetr.engine.checkpoint import (
-    CheckpointError,
-    load_checkpoint,
-    load_exactly,
-    make_checkpoint,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-    warm_start,
-)
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.metrics import MetricsLog, draw_curves
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.run_state import rng_state, set_rng_state
 from rtdetr.engine.signals import StopSignal
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Batch
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
+from rtdetr.weights.load import load_exactly, warm_start
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
 

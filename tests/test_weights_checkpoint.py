@@ -12,20 +12,12 @@ import torch
 from torch import nn
 
 from rtdetr.config import Config, load_config
-from rtdetr.data.coco import Classes
-from rtdetr.engine.checkpoint import (
-    CheckpointError,
-    compare,
-    load_checkpoint,
-    load_exactly,
-    make_checkpoint,
-    model_from_checkpoint,
-    rng_state,
-    save_checkpoint,
-    set_rng_state,
-    warm_start,
-)
+from rtdetr.data.classes import Classes
+from rtdetr.engine.run_state import rng_state, set_rng_state
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
+from rtdetr.weights.compare import compare
+from rtdetr.weights.load import load_exactly, model_from_checkpoint, warm_start
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 CLASSES = Classes(("mug", "pen", "cup"), (3, 7, 90))

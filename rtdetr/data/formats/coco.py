@@ -7,7 +7,6 @@ import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.types import ImageInfo
 
 logger = logging.getLogger(__name__)
-
-
-class DataError(ValueError):
-    """Data that cannot be used; the message is one sentence for the person who owns them."""
-
-
-@dataclass(frozen=True)
-class Classes:
-    """The classes of a model: the network's index i stands for names[i], whose id in the data is category_ids[i]."""
-
-    names: tuple[str, ...]
-    category_ids: tuple[int, ...]  # ascending, gaps allowed
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 class CocoDetection:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from rtdetr.engine.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError
 
 Array = np.ndarray[Any, Any]
 

@@ -22,14 +22,15 @@ from rtdetr.config import (
     ModelConfig,
     SupervisionConfig,
 )
-from rtdetr.data.coco import Classes
+from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
-from rtdetr.engine.checkpoint import LoadReport, compare, make_checkpoint, save_checkpoint
-from rtdetr.engine.foreign import read_official
-from rtdetr.engine.pdparams import ConvertError
 from rtdetr.models.backbone import STAGE_BLOCKS
-from rtdetr.models.official_names import official_names
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
+from rtdetr.weights.compare import LoadReport, compare
+from rtdetr.weights.foreign import read_official
+from rtdetr.weights.official_names import official_names
+from rtdetr.weights.pdparams import ConvertError
 
 OFFICIAL_LICENCE = "Apache-2.0"  # of the official RT-DETRv3 repository, which offers its weights without other terms
 NUM_LEVELS, NUM_HEADS = 3, 8

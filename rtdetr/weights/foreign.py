@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rtdetr.engine.pdparams import ConvertError, read_pdparams
-from rtdetr.models.official_names import official_layout
+from rtdetr.weights.official_names import official_layout
+from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
 PADDLE_SUFFIXES = (".pdparams", ".pdema")
 

@@ -10,12 +10,13 @@ import torch
 from engine_helpers import tiny_config, tiny_data
 from PIL import Image
 
-from rtdetr.data.coco import Classes, DataError
-from rtdetr.engine.checkpoint import make_checkpoint, save_checkpoint
-from rtdetr.engine.detector import Detection, Detector, draw, read_picture
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.engine.evaluator import detect
+from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.predictor import Detector, read_picture
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
 CLASSES = Classes(("mug", "pen", "cup", "jar", "lid"), (3, 7, 13, 44, 90))
 

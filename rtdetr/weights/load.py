@@ -1,0 +1,65 @@
+"""From any weight file to a model, with a report of what fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from rtdetr.config import Config, config_from_dict
+from rtdetr.data.classes import Classes
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.weights.checkpoint import FORMAT, CheckpointError, load_checkpoint, read_own
+from rtdetr.weights.compare import LoadReport, compare, describe
+from rtdetr.weights.official import load_foreign_weights
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Model entries under our names, from a checkpoint (its average if it has one) or a foreign weight file."""
+    content = read_own(Path(path))
+    if content is not None and content.get("format") == FORMAT:
+        return load_checkpoint(path)["ema"] or content["model"]
+    return load_foreign_weights(Path(path))
+
+
+def warm_start(model: nn.Module, path: str | Path) -> LoadReport:
+    """Copies what fits from a weight file and reports the rest. Raises CheckpointError when nothing fits."""
+    weights = read_weights(path)
+    report = compare(model, weights)
+    if not report.matched:
+        raise CheckpointError(
+            f"{path}: weights of another model: none of its {len(weights)} entries fits; "
+            f"first names there: {', '.join(list(weights)[:3])}"
+        )
+    model.load_state_dict({name: weights[name] for name in report.matched}, strict=False)
+    return report
+
+
+def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
+    """Loads `weights` into the model; every entry must be there and fit. Raises CheckpointError."""
+    report = compare(model, weights)
+    wrong = report.mismatched + [f"{n} missing" for n in report.missing] + [f"{n} left over" for n in report.unexpected]
+    if wrong:
+        raise CheckpointError(
+            f"{path}: weights of another model: they look like {describe(weights)}, expected "
+            f"{describe(model.state_dict())}; {len(wrong)} entries differ (shape in the file, in the model): "
+            f"{', '.join(wrong[:3])}"
+        )
+    model.load_state_dict(weights, strict=all(name in weights for name in model.state_dict()))
+
+
+def model_from_checkpoint(
+    path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
+) -> tuple[RTDETRv3, Config, Classes]:
+    """The averaged model of a checkpoint in eval mode, its config and classes.
+
+    updates: `a.b=value` changes of the stored config; cfg: replaces the stored one. Raises CheckpointError or
+    ConfigError.
+    """
+    content = load_checkpoint(path)
+    cfg = cfg or config_from_dict(content["config"], str(path), updates)
+    classes = Classes(tuple(content["classes"]["names"]), tuple(content["classes"]["category_ids"]))
+    model = build_model(cfg.model, len(classes))
+    load_exactly(model, content["ema"] or content["model"], path)
+    return model.eval(), cfg, classes
