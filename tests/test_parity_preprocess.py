@@ -1,4 +1,5 @@
-"""Eval preprocessing against the official pipeline: from pixels bit for bit, from JPEG within the decoder's levels."""
+"""Eval preprocessing against the official pipeline: bit for bit from the resized pixels, one level for the resize, two
+for another JPEG decoder."""
 
 from __future__ import annotations
 
@@ -36,16 +37,18 @@ class TestOfficialPictures:
             stats = stored[f"{key}/image_chw.stats"]
         assert abs(tensor.double().mean() - stats[0]) < 1e-9 and float(tensor.max()) == np.float32(stats[2])
 
-    def test_resize_equals_opencv_rounding_bit_for_bit(self, key: str, file: str) -> None:
-        """From the pixels that the reference decoded; another JPEG decoder gives other pixels."""
+    def test_resize_within_one_level_on_any_processor(self, key: str, file: str) -> None:
+        """From the pixels that the reference decoded; another JPEG decoder gives other pixels. OpenCV's own arithmetic
+        (OPENCV_IPP=disabled, ARM) has rounded weights: 1.3 and 2.9 % of the values differ. Intel's differ in 0 to 6."""
         pixels = as_rgb_array(decoded(file))
         ours, golden = sampled(pixels, f"{key}/decoded_rgb_hwc")
         if not np.array_equal(ours, golden):
             pytest.skip(
                 f"this JPEG decoder differs from the reference's by up to {np.abs(ours - golden).max():.0f} levels"
             )
-        expected = np.asarray(Image.open(golden_file(f"{key}_640.png")).convert("RGB"))
-        assert np.array_equal(resize_cubic(pixels, (640, 640)), expected)
+        expected = np.asarray(Image.open(golden_file(f"{key}_640.png")).convert("RGB")).astype(int)
+        difference = np.abs(resize_cubic(pixels, (640, 640)) - expected)
+        assert difference.max() <= 1 and (difference > 0).mean() <= 0.05
 
     def test_jpeg_within_two_grey_levels(self, key: str, file: str) -> None:
         expected = np.asarray(Image.open(golden_file(f"{key}_640.png")).convert("RGB")).astype(int)

@@ -1,4 +1,8 @@
-"""How a picture becomes network input in evaluation and detection, equal to the official pipeline bit for bit."""
+"""How a picture becomes network input in evaluation and detection, as in the official pipeline.
+
+All of it is equal bit for bit, but the resize: OpenCV rounds its cubic weights on some processors and not on others, so
+that up to 5 % of a photograph's values differ by one level of 255 from the official ones, and none by more.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ def preprocess(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]], size: t
 def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """RGB pixels (H, W, 3) uint8. Transparency is dropped; 16-bit grey is scaled to 8 bits.
 
-    EXIF rotation is not applied: boxes of an annotation file refer to the stored pixels.
+    EXIF orientation is left alone; `pictures.read_picture`, which opens files, turns them.
     """
     if isinstance(image, Image.Image):
         if image.mode.startswith("I;16"):  # PIL's convert() would clip at 255 instead of scaling
