@@ -119,6 +119,7 @@ class DataConfig:
     train_batch_size: int = 16  # pictures per process and step
     val_batch_size: int = 8
     num_workers: int = 4
+    max_megapixels: float = 179.0  # pictures that claim more are refused before decoding; raise it for aerial ones
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from conftest import shared_data
 from PIL import Image
+from test_data_pictures import STORED, UPRIGHT, camera_file
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.formats.coco import CocoDetection
+from rtdetr.data.formats.coco import CocoDetection, read_document
 
 SET: dict[str, Any] = {
     "images": [
@@ -125,18 +126,72 @@ def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
         (("images", 0, "id"), "40", "an image needs an integer `id` and a `file_name`"),
         (("images", 0, "id"), 9, "image id 9 is given twice"),
         (("images", 0, "file_name"), "c.png", r"c.png: no such picture; 1 of the 3 in .*a.json are missing"),
-        (("categories", 0, "id"), 2, "two categories share an id"),
+        (("categories", 0, "id"), 2, "category id 2 is given twice"),
         (("categories", 0, "id"), 12, "annotation 1 has category id 11, which is not among the categories"),
         (("annotations", 5, "image_id"), 8, "annotation 6 belongs to image id 8, which is not among the images"),
         (("annotations", 0, "bbox"), [1, 2, 3], "annotation 1: `bbox` must be four finite numbers"),
         (("annotations", 0, "bbox"), [1, 2, 3, float("nan")], "annotation 1: `bbox` must be four finite numbers"),
         (("annotations", 0, "bbox"), None, "annotation 1: `bbox` must be four finite numbers"),
+        (("annotations", 0, "bbox"), [1, 2, 3, 10**400], "annotation 1: `bbox` must be four finite numbers"),
+        (("annotations", 0, "bbox"), [1, 2, 3, "4"], "annotation 1: `bbox` must be four finite numbers"),
+        (("annotations", 2, "bbox"), [1, 2, 3], "annotation 3: `bbox` must be four finite numbers"),  # a crowd
+        (("annotations", 0, "iscrowd"), "no", "annotation 1: `iscrowd` must be 0 or 1, got 'no'"),
+        (("annotations", 0, "iscrowd"), [], r"annotation 1: `iscrowd` must be 0 or 1, got \[\]"),
+        (("annotations", 0, "iscrowd"), 2, "annotation 1: `iscrowd` must be 0 or 1, got 2"),
+        (("annotations", 0, "area"), "wide", "annotation 1: `area` must be a finite number, got 'wide'"),
+        (("annotations", 0, "area"), float("inf"), "annotation 1: `area` must be a finite number, got inf"),
+        (("annotations", 0, "image_id"), [7], r"annotation 1 belongs to image id \[7\], which is not among the images"),
+        (("annotations", 0, "category_id"), {}, r"annotation 1 has category id {}, which is not among the categories"),
+        (("images", 0, "id"), 2**63, "an image needs an integer `id` and a `file_name`"),
+        (("images", 0, "file_name"), None, "an image needs an integer `id` and a `file_name`"),
+        (("images", 0, "width"), 60.5, "image 40: height and width must be whole pixels"),
+        (("images", 0, "width"), -60, "image 40: height and width must be whole pixels"),
+        (("images", 0, "height"), float("nan"), "image 40: `height` must be a finite number, got nan"),
     ],
 )
 def test_contradictions_are_named(tmp_path: Path, path: tuple[str | int, ...], value: Any, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence) as caught:
         CocoDetection(*write_set(tmp_path, broken(path, value)))
     assert "\n" not in str(caught.value) and "a.json" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("crowd", "value"), [(0, each) for each in (None, 0, 0.0, False, "0")] + [(1, each) for each in (1, 1.0, True, "1")]
+)
+def test_crowds_in_every_spelling(tmp_path: Path, crowd: int, value: Any) -> None:
+    data = CocoDetection(*write_set(tmp_path, broken(("annotations", 0, "iscrowd"), value)))
+    assert (data.num_crowd, len(data.targets(1)[0])) == (1 + crowd, 1 - crowd)
+
+
+def test_a_crowd_without_a_box_is_left_out(tmp_path: Path) -> None:
+    for box in (None, []):
+        document = broken(("annotations", 2, "bbox"), box)
+        data = CocoDetection(*write_set(tmp_path, document))
+        assert data.num_crowd == 1 and len(data.targets(0)[0]) == 2
+        assert [each["bbox"] for each in read_document(tmp_path / "a.json").annotations if each["iscrowd"]] == []
+
+
+def test_the_default_area_and_numbers_as_text(tmp_path: Path) -> None:
+    for area, expected in ((None, 200), ("150.5", 150.5), (150, 150)):
+        write_set(tmp_path, broken(("annotations", 0, "area"), area))
+        assert read_document(tmp_path / "a.json").annotations[0]["area"] == expected
+    data = CocoDetection(*write_set(tmp_path, broken(("images", 0, "width"), "60")))
+    assert tuple(data.info(0)) == (40, "b.png", 40, 60)
+
+
+def test_lvis_names_pictures_by_url(tmp_path: Path) -> None:
+    """In COCO's folders, or in one folder without them."""
+    document = copy.deepcopy(SET)
+    document["images"][0] = {"id": 40, "coco_url": "http://images.cocodataset.org/b.png", "width": 60, "height": 40}
+    document["images"][1] |= {"file_name": None, "coco_url": "http://images.cocodataset.org/coco/sub/ä.png?x=1"}
+    document["images"][2]["coco_url"] = "http://images.cocodataset.org/nowhere.png"  # `file_name` wins
+    data = CocoDetection(*write_set(tmp_path, document))
+    assert [data.info(i).file_name for i in range(3)] == ["b.png", "sub/ä.png", "empty.png"]
+    document["images"][0]["coco_url"] = "http://images.cocodataset.org/val2017/b.png"
+    assert CocoDetection(*write_set(tmp_path, document)).info(0).file_name == "b.png"
+    document["images"][0]["coco_url"] = "http://images.cocodataset.org/val2017/c.png"
+    with pytest.raises(DataError, match=r"val2017/c.png: no such picture; 1 of the 3"):
+        CocoDetection(*write_set(tmp_path, document))
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:
@@ -146,6 +201,9 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no such picture folder"):
         CocoDetection(tmp_path / "nowhere", annotations)
     annotations.write_text('{"images": [')
+    with pytest.raises(DataError, match=r"a.json: not valid JSON"):
+        CocoDetection(pictures, annotations)
+    annotations.write_text("[" * 200_000)
     with pytest.raises(DataError, match=r"a.json: not valid JSON"):
         CocoDetection(pictures, annotations)
 
@@ -160,6 +218,43 @@ def test_pictures_that_cannot_be_trusted(tmp_path: Path) -> None:
     (pictures / "sub" / "ä.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"ä.png: cannot be read as a picture"):
         data.image(1)
+
+
+@pytest.mark.parametrize("orientation", STORED)
+def test_pictures_turn_as_the_annotated_size_asks(tmp_path: Path, orientation: int) -> None:
+    """Boxes are never changed: they are in the pixels of the picture that comes out."""
+    pictures, annotations = write_set(tmp_path)
+    camera_file(pictures / "b.png", orientation)
+    height, width = STORED[orientation].shape[:2]
+    stored = STORED[orientation] if orientation >= 5 else UPRIGHT
+    for size, expected in (((80, 48), UPRIGHT), ((height, width), stored), ((None, None), UPRIGHT)):
+        document = broken(("images", 0), {"id": 40, "file_name": "b.png", "height": size[0], "width": size[1]})
+        annotations.write_text(json.dumps(document))
+        data = CocoDetection(pictures, annotations)
+        assert (data.info(0).height, data.info(0).width) == expected.shape[:2]
+        assert np.array_equal(np.asarray(data.image(0)), expected)
+        assert data.targets(0)[0][1].tolist() == [10, 10, 15.5, 16]
+    annotations.write_text(json.dumps(broken(("images", 0, "height"), 81)))
+    with pytest.raises(DataError, match=r"b.png: the picture is 48 x 80 but .*a.json says 60 x 81"):
+        CocoDetection(pictures, annotations).image(0)
+
+
+def test_no_picture_is_opened_where_sizes_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = write_set(tmp_path)
+    opened = []
+    original = Image.open
+    monkeypatch.setattr(Image, "open", lambda path: opened.append(Path(path).name) or original(path))
+    CocoDetection(*arguments)
+    assert opened == ["empty.png"]
+
+
+def test_too_large_pictures_are_named(tmp_path: Path) -> None:
+    data = CocoDetection(*write_set(tmp_path), max_megapixels=0.0023)
+    assert data.image(1).size == (30, 50)
+    with pytest.raises(DataError, match=r"b.png: .* larger than data.max_megapixels=0.0023"):
+        data.image(0)
+    with pytest.raises(DataError, match=r"empty.png: .* larger than data.max_megapixels=0.0001"):
+        CocoDetection(*write_set(tmp_path), max_megapixels=0.0001)
 
 
 def reachable_objects(root: object) -> int:

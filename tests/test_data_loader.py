@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from test_data_pictures import BAD
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
@@ -168,15 +169,25 @@ def test_pictures_without_boxes_make_batches(shapes: Path, tmp_path: Path) -> No
         build_train_loader(config(shapes, train=split, drop_images_without_boxes=True), seed=0)
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_broken_picture_is_named_in_one_sentence(shapes: Path, tmp_path: Path, num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "name"), [(0, "page.jpg"), (0, "header.png"), (1, "bomb.png"), (1, "chunk.png")]
+)
+def test_a_broken_picture_is_named_in_one_sentence(tmp_path: Path, num_workers: int, name: str) -> None:
     folder = make_shapes(tmp_path / "shapes", num_train=4, num_val=1, size=96)
-    (folder / "train" / "000002.jpg").write_bytes(b"not a picture")
+    (folder / "train" / "000002.jpg").write_bytes(BAD[name][0])
     loader = build_train_loader(config(folder, num_workers=num_workers), seed=0)
     with pytest.raises(DataError) as caught:
         epoch(loader, 0)
     assert str(caught.value).startswith(f"{folder}") and "000002.jpg: cannot be read as a picture" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_largest_picture_is_a_setting(shapes: Path) -> None:
+    small = config(shapes, max_megapixels=0.009)
+    classes = build_train_loader(config(shapes), seed=0).classes
+    for loader in (build_train_loader(small, seed=0), build_val_loader(small, classes)):
+        with pytest.raises(DataError, match=r"larger than data.max_megapixels=0.009 \(96 x 96 pixels\)"):
+            next(iter(loader))
 
 
 def test_workers_leave_ctrl_c_to_the_main_process(shapes: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.engine.evaluator import FIGURES, EvaluationStopped, evaluate, score
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
@@ -83,6 +83,48 @@ def test_annotations_without_info_area_and_iscrowd(tmp_path: Path, evaluator: Ev
     bare = [{k: b[k] for k in ("image_id", "category_id", "bbox")} for b in kept]
     path.write_text(json.dumps({**document, "annotations": bare}))
     assert score(as_detections(boxes, 6.0), path, evaluator).figures == expected
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+@pytest.mark.parametrize("crowd", [0, 1])
+def test_annotations_in_every_spelling_score_the_same(tmp_path: Path, evaluator: Evaluator, crowd: int) -> None:
+    """What a training reads without complaint must not end its first evaluation."""
+    path, boxes = write_truth(tmp_path)
+    document = json.loads(path.read_text())
+
+    def figures(**changes: Any) -> dict[str, float]:
+        changed = [box | changes if i == 3 else box for i, box in enumerate(document["annotations"])]
+        path.write_text(json.dumps({**document, "annotations": changed}))
+        return score(as_detections(boxes, 6.0), path, evaluator).figures
+
+    expected = figures(iscrowd=crowd)
+    assert expected != figures(iscrowd=1 - crowd)
+    for value in (str(crowd), bool(crowd), float(crowd), *(() if crowd else (None,))):
+        assert figures(iscrowd=value) == expected, value
+    box = boxes[3]["bbox"]
+    expected = figures(iscrowd=crowd, area=box[2] * box[3])
+    for area in (None, str(box[2] * box[3])):
+        assert figures(iscrowd=crowd, area=area) == expected, area
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_a_crowd_without_a_box_is_left_out(tmp_path: Path, evaluator: Evaluator) -> None:
+    path, boxes = write_truth(tmp_path)
+    document = json.loads(path.read_text())
+    expected = score(as_detections(boxes, 6.0), path, evaluator).figures
+    crowd = {"id": 1, "image_id": 100, "category_id": 3, "iscrowd": 1, "segmentation": {"counts": "", "size": [1, 1]}}
+    for box in ({}, {"bbox": None}):
+        path.write_text(json.dumps({**document, "annotations": [crowd | box, *document["annotations"]]}))
+        assert score(as_detections(boxes, 6.0), path, evaluator).figures == expected
+
+
+def test_annotations_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    path, _ = write_truth(tmp_path)
+    document = json.loads(path.read_text())
+    document["annotations"][0]["iscrowd"] = "maybe"
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match="annotation 0: `iscrowd` must be 0 or 1, got 'maybe'"):
+        score([], path, "pycocotools")
 
 
 def test_unknown_evaluator_is_an_error(tmp_path: Path) -> None:

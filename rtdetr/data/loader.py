@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, SplitConfig
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.preprocess import preprocess
 from rtdetr.data.transforms import INTERPOLATIONS, Augmentation, resize
@@ -47,7 +48,7 @@ class Item(NamedTuple):
 class TrainingSamples(Dataset[Item]):
     """Augmented pictures of a set."""
 
-    def __init__(self, source: CocoDetection, augmentation: Augmentation, seed: int) -> None:
+    def __init__(self, source: DetectionSet, augmentation: Augmentation, seed: int) -> None:
         self.source = source
         self.augmentation = augmentation
         self.seed = seed
@@ -62,7 +63,7 @@ class TrainingSamples(Dataset[Item]):
 class EvaluationSamples(Dataset[Item]):
     """Pictures as the network sees them in evaluation; size: (h, w)."""
 
-    def __init__(self, source: CocoDetection, size: tuple[int, int]) -> None:
+    def __init__(self, source: DetectionSet, size: tuple[int, int]) -> None:
         self.source = source
         self.size = size
 
@@ -124,7 +125,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 class DetectionLoader(DataLoader[Item]):
     """Iterates over Batch. `source` is the set behind it, `classes` its classes."""
 
-    def __init__(self, source: CocoDetection, num_workers: int, seed: int = 0, **arguments: Any) -> None:
+    def __init__(self, source: DetectionSet, num_workers: int, seed: int = 0, **arguments: Any) -> None:
         super().__init__(
             num_workers=num_workers,
             collate_fn=collate,
@@ -188,7 +189,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     """
     data = cfg.data
     _check_settings(cfg, seed)
-    source = _open(data.train, "train", None, data.drop_images_without_boxes)
+    source = _open(data.train, "train", None, data.drop_images_without_boxes, data.max_megapixels)
     augment = data.augment
     augmentation = Augmentation(
         augment.distort_prob, augment.expand_prob, augment.expand_max_ratio, augment.crop_prob, augment.flip_prob
@@ -212,17 +213,19 @@ def build_val_loader(cfg: Config, classes: Classes, rank: int = 0, world_size: i
     classes: those of the model; the set may use any of them, under the same category ids. Raises DataError.
     """
     data = cfg.data
-    source = _open(data.val, "val", classes, drop_empty=False)
+    source = _open(data.val, "val", classes, False, data.max_megapixels)
     samples = EvaluationSamples(source, data.image_size)
     shard = range(rank, len(source), world_size)
     return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
 
 
-def _open(split: SplitConfig, name: str, classes: Classes | None, drop_empty: bool) -> CocoDetection:
+def _open(
+    split: SplitConfig, name: str, classes: Classes | None, drop_empty: bool, max_megapixels: float
+) -> DetectionSet:
     for key, value in (("annotations", split.annotations), ("images", split.images)):
         if not value:
             raise DataError(f"data.{name}.{key} is empty; set it in the config or with -u data.{name}.{key}=PATH")
-    return CocoDetection(split.images, split.annotations, classes, drop_empty)
+    return CocoDetection(split.images, split.annotations, classes, drop_empty, max_megapixels)
 
 
 def _check_settings(cfg: Config, seed: int) -> None:

@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from rtdetr.data.classes import DataError
-from rtdetr.data.preprocess import as_rgb_array, preprocess
+from rtdetr.data.pictures import read_picture
+from rtdetr.data.preprocess import preprocess
 from rtdetr.inference.draw import Detection
 from rtdetr.models.postprocess import postprocess
 from rtdetr.weights.load import model_from_checkpoint
@@ -50,14 +50,5 @@ class Detector:
         """File, picture and detections, one after the other. Raises DataError for a file that is no picture."""
         remaining = iter(files)
         while batch := list(islice(remaining, batch_size)):
-            pictures = [read_picture(file) for file in batch]
+            pictures = [read_picture(file, max_megapixels=self.cfg.data.max_megapixels) for file in batch]
             yield from zip(batch, pictures, self.predict(pictures))
-
-
-def read_picture(file: Path) -> Image.Image:
-    """The picture as RGB, as evaluation sees it."""
-    try:
-        with Image.open(file) as opened:
-            return Image.fromarray(as_rgb_array(opened))
-    except (UnidentifiedImageError, OSError) as error:
-        raise DataError(f"{file}: cannot be read as a picture ({str(error).splitlines()[0]})") from error

@@ -1,177 +1,88 @@
-"""COCO detection sets: the annotation file becomes a few flat arrays, and class indices stay tied to category ids."""
+"""COCO detection JSON: read, checked and put in one form, for training and evaluation alike."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import math
-import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.preprocess import as_rgb_array
-from rtdetr.types import ImageInfo
+from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
+from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 logger = logging.getLogger(__name__)
 
 
-class CocoDetection:
+CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
+
+
+class CocoDocument(NamedTuple):
+    """What detection needs of a COCO JSON, in one form whoever wrote it."""
+
+    images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
+    annotations: list[dict[str, Any]]  # image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
+    categories: list[dict[str, Any]]  # id, name; by id
+    num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
+
+
+class CocoDetection(DetectionSet):
     """Pictures and boxes of one COCO detection JSON.
 
     images: the folder that `file_name` in the JSON is relative to. classes: None takes them from the JSON; otherwise
     boxes get the index of their category id in `classes`. drop_empty leaves out pictures without boxes.
-    Crowd boxes and boxes without area inside their picture are left out and counted.
-
-    Everything is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every
-    forked worker as soon as it touches their reference counts, and host memory would grow through the whole run.
+    max_megapixels: larger pictures are refused. Crowd boxes are left out and counted.
     Raises DataError for whatever is missing or contradicts itself in the files.
     """
 
     def __init__(
-        self, images: str | Path, annotations: str | Path, classes: Classes | None = None, drop_empty: bool = False
+        self,
+        images: str | Path,
+        annotations: str | Path,
+        classes: Classes | None = None,
+        drop_empty: bool = False,
+        max_megapixels: float = MAX_MEGAPIXELS,
     ) -> None:
-        self.folder = Path(images)
-        self.annotation_file = Path(annotations)
-        document = _read_json(self.annotation_file)
-        if not self.folder.is_dir():
-            raise DataError(f"{self.folder}: no such picture folder, expected the pictures of {self.annotation_file}")
-        own = _read_classes(document["categories"], self.annotation_file)
+        folder, path = Path(images), Path(annotations)
+        document = read_document(path)
+        if not folder.is_dir():
+            raise DataError(f"{folder}: no such picture folder, expected the pictures of {path}")
+        own = _classes(document.categories)
         if classes is not None:
-            _check_same_classes(own, classes, self.annotation_file)
-        self.classes = classes or own
-        names = self._read_pictures(document["images"])
-        self._read_boxes(document["annotations"], set(own.category_ids))
-        self.num_empty = int((np.diff(self._offsets) == 0).sum())
-        if drop_empty:
-            names = self._drop_empty(names)
-        if not names:
-            raise DataError(f"{self.annotation_file}: no picture is left to work on")
-        encoded = [os.fsencode(name) for name in names]
-        self._names = b"".join(encoded)
-        self._name_ends = np.cumsum([0, *map(len, encoded)])
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def info(self, index: int) -> ImageInfo:
-        height, width = self._sizes[index].tolist()
-        name = os.fsdecode(self._names[self._name_ends[index] : self._name_ends[index + 1]])
-        return ImageInfo(int(self._ids[index]), name, height, width)
-
-    def image(self, index: int) -> Image.Image:
-        """The picture as RGB. Raises DataError when the file is broken or has another size than the annotations say."""
-        info = self.info(index)
-        path = self.folder / info.file_name
-        try:
-            with Image.open(path) as opened:
-                picture = Image.fromarray(as_rgb_array(opened))
-        except OSError as error:
-            reason = str(error).splitlines()[0]
-            raise DataError(f"{path}: cannot be read as a picture ({reason}); replace it or remove it") from error
-        if picture.size != (info.width, info.height):
-            raise DataError(
-                f"{path}: the picture is {picture.width} x {picture.height} but {self.annotation_file} says "
-                f"{info.width} x {info.height}, so its boxes cannot be trusted (rotated by EXIF, or resized later?)"
-            )
-        return picture
-
-    def targets(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Boxes (n, 4) xyxy in pixels of the picture and contiguous class indices (n,), as fresh arrays."""
-        start, end = self._offsets[index], self._offsets[index + 1]
-        return self._boxes[start:end].copy(), self._labels[start:end].astype(np.int64)
-
-    def summary(self) -> str:
-        """One line on what was read and what was left out."""
-        empty = int((np.diff(self._offsets) == 0).sum())
-        dropped = f", {self.num_empty} more without boxes left out" if self.num_empty > empty else ""
-        return (
-            f"{self.annotation_file}: {len(self)} pictures ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
-            f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
-            "boxes without area"
+            _check_same_classes(own, classes, path)
+        pictures = PictureList(
+            [each["id"] for each in document.images],
+            _file_names(document.images, folder),
+            [(each["height"], each["width"]) for each in document.images],
         )
+        boxes = _boxes(document, pictures.ids, classes or own)
+        super().__init__(folder, path, classes or own, pictures, boxes, drop_empty, max_megapixels)
 
-    def _read_pictures(self, images: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Fills ids and sizes; the file names, all of which exist."""
-        ids, names, sizes = [], [], []
-        for image in images:
-            if type(image.get("id")) is not int or not isinstance(image.get("file_name"), str):
-                raise DataError(
-                    f"{self.annotation_file}: an image needs an integer `id` and a `file_name`, got {image}"
-                )
-            ids.append(image["id"])
-            names.append(image["file_name"])
-            sizes.append((image.get("height") or 0, image.get("width") or 0))
-        self._ids = np.array(ids, np.int64)
-        if len(np.unique(self._ids)) < len(ids):
-            twice = int(np.flatnonzero(np.bincount(np.unique(self._ids, return_inverse=True)[1]) > 1)[0])
-            raise DataError(f"{self.annotation_file}: image id {np.unique(self._ids)[twice]} is given twice")
-        self._check_files(names)
-        for i, (height, width) in enumerate(sizes):
-            if not height or not width:  # optional in the wild; the header of the file knows
-                with Image.open(self.folder / names[i]) as opened:
-                    sizes[i] = (opened.height, opened.width)
-        self._sizes = np.array(sizes, np.int32).reshape(-1, 2)
-        return names
 
-    def _check_files(self, names: Sequence[str]) -> None:
-        """One directory listing per folder instead of one look-up per picture: network drives are slow."""
-        present: dict[Path, set[str]] = {}
-        missing = []
-        for name in names:
-            path = self.folder / name
-            if path.parent not in present:
-                present[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
-            if path.name not in present[path.parent]:
-                missing.append(path)
-        if missing:
-            raise DataError(
-                f"{missing[0]}: no such picture; {len(missing)} of the {len(names)} in {self.annotation_file} are "
-                "missing, check the picture folder"
-            )
+def read_document(annotations: str | Path) -> CocoDocument:
+    """The JSON, every entry checked. Training and evaluation both read it here, so that they agree on what a crowd is
+    and what null means. Raises DataError with one sentence that names the file and the entry."""
+    path = Path(annotations)
+    raw = _read_json(path)
+    images = [_image(each, path) for each in raw["images"]]
+    ids = _unique([each["id"] for each in images], "image id", path)
+    categories = _categories(raw["categories"], path)
+    known = {each["id"] for each in categories}
+    boxes = [_annotation(each, ids, known, path) for each in raw["annotations"]]
+    kept = [each for each in boxes if each is not None]
+    return CocoDocument(images, kept, categories, len(boxes) - len(kept))
 
-    def _read_boxes(self, annotations: Sequence[Mapping[str, Any]], known: set[int]) -> None:
-        """Fills boxes, labels, offsets and the counts of what was left out."""
-        position = {image_id: i for i, image_id in enumerate(self._ids.tolist())}
-        label_of = {category_id: i for i, category_id in enumerate(self.classes.category_ids)}
-        pictures, labels, boxes = [], [], []
-        self.num_crowd = 0
-        for each in annotations:
-            where = f"{self.annotation_file}: annotation {each.get('id')}"
-            if each.get("image_id") not in position:
-                raise DataError(f"{where} belongs to image id {each.get('image_id')}, which is not among the images")
-            if each.get("category_id") not in known:
-                raise DataError(f"{where} has category id {each.get('category_id')}, which is not among the categories")
-            if each.get("iscrowd"):
-                self.num_crowd += 1
-                continue
-            pictures.append(position[each["image_id"]])
-            labels.append(label_of[each["category_id"]])
-            boxes.append(_bbox(each, where))
-        owner = np.array(pictures, np.int64)
-        corners = np.array(boxes, np.float64).reshape(-1, 4)
-        corners[:, 2:] += corners[:, :2]
-        limits = self._sizes[owner][:, [1, 0, 1, 0]] if len(owner) else np.zeros((0, 4))
-        clipped = np.asarray(np.clip(corners, 0, limits), np.float32)
-        keep = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
-        self.num_degenerate = int((~keep).sum())
-        order = np.argsort(owner[keep], kind="stable")
-        self._boxes = clipped[keep][order]
-        self._labels = np.array(labels, np.int32)[keep][order]
-        per_picture = np.bincount(owner[keep], minlength=len(self._ids))
-        self._offsets = np.concatenate(([0], np.cumsum(per_picture)))
 
-    def _drop_empty(self, names: list[str]) -> list[str]:
-        """Leaves out pictures without boxes; the names that remain."""
-        keep = np.flatnonzero(np.diff(self._offsets) > 0)
-        self._ids, self._sizes = self._ids[keep], self._sizes[keep]
-        self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
-        return [names[i] for i in keep]
+def read_classes(annotations: str | Path) -> Classes:
+    """The classes that a COCO detection JSON names. Raises DataError."""
+    path = Path(annotations)
+    return _classes(_categories(_read_json(path)["categories"], path))
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
@@ -179,7 +90,9 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
         raise DataError(f"{path}: no such annotation file, expected a COCO detection JSON")
     try:
         document = json.loads(path.read_bytes())
-    except ValueError as error:  # broken JSON, or bytes that are no text
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
         raise DataError(f"{path}: not valid JSON ({error})") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
@@ -189,22 +102,108 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
     return document
 
 
-def read_classes(annotations: str | Path) -> Classes:
-    """The classes that a COCO detection JSON names. Raises DataError."""
-    return _read_classes(_read_json(Path(annotations))["categories"], Path(annotations))
+def _image(entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    name, url = entry.get("file_name"), entry.get("coco_url")
+    if not _is_id(entry.get("id")) or not (isinstance(name, str) or (name is None and isinstance(url, str))):
+        raise DataError(f"{path}: an image needs an integer `id` and a `file_name` (or `coco_url`), got {entry}")
+    sides = {key: _number(entry, key, 0, f"{path}: image {entry['id']}") for key in ("height", "width")}
+    if any(side < 0 or side != int(side) for side in sides.values()):
+        raise DataError(f"{path}: image {entry['id']}: height and width must be whole pixels, got {sides}")
+    return {"id": entry["id"], "file_name": name, "coco_url": url} | {key: int(side) for key, side in sides.items()}
 
 
-def _read_classes(categories: Sequence[Mapping[str, Any]], path: Path) -> Classes:
-    if not categories:
+def _categories(entries: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str, Any]]:
+    if not entries:
         raise DataError(f"{path}: `categories` is empty, so there is nothing to detect")
-    for each in categories:
-        if type(each.get("id")) is not int or not isinstance(each.get("name"), str):
+    for each in entries:
+        if not _is_id(each.get("id")) or not isinstance(each.get("name"), str):
             raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {each}")
-    ordered = sorted(categories, key=lambda each: int(each["id"]))
-    classes = Classes(tuple(each["name"] for each in ordered), tuple(each["id"] for each in ordered))
-    if len(set(classes.category_ids)) < len(classes):
-        raise DataError(f"{path}: two categories share an id, got {classes.category_ids}")
-    return classes
+    _unique([each["id"] for each in entries], "category id", path)
+    return [{"id": each["id"], "name": each["name"]} for each in sorted(entries, key=lambda each: int(each["id"]))]
+
+
+def _annotation(entry: Mapping[str, Any], images: set[int], categories: set[int], path: Path) -> dict[str, Any] | None:
+    """The annotation in its one form; None for a crowd without a box."""
+    where = f"{path}: annotation {entry.get('id')}"
+    image_id, category_id, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
+    if not isinstance(image_id, (int, float)) or image_id not in images:
+        raise DataError(f"{where} belongs to image id {image_id!r}, which is not among the images")
+    if not isinstance(category_id, (int, float)) or category_id not in categories:
+        raise DataError(f"{where} has category id {category_id!r}, which is not among the categories")
+    if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
+        raise DataError(f"{where}: `iscrowd` must be 0 or 1, got {crowd!r}")
+    if CROWD[crowd] and not box:
+        return None
+    if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(value) for value in box):
+        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {box}")
+    return {
+        "image_id": int(image_id),
+        "category_id": int(category_id),
+        "bbox": box,
+        "area": _number(entry, "area", box[2] * box[3], where),
+        "iscrowd": CROWD[crowd],
+    }
+
+
+def _number(entry: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    """The value of a key, written as a number or as text; the default where it is missing or null."""
+    value = entry.get(key)
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if value is None:
+        return default
+    if not _is_finite(value):
+        raise DataError(f"{where}: `{key}` must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _is_finite(value: object) -> bool:
+    """Also False for integers that no float can hold."""
+    return isinstance(value, (int, float)) and abs(value) < 1e300
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _unique(ids: Sequence[int], what: str, path: Path) -> set[int]:
+    twice = [each for each, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise DataError(f"{path}: {what} {twice[0]} is given twice")
+    return set(ids)
+
+
+def _file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """Relative to the folder. LVIS names a picture by its URL alone: train2017/1.jpg for those who keep COCO's folders
+    (its sets draw on both), 1.jpg where that lies in the folder itself."""
+    present = Folders(folder)
+    names = []
+    for each in images:
+        name = each["file_name"]
+        if name is None:
+            url = PurePosixPath(urlsplit(each["coco_url"]).path)
+            name = url.name if url.name in present else "/".join(url.parts[-2:])
+        names.append(name)
+    return names
+
+
+def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxList:
+    position = {image_id: i for i, image_id in enumerate(ids)}
+    label_of = {category_id: i for i, category_id in enumerate(classes.category_ids)}
+    kept = [each for each in document.annotations if not each["iscrowd"]]
+    corners = np.array([each["bbox"] for each in kept], np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    return BoxList(
+        [position[each["image_id"]] for each in kept],
+        [label_of[each["category_id"]] for each in kept],
+        corners,
+        len(document.annotations) - len(kept) + document.num_boxless_crowds,
+    )
+
+
+def _classes(categories: Sequence[Mapping[str, Any]]) -> Classes:
+    return Classes(tuple(each["name"] for each in categories), tuple(each["id"] for each in categories))
 
 
 def _check_same_classes(own: Classes, expected: Classes, path: Path) -> None:
@@ -226,14 +225,3 @@ def _check_same_classes(own: Classes, expected: Classes, path: Path) -> None:
                 f"{path}: category {name!r} has id {category_id}, but the model knows it as id {id_of[name]}"
             )
         logger.warning("%s: category %d is called %r, by the model %r", path, category_id, name, name_of[category_id])
-
-
-def _bbox(annotation: Mapping[str, Any], where: str) -> list[float]:
-    box = annotation.get("bbox")
-    if (
-        not isinstance(box, list)
-        or len(box) != 4
-        or not all(isinstance(v, (int, float)) and math.isfinite(v) for v in box)
-    ):
-        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {box}")
-    return box
