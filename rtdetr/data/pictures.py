@@ -18,8 +18,10 @@ MAX_MEGAPIXELS = 179.0  # of PIL itself, unless its MAX_IMAGE_PIXELS is changed
 
 # What PIL raises for damaged files, found by damaging files of 34 kinds 240,000 times, and the last two, which PIL
 # itself takes for "not this format" while it opens a file.
-UNREADABLE = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError)
-UNREADABLE += (IndexError, struct.error)
+UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError),
+    *(IndexError, struct.error),
+)
 
 # EXIF orientation -> what makes the stored picture upright. The sideways ones exchange height and width.
 UPRIGHT = {
