@@ -25,6 +25,7 @@ from rtdetr.engine.evaluator import evaluate
 from rtdetr.engine.trainer import Trainer, TrainingFailed
 from rtdetr.inference.draw import draw
 from rtdetr.inference.predictor import Detector
+from rtdetr.models.rtdetrv3 import check_backend
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 from rtdetr.weights.load import model_from_checkpoint
 
@@ -74,6 +75,7 @@ def evaluate_command(arguments: Sequence[str] | None = None) -> int:
         replaced = load_config(args.config, updates) if args.config else None
         with distributed.process_group(args.device) as device:
             model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
+            check_backend(cfg.model, device)
             loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size())
             result = evaluate(model.to(device), loader, cfg.data.val.annotations, classes, cfg.eval, device)
         if result is not None:

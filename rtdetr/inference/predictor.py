@@ -13,19 +13,22 @@ from rtdetr.data.pictures import read_picture
 from rtdetr.data.preprocess import preprocess
 from rtdetr.inference.draw import Detection
 from rtdetr.models.postprocess import postprocess
+from rtdetr.models.rtdetrv3 import check_backend
 from rtdetr.weights.load import model_from_checkpoint
 
 
 class Detector:
     """Finds objects in pictures.
 
-    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported. Raises CheckpointError.
+    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported.
+    Raises CheckpointError or ConfigError.
     """
 
     def __init__(self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> None:
         self.device = torch.device(device)
         self.threshold = threshold
         model, self.cfg, self.classes = model_from_checkpoint(checkpoint)
+        check_backend(self.cfg.model, self.device)
         self.model = model.to(self.device)
 
     @torch.inference_mode()
