@@ -1,4 +1,4 @@
-"""What setup.py decides, the quick cases of tests/install_matrix.py, and one that compiles; the whole matrix is for CI."""
+"""What setup.py decides; the quick cases of tests/install_matrix.py and one that compiles. CI runs the whole matrix."""
 
 from __future__ import annotations
 
