@@ -131,14 +131,17 @@ struct LevelTable {
   int height[kMaxHostLevels], width[kMaxHostLevels], start[kMaxHostLevels];
   const int64_t* device_shapes;
   const int64_t* device_starts;
-  int64_t cells;
+  int cells;
 
   __device__ __forceinline__ Level operator[](int level) const {
     if (device_shapes == nullptr) return {height[level], width[level], start[level]};
-    const int64_t h = device_shapes[2 * level], w = device_shapes[2 * level + 1], first = device_starts[level];
-    const bool fits = h > 0 && w > 0 && h <= cells && w <= cells && first >= 0 && h * w <= cells - first;
-    return fits ? Level{int(h), int(w), int(first)} : Level{0, 0, 0};
+    const int h = to_int(device_shapes[2 * level]), w = to_int(device_shapes[2 * level + 1]);
+    const int first = to_int(device_starts[level]);
+    const bool fits = h > 0 && w > 0 && first >= 0 && int64_t(h) * w <= int64_t(cells) - first;
+    return {fits ? h : 0, fits ? w : 0, first};
   }
+  // What does not fit 32 bits becomes -1: comparing 64 bits takes registers that the backward kernels do not have.
+  static __device__ __forceinline__ int to_int(int64_t x) { return int(x) == x ? int(x) : -1; }
 };
 
 // The sizes in the form kernels want. Cells, queries and heads fit 32 bits; items and element offsets need not.
@@ -278,7 +281,7 @@ inline LevelTable make_levels(const Sizes& sizes, const Levels& levels) {
   LevelTable table{};
   table.device_shapes = levels.hw == nullptr ? levels.device_shapes : nullptr;
   table.device_starts = levels.hw == nullptr ? levels.device_starts : nullptr;
-  table.cells = sizes.S;
+  table.cells = int(sizes.S);
   for (int64_t l = 0, start = 0; levels.hw != nullptr && l < sizes.L; ++l) {
     table.height[l] = int(levels.hw[2 * l]);
     table.width[l] = int(levels.hw[2 * l + 1]);
