@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
@@ -18,7 +19,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 OPS = Path(__file__).parent.resolve() / "rtdetr/ops"
-SITE = Path(sysconfig.get_path("purelib"))  # of the environment to install into, in pip's isolated build too
+# Where packages lie in the environment to install into, in pip's isolated build too.
+SITES = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), site.getusersitepackages()]
 DEBUG = os.environ.get("RTDETR_DEBUG") == "1"
 CUDA_MODE = "0" if os.environ.get("FORCE_CPU") == "1" else os.environ.get("RTDETR_CUDA", "auto")
 ABI = {"bdist_wheel": {"py_limited_api": "cp310"}}  # the libraries use nothing of Python: one wheel for all
@@ -32,7 +34,7 @@ class Skip(Exception):
 
 def find_torch():
     """Folder, version and CUDA version (None without CUDA) of the torch to compile for."""
-    places = [Path(path, "torch") for path in (*sys.path, SITE)]
+    places = [Path(path, "torch") for path in (*sys.path, *SITES)]
     folder = next((place for place in places if (place / "include/torch/csrc/stable/c/shim.h").exists()), None)
     if folder is None:
         fix = "pip install 'torch>=2.11' 'setuptools>=77' ninja && pip install --no-build-isolation ."
@@ -55,7 +57,7 @@ def find_nvcc(torch_cuda):
     if CUDA_MODE == "auto" and torch_cuda is None:
         raise Skip("the installed torch has no CUDA", DEMAND_CUDA)
     home, major = os.environ.get("CUDA_HOME"), int((torch_cuda or "13").split(".")[0])
-    places = [f"{home}/bin/nvcc" if home else "nvcc", f"{SITE}/nvidia/cu{major}/bin/nvcc"]
+    places = [f"{home}/bin/nvcc" if home else "nvcc", *(f"{path}/nvidia/cu{major}/bin/nvcc" for path in SITES)]
     fix = "pip install '.[cuda]'" if major >= 13 else f"conda install -c nvidia cuda-toolkit={torch_cuda}"
     nvcc = find_tool("nvcc", places, fix)
     version = re.search(r"release ([\d.]+)", subprocess.check_output([nvcc, "--version"], text=True))[1]
@@ -65,11 +67,13 @@ def find_nvcc(torch_cuda):
 
 
 def choose_archs(nvcc):
-    """Names like 90 or 90+PTX: the visible GPUs, else TORCH_CUDA_ARCH_LIST, else all common ones that nvcc knows."""
-    listed = subprocess.getoutput("nvidia-smi --query-gpu=compute_cap --format=csv,noheader")
-    gpus = sorted(set(re.findall(r"^\d+\.\d+$", listed, re.M)))
-    if asked := gpus or re.findall(r"[^;,\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", "")):
-        return [arch.replace(".", "") for arch in asked]
+    """Names like 90, 90a, 90+PTX: TORCH_CUDA_ARCH_LIST, else the visible GPUs, else all common ones that nvcc knows."""
+    asked = re.findall(r"[^;,\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", ""))
+    if wrong := [arch for arch in asked if not re.fullmatch(r"\d+\.?\d[af]?(\+PTX)?", arch)]:
+        raise SystemExit(f"TORCH_CUDA_ARCH_LIST: expected a list like '8.0;9.0a;12.0+PTX', not {' '.join(wrong)!r}")
+    listed = "" if asked else subprocess.getoutput("nvidia-smi --query-gpu=compute_cap --format=csv,noheader")
+    if archs := asked or sorted(re.findall(r"^\d+\.\d+$", listed, re.M)):
+        return list(dict.fromkeys(arch.replace(".", "") for arch in archs))
     known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True).split()
     archs = [str(arch) for arch in (75, 80, 86, 89, 90, 100, 120) if f"compute_{arch}" in known]
     return [*archs[:-1], f"{archs[-1]}+PTX"]

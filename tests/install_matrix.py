@@ -17,8 +17,10 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +29,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "rtdetr", "tests")
+SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "rtdetr", "tests")
 TESTS = ("src/tests/test_ops.py", "src/tests/test_ops_torch.py", "-m", "not gpu and not slow", "-k", "not onnx")
 LIMIT = 600  # seconds for one command
 SMOKE = """
@@ -130,6 +132,18 @@ def no_compiler(scratch: Scratch) -> None:
     scratch.works("torch")
 
 
+def licences(scratch: Scratch) -> None:
+    """LICENSE and NOTICE travel in the wheel and in the source archive."""
+    build = "from setuptools import build_meta; build_meta.build_sdist('..'); build_meta.build_wheel('..')"
+    scratch.run(scratch.python, "-c", f"import os; os.chdir('src'); {build}", RTDETR_CUDA="0")
+    with tarfile.open(next(scratch.folder.glob("*.tar.gz"))) as archive:
+        names = archive.getnames()
+    names += zipfile.ZipFile(next(scratch.folder.glob("*.whl"))).namelist()
+    for name in ("LICENSE", "NOTICE"):
+        folders = [path.partition("/")[2] for path in names if path.endswith(f"/{name}")]
+        assert folders == [name, f"licenses/{name}"], names
+
+
 def cuda_off(scratch: Scratch) -> None:
     scratch.tools("g++", "ninja", "nvcc")
     scratch.install(RTDETR_CUDA="0")
@@ -169,13 +183,20 @@ def nvcc_without_gpu(scratch: Scratch) -> None:
 
 
 def visible_gpu(scratch: Scratch) -> None:
-    """The GPUs that nvidia-smi lists, here two old ones, come before TORCH_CUDA_ARCH_LIST."""
+    """Without TORCH_CUDA_ARCH_LIST the GPUs that nvidia-smi lists are built for, here two old ones."""
     scratch.tools("g++", "ninja", "nvcc")
-    (scratch.folder / "bin/nvidia-smi").write_text("#!/bin/sh\necho 8.0; echo 7.5; echo 8.0\n")
-    (scratch.folder / "bin/nvidia-smi").chmod(0o755)
-    scratch.install(RTDETR_CUDA="1")
-    assert scratch.says()["libraries"]["cuda"]["archs"] == ["75", "80"], scratch.says()
+    fake_gpus(scratch, "8.0", "7.5", "8.0")
+    scratch.install(RTDETR_CUDA="1", TORCH_CUDA_ARCH_LIST="")
+    assert sorted(scratch.says()["libraries"]["cuda"]["archs"]) == ["75", "80"], scratch.says()
     scratch.works("cpu")
+
+
+def asked_architectures(scratch: Scratch) -> None:
+    """TORCH_CUDA_ARCH_LIST wins over the visible GPUs."""
+    scratch.tools("g++", "ninja", "nvcc")
+    fake_gpus(scratch, "8.0")
+    scratch.install(RTDETR_CUDA="1", TORCH_CUDA_ARCH_LIST="8.6; 9.0+PTX")
+    assert scratch.says()["libraries"]["cuda"]["archs"] == ["86", "90+PTX"], scratch.says()
 
 
 def nvcc_of_another_minor(scratch: Scratch) -> None:
@@ -255,6 +276,12 @@ def hide_pypi_nvcc(scratch: Scratch) -> None:
         raise LookupError("this interpreter's environment itself has nvcc from PyPI")
 
 
+def fake_gpus(scratch: Scratch, *capabilities: str) -> None:
+    program = scratch.folder / "bin/nvidia-smi"
+    program.write_text("#!/bin/sh\n" + "".join(f"echo {capability}\n" for capability in capabilities))
+    program.chmod(0o755)
+
+
 def fake_version(scratch: Scratch, version: str) -> None:
     wrapper = scratch.folder / "bin/nvcc"
     real = wrapper.read_text().splitlines()[1]
@@ -263,9 +290,9 @@ def fake_version(scratch: Scratch, version: str) -> None:
 
 
 CASES: list[Callable[[Scratch], None]] = [
-    no_compiler, cuda_off, force_cpu, no_nvcc, no_nvcc_but_demanded, nvcc_without_gpu, visible_gpu,
-    nvcc_of_another_minor, nvcc_of_a_newer_major, nvcc_from_pypi, cannot_load, torch_alone, just_in_time, editable,
-    isolated,
+    no_compiler, licences, cuda_off, force_cpu, no_nvcc, no_nvcc_but_demanded, nvcc_without_gpu, visible_gpu,
+    asked_architectures, nvcc_of_another_minor, nvcc_of_a_newer_major, nvcc_from_pypi, cannot_load, torch_alone,
+    just_in_time, editable, isolated,
 ]  # fmt: skip
 
 

@@ -62,7 +62,8 @@ def make_inputs(
     shapes: Shapes, batch: int, queries: int, heads: int, channels: int, points: int, *,
     dtype: torch.dtype = torch.float32, spread: float = 1.5, seed: int = 0,
 ) -> Inputs:  # fmt: skip
-    """Random inputs; locations fill [0.5 - spread / 2, 0.5 + spread / 2], so part of them lies outside the maps."""
+    """Random inputs; locations fill [0.5 - spread / 2, 0.5 + spread / 2], so part of them lies outside the maps, and
+    none on the border of a cell."""
     generator = torch.Generator().manual_seed(seed)
     compute = torch.float64 if dtype == torch.float64 else torch.float32
     cells, levels = sum(h * w for h, w in shapes), len(shapes)
@@ -71,7 +72,21 @@ def make_inputs(
     logits = torch.randn(batch, queries, heads, levels * points, generator=generator, dtype=torch.float64)
     weights = logits.softmax(-1).unflatten(-1, (levels, points)).to(compute)
     grad = torch.randn(batch, queries, heads * channels, generator=generator, dtype=torch.float64).to(dtype)
-    return Inputs(value, ((unit - 0.5) * spread + 0.5).to(compute), weights, grad, shapes)
+    return Inputs(value, off_borders((unit - 0.5) * spread + 0.5, shapes).to(compute), weights, grad, shapes)
+
+
+def off_borders(locations: Tensor, shapes: Shapes) -> Tensor:
+    """Move points away from the borders of cells, where the location gradient jumps and rounding decides."""
+    size = torch.tensor([[w, h] for h, w in shapes], device=locations.device, dtype=locations.dtype).view(-1, 1, 2)
+    pixel = locations * size - 0.5
+    nearest = pixel.round()
+    return torch.where((pixel - nearest).abs() < 1e-3, nearest + 0.01, pixel).add(0.5).div(size)
+
+
+def misaligned(tensor: Tensor) -> Tensor:
+    """A contiguous copy that begins one element after an aligned address."""
+    room = tensor.new_empty(tensor.numel() + 1)
+    return room[1:].view(tensor.shape).copy_(tensor.detach())
 
 
 def naive(x: Inputs) -> tuple[Tensor, ...]:

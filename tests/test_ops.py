@@ -9,7 +9,21 @@ from conftest import golden_file, shared_golden
 from golden_formulas import unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ops_cases import BACKENDS, LOW, NAMES, PYRAMID, TOLERANCE, Inputs, Shapes, make_inputs, naive, relative, require
+from ops_cases import (
+    BACKENDS,
+    LOW,
+    NAMES,
+    PYRAMID,
+    TOLERANCE,
+    Inputs,
+    Shapes,
+    make_inputs,
+    misaligned,
+    naive,
+    off_borders,
+    relative,
+    require,
+)
 from torch import Tensor
 
 from rtdetr.ops import Backend, MSDeformAttnFunction, ms_deform_attn, ms_deform_attn_fused
@@ -156,12 +170,67 @@ def test_non_contiguous_inputs(target: Target) -> None:
     assert_close(run(turned, target), tuple(t.cpu() for t in run(x, target)), 1e-6)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("channels", [8, 40])
+def test_contiguous_inputs_need_no_alignment(target: Target, dtype: torch.dtype, channels: int) -> None:
+    x = make_inputs(SHAPES, 2, 6, 3, channels, 4, dtype=dtype).to(target[1])
+    expected = tuple(t.detach().cpu() for t in run(x, target))
+    tensors = (x.value, x.locations, x.weights, x.grad)
+    for odd in range(4):
+        moved = [misaligned(t) if i == odd else t for i, t in enumerate(tensors)]
+        leaves = [t.detach().requires_grad_() for t in moved[:3]]
+        output = ms_deform_attn(leaves[0], x.shapes, None, leaves[1], leaves[2], backend=target[0])
+        assert_close((output, *torch.autograd.grad(output, leaves, moved[3])), expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+def test_fused_inputs_need_no_alignment(target: Target, dtype: torch.dtype) -> None:
+    x = make_inputs(SHAPES, 2, 6, 3, 8, 4, dtype=dtype).to(target[1])
+    reference, offsets, logits = (t.to(target[1]) for t in fused_points(x, 1, 4))
+    tensors = (x.value, reference, offsets, logits, x.grad)
+
+    def results(given: list[Tensor]) -> tuple[Tensor, ...]:
+        leaves = [t.detach().requires_grad_() for t in given[:4]]
+        output = ms_deform_attn_fused(leaves[0], x.shapes, *leaves[1:], backend=target[0])
+        return (output.detach(), *torch.autograd.grad(output, leaves, given[4]))
+
+    expected = results(list(tensors))
+    for odd in range(5):
+        actual = results([misaligned(t) if i == odd else t for i, t in enumerate(tensors)])
+        assert all(relative(a, e) <= TOLERANCE[dtype] for a, e in zip(actual, expected, strict=True))
+
+
+def test_numbers_that_straddle_their_own_size() -> None:
+    """The memory of a file may begin at any byte."""
+    require("cpu", "cpu")
+    x = make_inputs(SHAPES, 2, 6, 3, 8, 4)
+    expected = run(x, ("cpu", "cpu"))[0]
+    odd = [
+        torch.frombuffer(bytearray(b"_" + t.numpy().tobytes()), dtype=t.dtype, offset=1).view(t.shape)
+        for t in (x.value, x.locations, x.weights)
+    ]
+    assert all(t.data_ptr() % 4 for t in odd)
+    assert torch.equal(ms_deform_attn(odd[0], x.shapes, None, odd[1], odd[2], backend="cpu"), expected)
+
+
 @pytest.mark.parametrize(("batch", "queries"), [(0, 4), (2, 0), (0, 0)])
 def test_empty_batch_and_queries(target: Target, batch: int, queries: int) -> None:
     x = make_inputs(SHAPES, batch, queries, 3, 8, 2)
     output, grad_value, grad_locations, grad_weights = run(x, target)
     assert output.shape == (batch, queries, 24) and grad_locations.shape == x.locations.shape
     assert grad_value.shape == x.value.shape and not grad_value.any() and grad_weights.shape == x.weights.shape
+
+
+@pytest.mark.parametrize("empty", [0, 1, 2, 3, 4], ids=["batch", "queries", "heads", "channels", "points"])
+@pytest.mark.parametrize("coordinates", [2, 4])
+def test_fused_sizes_of_zero(target: Target, empty: int, coordinates: int) -> None:
+    sizes = [0 if i == empty else n for i, n in enumerate((2, 4, 3, 8, 2))]
+    x = make_inputs(SHAPES, *sizes)
+    points = fused_points(x, 1, coordinates)
+    leaves = [t.to(target[1]).requires_grad_() for t in (x.value, *points)]
+    output = ms_deform_attn_fused(leaves[0], x.shapes, *leaves[1:], backend=target[0])
+    assert output.shape == (sizes[0], sizes[1], sizes[2] * sizes[3]) and not output.any()
+    assert not any(g.any() for g in torch.autograd.grad(output.sum(), leaves))
 
 
 @pytest.mark.parametrize("far", [float("inf"), -float("inf"), 1e30, -1e9, 3.0, -2.0])
@@ -227,14 +296,27 @@ def test_all_ways_to_give_the_shapes_agree(target: Target) -> None:
     assert relative(known, expected) <= 1e-6
 
 
+def fused_points(x: Inputs, levels: int, coordinates: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Reference, offsets and logits to go with the inputs, on the host; the points lie off the borders of cells."""
+    batch, queries, heads, maps, points, _ = x.locations.shape
+    generator = torch.Generator().manual_seed(1)
+    size = (batch, queries, levels, coordinates)
+    reference = torch.rand(size, dtype=torch.float64, generator=generator) * 0.6 + 0.2
+    offsets = torch.rand(x.locations.shape, dtype=torch.float64, generator=generator) * 8 - 4
+    logits = torch.rand(batch, queries, heads, maps, points, dtype=torch.float64, generator=generator) * 4 - 2
+    compute = x.locations.dtype
+    reference = reference.to(compute)
+    at_zero = locations_from_offsets(reference.double(), torch.zeros_like(offsets), x.shapes, 0.5)
+    step = locations_from_offsets(reference.double(), torch.ones_like(offsets), x.shapes, 0.5) - at_zero
+    offsets = (off_borders(at_zero + offsets * step, x.shapes) - at_zero) / step
+    return reference, offsets.to(x.value.dtype), logits.to(x.value.dtype)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 @pytest.mark.parametrize(("levels", "coordinates"), [(1, 4), (3, 4), (1, 2), (3, 2)])
 def test_fused_equals_composition(target: Target, levels: int, coordinates: int, dtype: torch.dtype) -> None:
     x = make_inputs(SHAPES, 2, 5, 3, 8, 4, dtype=dtype).to(target[1])
-    compute = x.locations.dtype
-    reference = torch.rand(2, 5, levels, coordinates, dtype=compute, device=target[1]) * 0.6 + 0.2
-    offsets = (torch.randn(x.locations.shape, dtype=compute) * 2).to(target[1], dtype)
-    logits = torch.randn(x.weights.shape, dtype=compute).to(target[1], dtype)
+    reference, offsets, logits = (t.to(target[1]) for t in fused_points(x, levels, coordinates))
     leaves = [t.requires_grad_() for t in (x.value.clone(), reference, offsets, logits)]
     actual = ms_deform_attn_fused(leaves[0], x.shapes, *leaves[1:3], leaves[3].flatten(3), backend=target[0])
     grads = torch.autograd.grad(actual, leaves, x.grad)
@@ -246,6 +328,39 @@ def test_fused_equals_composition(target: Target, levels: int, coordinates: int,
     names = ("output", "value", "reference", "offsets", "logits")
     for name, a, e in zip(names, (actual, *grads), (expected, *expected_grads), strict=True):
         assert relative(a, e) <= TOLERANCE[dtype], f"{name}: {relative(a, e):.2e}"
+
+
+@pytest.mark.parametrize("coordinates", [2, 4])
+def test_one_reference_for_the_whole_batch(target: Target, coordinates: int) -> None:
+    x = make_inputs(SHAPES, 3, 5, 2, 8, 4).to(target[1])
+    reference, offsets, logits = (t.to(target[1]) for t in fused_points(x, 1, coordinates))
+    shared, repeated = reference[:1].clone().requires_grad_(), reference[:1].repeat(3, 1, 1, 1).requires_grad_()
+    results = [
+        ms_deform_attn_fused(x.value, x.shapes, given, offsets, logits, backend=target[0])
+        for given in (shared, repeated)
+    ]
+    assert relative(results[0], results[1]) <= 1e-6
+    grads = [torch.autograd.grad(r, g, x.grad)[0] for r, g in zip(results, (shared, repeated), strict=True)]
+    assert grads[0].shape == shared.shape and relative(grads[0], grads[1].sum(0, keepdim=True)) <= 1e-5
+
+
+def test_points_on_cell_borders_belong_to_the_next_cell(target: Target) -> None:
+    """The pixel coordinate is rounded twice, on every processor: a pixel's centre begins a cell, with the slope to its
+    right. Locations are rounded too, so some centres lie a little before their cell all the same."""
+    if target[0] == "torch":
+        pytest.skip("grid_sample has a formula of its own")
+    for width in range(3, 150):
+        centres = ((torch.arange(width).double() + 0.5) / width).float()
+        value = torch.arange(width).float().square()
+        locations = torch.stack([centres, torch.full_like(centres, 0.5)], -1).view(1, width, 1, 1, 1, 2).to(target[1])
+        locations.requires_grad_()
+        weights = torch.ones(1, width, 1, 1, 1, device=target[1])
+        maps = value.view(1, width, 1, 1).to(target[1])
+        output = ms_deform_attn(maps, ((1, width),), None, locations, weights, backend=target[0])
+        slopes = torch.autograd.grad(output.sum(), locations)[0][..., 0].flatten().cpu() / width
+        cell = (centres * width - 0.5).floor().long() + 1
+        padded = torch.nn.functional.pad(value, (1, 1))
+        torch.testing.assert_close(slopes, padded[cell + 1] - padded[cell], rtol=1e-5, atol=1e-3)
 
 
 def test_location_formula_of_boxes_and_points() -> None:
@@ -280,6 +395,48 @@ BAD = [
     (lambda x: (x.value, x.shapes, None, x.locations, x.weights[:, :2]), "attention_weights: expected"),
     (lambda x: (x.value[:, 1:], x.shapes, None, x.locations, x.weights), "spatial_shapes: the levels hold 86 cells"),
 ]
+
+
+HUGE = [
+    (((2**32, 2**32),) * 3, "spatial_shapes: the levels hold"),  # 0 cells in 64 bits
+    (((2**32, 2**32), (9, 7), (1, 23)), "spatial_shapes: the levels hold"),
+    (((2**62, 2), (2**62, 2), (1, 86)), "spatial_shapes: the levels hold"),  # it is the sum that wraps round
+    (((-9, -7), (5, 4), (1, 3)), r"spatial_shapes: expected positive sizes, got \(-9, -7\) at level 0"),
+    (((9, 7), (5, 0), (1, 23)), r"spatial_shapes: expected positive sizes, got \(5, 0\) at level 1"),
+    (((9, 7), (5, 4, 1), (1, 3)), r"spatial_shapes: expected "),
+    ((), "spatial_shapes: expected"),
+]
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+@pytest.mark.parametrize(("shapes", "message"), HUGE)
+def test_sizes_that_no_map_has(target: Target, shapes: Shapes, message: str, as_tensor: bool) -> None:
+    if as_tensor and (target == ("cuda", "cuda") or len({len(pair) for pair in shapes}) > 1):
+        pytest.skip("sizes in device memory are not read: test_ops_cuda.py; no tensor has rows of two lengths")
+    x = make_inputs(SHAPES, 1, 4, 2, 8, 3).to(target[1])
+    given = torch.tensor(shapes, dtype=torch.int64, device=target[1]) if as_tensor else shapes
+    for starts in (None, torch.zeros(len(shapes), dtype=torch.int64, device=target[1])):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            ms_deform_attn(x.value, given, starts, x.locations, x.weights, backend=target[0])
+
+
+BAD_FUSED = [
+    (lambda r, o, lg: (r[0], o, lg), r"reference: expected \(B or 1, Q, 1 or L, 2 or 4\)"),
+    (lambda r, o, lg: (r.repeat(2, 1, 1, 1), o, lg), r"reference: .* B=3, Q=4, L=3, got \(6, 4, 3, 4\)"),
+    (lambda r, o, lg: (r[:, :1], o, lg), r"reference: .* got \(3, 1, 3, 4\)"),
+    (lambda r, o, lg: (r[:, :, :2], o, lg), r"reference: .* got \(3, 4, 2, 4\)"),
+    (lambda r, o, lg: (r[..., :3], o, lg), r"reference: .* got \(3, 4, 3, 3\)"),
+    (lambda r, o, lg: (r, o[..., :2, :, :], lg), "offsets: expected .* L=3"),
+    (lambda r, o, lg: (r, o, lg[..., :2]), "logits: expected"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD_FUSED)
+def test_wrong_sizes_of_the_fused_call_are_named(target: Target, arguments: object, message: str) -> None:
+    x = make_inputs(SHAPES, 3, 4, 2, 8, 3)
+    points = (t.to(target[1]) for t in arguments(*fused_points(x, 3, 4)))  # type: ignore[operator]
+    with pytest.raises(ValueError, match=message):
+        ms_deform_attn_fused(x.value.to(target[1]), SHAPES, *points, backend=target[0])
 
 
 @pytest.mark.parametrize(("arguments", "message"), BAD)

@@ -9,9 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 from ops_cases import require
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rtdetr.ops import __main__ as command
-from rtdetr.ops import backend, compiled, resolve_backend, why_not_compiled
+from rtdetr.ops import (
+    backend,
+    compiled,
+    ms_deform_attn,
+    ms_deform_attn_fused,
+    resolve_backend,
+    why_not_compiled,
+)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +76,28 @@ def test_auto_takes_the_kernel_of_the_device() -> None:
 def test_types_and_devices_without_a_kernel() -> None:
     assert "got torch.int32" in (why_not_compiled(torch.empty(0, dtype=torch.int32)) or "")
     assert "device type 'meta'" in (why_not_compiled(torch.empty(0, device="meta")) or "")
+
+
+def test_more_levels_than_the_cuda_kernels_take(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a GPU: tensors that only pretend to lie on one."""
+    monkeypatch.setitem(compiled.WHY_NOT, "cuda", None)
+    monkeypatch.setattr(backend, "_why_not_this_gpu", lambda index: None)
+    shapes = ((1, 2),) * 33
+    with FakeTensorMode():
+        value, reference = torch.empty(2, 66, 3, 8, device="cuda"), torch.empty(2, 5, 1, 4, device="cuda")
+        offsets, logits = torch.empty(2, 5, 3, 33, 4, 2, device="cuda"), torch.empty(2, 5, 3, 33, 4, device="cuda")
+        assert resolve_backend("auto", value, 32) == resolve_backend("auto", value, 0) == "cuda"
+        with caplog.at_level(logging.WARNING, logger="rtdetr"):
+            assert ms_deform_attn(value, shapes, None, offsets, logits).shape == (2, 5, 24)
+            assert ms_deform_attn_fused(value, shapes, reference, offsets, logits).shape == (2, 5, 24)
+        assert "at most 32 levels as pairs of integers, got 33" in caplog.text
+        with pytest.raises(RuntimeError, match=r"backend='cuda' cannot run: .* at most 32 levels .* got 33"):
+            ms_deform_attn(value, shapes, None, offsets, logits, backend="cuda")
+        with pytest.raises(RuntimeError, match=r"backend='cuda' cannot run: .* at most 32 levels .* got 33"):
+            ms_deform_attn_fused(value, shapes, reference, offsets, logits, backend="cuda")
+    assert why_not_compiled(torch.empty(0), 33) == why_not_compiled(torch.empty(0))
 
 
 def test_library_that_was_never_built(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ops_cases import misaligned, off_borders
 from torch import Tensor
 
-from rtdetr.ops import ms_deform_attn, why_not_compiled
+from rtdetr.ops import ms_deform_attn, ms_deform_attn_fused, resolve_backend, why_not_compiled
 
 pytestmark = pytest.mark.gpu
 
@@ -40,19 +41,11 @@ def _inputs(
     locations = torch.rand(batch, queries, heads, len(maps), points, 2, device="cuda", dtype=wide) * 1.2 - 0.1
     weights = torch.randn(batch, queries, heads, len(maps) * points, device="cuda", dtype=wide).softmax(-1)
     gradient = torch.randn(batch, queries, heads * channels, device="cuda").to(dtype)
-    return value, _off_borders(locations, maps), weights.view(locations.shape[:-1]), gradient
-
-
-def _off_borders(locations: Tensor, maps: tuple[tuple[int, int], ...]) -> Tensor:
-    """Moves points away from the borders of cells, where the location gradient jumps and rounding decides."""
-    size = torch.tensor([[w, h] for h, w in maps], device="cuda", dtype=locations.dtype).view(1, 1, 1, -1, 1, 2)
-    pixel = locations * size - 0.5
-    nearest = pixel.round()
-    return torch.where((pixel - nearest).abs() < 1e-3, nearest + 0.01, pixel).add(0.5).div(size)
+    return value, off_borders(locations, maps), weights.view(locations.shape[:-1]), gradient
 
 
 def _run(inputs: tuple[Tensor, ...], maps: tuple[tuple[int, int], ...] | Tensor, backend: str) -> list[Tensor]:
-    leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+    leaves = [t.detach().requires_grad_() for t in inputs[:3]]  # where they lie, aligned or not
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(deterministic and backend != "torch")  # grid_sample has no such gradient
     try:
@@ -129,6 +122,109 @@ def test_nan_stays_with_its_item(queries: int) -> None:
     assert by_location[1, 7, 2, 1, 3].isnan().all() and by_location.isnan().sum() == 2
     assert by_weight[1, 7, 2, 1, 3].isnan() and by_weight.isnan().sum() == 1
     assert by_value.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
+@pytest.mark.parametrize("size", [(1, 50), (4, 3000)], ids=["reductions", "sorted"])
+@pytest.mark.parametrize("channels", [32, 8])
+def test_every_tensor_may_be_misaligned(dtype: torch.dtype, size: tuple[int, int], channels: int, mode: str) -> None:
+    inputs = _inputs(*size, MAPS, dtype, channels=channels)
+    for odd in range(4):
+        moved = tuple(misaligned(t) if i == odd else t for i, t in enumerate(inputs))
+        assert moved[odd].is_contiguous() and moved[odd].data_ptr() % 16
+        _compare(_run(moved, MAPS, "cuda"), inputs, MAPS)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_gradient_out_of_a_concatenation(dtype: torch.dtype) -> None:
+    """What torch.cat hands back for a batch of one is a contiguous view at the offset of its part."""
+    inputs = _inputs(1, 50, MAPS, dtype)
+    leaves = [t.detach().requires_grad_() for t in inputs[:3]]
+    output = ms_deform_attn(leaves[0], MAPS, None, leaves[1], leaves[2], backend="cuda")
+    joined = torch.cat([output.new_zeros(1, 3), output.flatten(1)], dim=1)
+    weights = torch.cat([output.new_zeros(1, 3), inputs[3].flatten(1)], dim=1)
+    _compare([output, *torch.autograd.grad(joined, leaves, weights)], inputs, MAPS)
+
+
+def test_a_captured_graph_follows_misaligned_inputs() -> None:
+    inputs = _inputs(1, 50, MAPS, torch.float16)
+    moved = [misaligned(t) for t in inputs[:3]]
+    ms_deform_attn(moved[0], MAPS, None, moved[1], moved[2], backend="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = ms_deform_attn(moved[0], MAPS, None, moved[1], moved[2], backend="cuda")
+    moved[0].mul_(-1)
+    graph.replay()
+    expected = ms_deform_attn(-inputs[0], MAPS, None, inputs[1], inputs[2], backend="cuda")
+    assert torch.equal(output, expected)
+
+
+def test_aligned_inputs_are_not_copied() -> None:
+    inputs = _inputs(4, 3000, MAPS, torch.float32)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    output = ms_deform_attn(inputs[0], MAPS, None, inputs[1], inputs[2], backend="cuda")
+    assert torch.cuda.max_memory_allocated() - before == output.numel() * output.element_size()
+
+
+LIES = [
+    [[2**32, 2**32], [12, 16], [5, 7]],  # no cell at all in 64 bits
+    [[2**32 + 24, 31], [12, 16], [5, 7]],  # the right size in 32 bits
+    [[-24, -31], [12, 16], [5, 7]],
+    [[0, 31], [12, 16], [5, 7]],
+    [[25, 31], [12, 16], [5, 7]],  # a row more than value has
+    [[24, 31], [12, 16], [2**20, 2**20]],
+    [[2**62, 2**62], [2**63 - 1, 2**63 - 1], [-(2**63), 2]],
+]
+
+
+@pytest.mark.parametrize("queries", [20, 4000], ids=["small", "large"])
+@pytest.mark.parametrize("lie", LIES, ids=str)
+def test_wrong_sizes_in_device_memory_make_nan(lie: list[list[int]], queries: int, mode: str) -> None:
+    """Nothing can be raised without waiting for the device; no address outside value may be touched."""
+    inputs = _inputs(2, queries, MAPS, torch.float32)
+    output, by_value, *_ = _run(inputs, torch.tensor(lie, device="cuda"), "cuda")
+    assert output.isnan().all() and by_value.isfinite().all()
+    reference = torch.rand(2, queries, 1, 2, device="cuda")
+    logits, offsets = inputs[2].flatten(3).requires_grad_(), inputs[1].requires_grad_()
+    fused = ms_deform_attn_fused(inputs[0], torch.tensor(lie, device="cuda"), reference, offsets, logits)
+    fused.sum().backward()
+    assert fused.isnan().all()
+    torch.cuda.synchronize()
+
+
+def test_cells_that_no_level_in_device_memory_holds_get_no_gradient(mode: str) -> None:
+    inputs = _inputs(2, 4000, MAPS, torch.float32)
+    fewer = torch.tensor([[24, 31], [12, 16], [5, 6]], device="cuda")
+    by_value = _run(inputs, fewer, "cuda")[1]
+    assert by_value[:, :-5].any() and not by_value[:, -5:].any()
+
+
+def test_levels_in_device_memory_that_overlap_stay_within_the_scratch(mode: str) -> None:
+    value, locations, weights, gradient = _inputs(2, 4000, MAPS, torch.float32, channels=8)
+    maps, starts = torch.tensor([[24, 31]] * 3, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
+    leaves = [t.requires_grad_() for t in (value, locations, weights)]
+    output = ms_deform_attn(leaves[0], maps, starts, leaves[1], leaves[2], backend="cuda")
+    grads = torch.autograd.grad(output, leaves, gradient)
+    torch.cuda.synchronize()
+    assert all(g.isfinite().all() for g in (output, *grads))
+
+
+def test_more_levels_than_a_kernel_argument_holds() -> None:
+    """Pairs: `auto` falls back, `cuda` says why not. A tensor: the kernels run."""
+    maps = ((3, 2),) * 40
+    inputs = _inputs(2, 10, maps, torch.float32)
+    assert resolve_backend("auto", inputs[0], 32) == "cuda" and resolve_backend("auto", inputs[0], 40) == "torch"
+    for given, backend in ((maps, "auto"), (torch.tensor(maps, device="cuda"), "cuda")):
+        _compare(_run(inputs, given, backend), inputs, maps)
+    reference = torch.rand(2, 10, 1, 4, device="cuda")
+    fused = [inputs[0], maps, reference, inputs[1], inputs[2]]
+    assert ms_deform_attn_fused(*fused).shape == (2, 10, 256)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match=r"backend='cuda' cannot run: .* at most 32 levels .* got 40"):
+        ms_deform_attn(inputs[0], maps, None, inputs[1], inputs[2], backend="cuda")
+    with pytest.raises(RuntimeError, match=r"backend='cuda' cannot run: .* at most 32 levels .* got 40"):
+        ms_deform_attn_fused(*fused, backend="cuda")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -179,6 +179,23 @@ def test_checkpoint(target: Target) -> None:
     assert all(relative(a, e) <= 1e-6 for a, e in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("where", ["pairs", "cpu", "meta"])
+def test_meta_tensors(where: str) -> None:
+    """Shapes of results and gradients, without a number anywhere."""
+    shapes = SHAPES if where == "pairs" else torch.tensor(SHAPES, device=where)
+    x = make_inputs(SHAPES, 2, 5, 3, 8, 4).to("meta")
+    leaves = x.leaves()
+    output = ms_deform_attn(leaves[0], shapes, None, leaves[1], leaves[2])
+    assert output.is_meta and output.shape == (2, 5, 24)
+    grads = torch.autograd.grad(output, leaves, x.grad)
+    assert [g.shape for g in grads] == [t.shape for t in leaves]
+    for size in ((2, 5, 1, 4), (1, 5, 3, 2)):
+        tensors = [leaves[0], torch.empty(size, device="meta", requires_grad=True), leaves[1], leaves[2]]
+        output = ms_deform_attn_fused(tensors[0], shapes, *tensors[1:])
+        assert output.is_meta and output.shape == (2, 5, 24)
+        assert [g.shape for g in torch.autograd.grad(output, tensors, x.grad)] == [t.shape for t in tensors]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_casts_values_and_keeps_locations(target: Target, dtype: torch.dtype) -> None:
     x = make_inputs(((200, 200),), 1, 50, 2, 8, 4).to(target[1])

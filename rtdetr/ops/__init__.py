@@ -53,8 +53,8 @@ def ms_deform_attn(
     _check(value, spatial_shapes, sampling_locations, attention_weights)
     dtype = compute_dtype(value)
     locations, weights = sampling_locations.to(dtype), attention_weights.to(dtype)
-    if resolve_backend(backend, value) == "torch":
-        return ms_deform_attn_reference(value, _host_shapes(spatial_shapes), locations, weights)
+    if resolve_backend(backend, value, _host_levels(spatial_shapes)) == "torch":
+        return ms_deform_attn_reference(value, _host_shapes(spatial_shapes, value), locations, weights)
     levels = _levels(spatial_shapes, level_start_index, value)
     return torch.ops.rtdetr.ms_deform_attn(value, *levels, locations, weights)
 
@@ -72,19 +72,18 @@ def ms_deform_attn_fused(
     """Return (B, Q, H * D) straight from what the attention module has: softmax and locations are computed inside.
 
     value, spatial_shapes, backend: as in `ms_deform_attn`
-    reference: (B, Q, 1 or L, 4) boxes cxcywh normalised: location = xy + offset / P * wh * offset_scale, or
-               (B, Q, 1 or L, 2) points xy normalised: location = xy + offset / (width, height) of the level
+    reference: (B or 1, Q, 1 or L, 4) boxes cxcywh normalised: location = xy + offset / P * wh * offset_scale, or
+               (B or 1, Q, 1 or L, 2) points xy normalised: location = xy + offset / (width, height) of the level
     offsets:   (B, Q, H, L, P, 2) raw output of the offset projection
     logits:    (B, Q, H, L, P) or (B, Q, H, L * P); the weights are their softmax over the L * P points of a head
     """
     value = _autocast(value)
-    if reference.dim() != 4 or reference.shape[-1] not in (2, 4):
-        raise ValueError(f"reference: expected (B, Q, 1 or L, 2 or 4), got {tuple(reference.shape)}")
-    if offsets.dim() != 6:
-        raise ValueError(f"offsets: expected (B, Q, H, L, P, 2), got {tuple(offsets.shape)}")
-    levels, points = offsets.shape[3:5]
+    _check_fused(spatial_shapes, reference, offsets, logits)
+    batch, _, _, levels, points, _ = offsets.shape
+    if reference.shape[0] != batch:
+        reference = reference.expand(batch, -1, -1, -1)
     one_type = value.dtype == offsets.dtype == logits.dtype
-    if one_type and resolve_backend(backend, value) == "cuda":
+    if one_type and resolve_backend(backend, value, _host_levels(spatial_shapes)) == "cuda":
         logits = logits.reshape(offsets.shape[:-1])
         reference = reference.to(compute_dtype(value))
         args = (*_levels(spatial_shapes, None, value), reference, offsets, logits, offset_scale)
@@ -112,14 +111,22 @@ class MSDeformAttnFunction:
 def _autocast(value: Tensor) -> Tensor:
     """The rule under autocast: values take the autocast type, locations and weights stay float32."""
     device = value.device.type
-    if value.dtype != torch.float64 and torch.is_autocast_enabled(device):
+    if device != "meta" and value.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return value.to(torch.get_autocast_dtype(device))
     return value
 
 
-def _host_shapes(spatial_shapes: SpatialShapes) -> list[tuple[int, int]]:
-    rows = spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
-    return [(h, w) for h, w in rows]
+def _host_levels(spatial_shapes: SpatialShapes) -> int:
+    """How many levels have their sizes on the host, as integers."""
+    return 0 if isinstance(spatial_shapes, Tensor) else len(spatial_shapes)
+
+
+def _host_shapes(spatial_shapes: SpatialShapes, value: Tensor) -> list[tuple[int, int]]:
+    if not isinstance(spatial_shapes, Tensor):
+        return [(h, w) for h, w in spatial_shapes]
+    if value.is_meta and spatial_shapes.is_meta:  # no numbers anywhere: whatever fills value gives the same shapes
+        return [(1, 1)] * (len(spatial_shapes) - 1) + [(1, value.shape[1] - len(spatial_shapes) + 1)]
+    return [(h, w) for h, w in spatial_shapes.tolist()]
 
 
 def _levels(
@@ -139,7 +146,7 @@ def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weig
     if value.dim() != 4:
         raise ValueError(f"value: expected 4 dimensions (B, S, H, D), got {tuple(value.shape)}")
     batch, _, heads, _ = value.shape
-    levels = len(spatial_shapes)
+    levels = _check_shapes(spatial_shapes)
     if locations.dim() != 6 or (locations.shape[0], locations.shape[2], locations.shape[3]) != (batch, heads, levels):
         raise ValueError(
             f"sampling_locations: expected (B, Q, H, L, P, 2) with B={batch}, H={heads}, L={levels},"
@@ -150,3 +157,37 @@ def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weig
             f"attention_weights: expected {tuple(locations.shape[:-1])} to go with sampling_locations"
             f" {tuple(locations.shape)}, got {tuple(weights.shape)}"
         )
+
+
+def _check_shapes(spatial_shapes: SpatialShapes) -> int:
+    """Return the number of levels."""
+    if isinstance(spatial_shapes, Tensor):
+        if spatial_shapes.dim() != 2 or spatial_shapes.shape[1] != 2 or spatial_shapes.is_floating_point():
+            got = f"{tuple(spatial_shapes.shape)} of {spatial_shapes.dtype}"
+            raise ValueError(f"spatial_shapes: expected integers (L, 2), got {got}")
+    elif any(len(pair) != 2 for pair in spatial_shapes):
+        raise ValueError(f"spatial_shapes: expected pairs (height, width), got {spatial_shapes}")
+    if len(spatial_shapes) == 0:
+        raise ValueError("spatial_shapes: expected at least one level, got none")
+    return len(spatial_shapes)
+
+
+def _check_fused(spatial_shapes: SpatialShapes, reference: Tensor, offsets: Tensor, logits: Tensor) -> None:
+    levels = _check_shapes(spatial_shapes)
+    if offsets.dim() != 6 or offsets.shape[3] != levels or offsets.shape[5] != 2:
+        raise ValueError(f"offsets: expected (B, Q, H, L, P, 2) with L={levels}, got {tuple(offsets.shape)}")
+    batch, queries, heads, _, points, _ = offsets.shape
+    if (
+        reference.dim() != 4
+        or reference.shape[0] not in (1, batch)
+        or reference.shape[1] != queries
+        or reference.shape[2] not in (1, levels)
+        or reference.shape[3] not in (2, 4)
+    ):
+        raise ValueError(
+            f"reference: expected (B or 1, Q, 1 or L, 2 or 4) with B={batch}, Q={queries}, L={levels}, got"
+            f" {tuple(reference.shape)}"
+        )
+    flat = (batch, queries, heads, levels * points)
+    if logits.shape != flat and logits.shape != offsets.shape[:5]:
+        raise ValueError(f"logits: expected {flat} or {tuple(offsets.shape[:5])}, got {tuple(logits.shape)}")

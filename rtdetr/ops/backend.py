@@ -14,18 +14,25 @@ from rtdetr.ops import compiled
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MAX_HOST_LEVELS = 32  # kMaxHostLevels of csrc/cuda/common.cuh
 
 logger = logging.getLogger("rtdetr")
 
 
-def why_not_compiled(value: Tensor) -> str | None:
-    """Return None if a compiled kernel can take this value, else a sentence that says why not."""
+def why_not_compiled(value: Tensor, host_levels: int = 0) -> str | None:
+    """Return None if a compiled kernel can take this value and so many levels whose sizes are integers on the host (0:
+    they are in a tensor), else a sentence that says why not."""
     device = value.device.type
     if device not in ("cuda", "cpu"):
         return f"there is no compiled kernel for the device type {device!r}"
     if value.dtype not in DTYPES:
         return f"the compiled kernels take float32, float64, float16 and bfloat16 values, got {value.dtype}"
     if compiled.WHY_NOT[device] is None and device == "cuda":
+        if host_levels > MAX_HOST_LEVELS:
+            return (
+                f"the cuda kernels take the sizes of at most {MAX_HOST_LEVELS} levels as pairs of integers, got"
+                f" {host_levels}; give spatial_shapes as a tensor on the device"
+            )
         return _why_not_this_gpu(value.device.index)
     return compiled.WHY_NOT[device]
 
@@ -63,9 +70,10 @@ def covers(archs: list[str], major: int, minor: int) -> bool:
     return False
 
 
-def resolve_backend(backend: Backend, value: Tensor) -> Literal["cuda", "cpu", "torch"]:
-    """Return the backend that runs for this value. `auto` logs once why it falls back to torch; a named backend
-    that cannot run raises RuntimeError with the same sentence; an unknown name raises ValueError."""
+def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Literal["cuda", "cpu", "torch"]:
+    """Return the backend that runs for this value and these levels (see why_not_compiled). `auto` logs once why it
+    falls back to torch; a named backend that cannot run raises RuntimeError with the same sentence; an unknown name
+    raises ValueError."""
     if backend not in BACKENDS:
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "torch":
@@ -73,7 +81,7 @@ def resolve_backend(backend: Backend, value: Tensor) -> Literal["cuda", "cpu", "
     if backend == "auto":
         if torch.onnx.is_in_onnx_export():
             return "torch"
-        reason = why_not_compiled(value)
+        reason = why_not_compiled(value, host_levels)
         if reason is None:
             return "cuda" if value.is_cuda else "cpu"
         if not torch.compiler.is_compiling():
@@ -83,7 +91,7 @@ def resolve_backend(backend: Backend, value: Tensor) -> Literal["cuda", "cpu", "
         raise RuntimeError(
             f"backend={backend!r} needs tensors on {backend}, got {value.device=!s}; move them or use auto"
         )
-    reason = why_not_compiled(value)
+    reason = why_not_compiled(value, host_levels)
     if reason is not None:
         raise RuntimeError(f"backend={backend!r} cannot run: {reason}")
     return backend

@@ -32,9 +32,8 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
     batch, _, heads, channels = value.shape
     queries = locations.shape[1]
     dtype = compute_dtype(value)
-    cells = sum(h * w for h, w in shapes)
-    if not torch.jit.is_tracing() and cells != value.shape[1]:  # while tracing, sizes are tensors
-        raise ValueError(f"spatial_shapes: the levels hold {cells} cells, but value has {value.shape[1]}")
+    if not torch.jit.is_tracing():  # while tracing, sizes are tensors
+        _check_cells(shapes, value.shape[1])
     maps = value.to(dtype).permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in shapes], dim=2)  # (B*H, D, h*w)
     # -1 and 2 lie beyond the reach of any cell, so clamping changes no result; it only turns infinite into far outside.
     grid = (2 * locations.to(dtype).clamp(-1, 2) - 1).transpose(1, 2).flatten(0, 1)  # (B*H, Q, L, P, 2)
@@ -52,20 +51,29 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
     return output.reshape(batch, heads * channels, queries).transpose(1, 2).to(value.dtype)
 
 
+def _check_cells(shapes: Shapes, expected: int) -> None:
+    for level, (h, w) in enumerate(shapes):
+        if h <= 0 or w <= 0:
+            raise ValueError(f"spatial_shapes: expected positive sizes, got ({h}, {w}) at level {level}")
+    cells = sum(h * w for h, w in shapes)
+    if cells != expected:
+        raise ValueError(f"spatial_shapes: the levels hold {cells} cells, but value has {expected}")
+
+
 def locations_from_offsets(reference: Tensor, offsets: Tensor, shapes: Shapes | Tensor, offset_scale: float) -> Tensor:
     """Return the normalised sampling locations (B, Q, H, L, P, 2) of raw offsets around boxes or points.
 
     reference: (B, Q, 1 or L, 4) boxes cxcywh normalised: location = xy + offset / P * wh * offset_scale
                (B, Q, 1 or L, 2) points xy normalised: location = xy + offset / (width, height) of the level
     offsets:   (B, Q, H, L, P, 2)
-    shapes:    L pairs (height, width), or a tensor (L, 2) on the device of offsets
+    shapes:    L pairs (height, width), or a tensor (L, 2)
     """
     dtype = compute_dtype(offsets)
     xy = reference[:, :, None, :, None, :2].to(dtype)  # (B, Q, 1, 1 or L, 1, 2)
     if reference.shape[-1] == 4:
-        step = reference[:, :, None, :, None, 2:].to(dtype) * (offset_scale / offsets.shape[4])
+        step = reference[:, :, None, :, None, 2:].to(dtype) * (offset_scale / max(offsets.shape[4], 1))
     elif isinstance(shapes, Tensor):
-        step = 1 / shapes.to(dtype).flip(-1)[:, None]
+        step = 1 / shapes.to(offsets.device, dtype, non_blocking=True).flip(-1)[:, None]
     else:
         # Filled in number by number: a tensor made from a list would be copied to the device, and wait for it.
         sizes = [offsets.new_full((1,), 1 / size, dtype=dtype) for h, w in shapes for size in (w, h)]

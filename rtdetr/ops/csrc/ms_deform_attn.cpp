@@ -75,6 +75,14 @@ Sizes sizes_of(const Tensor& value, const Tensor& locations, const char* name) {
   return n;
 }
 
+// Contiguous, and aligned as the kernels load it: 16 bytes at a time on a GPU, element by element on the processor. Views
+// at an odd offset are contiguous too, and are copied.
+Tensor ready(const Tensor& tensor) {
+  Tensor made = torch::stable::contiguous(tensor);
+  const auto address = reinterpret_cast<uintptr_t>(made.const_data_ptr());
+  return address % (on_cuda ? 16 : made.element_size()) == 0 ? made : torch::stable::clone(made);
+}
+
 // Map sizes on their way to a kernel: owns what the pointers of rtdetr::Levels point to.
 class LevelTable {
  public:
@@ -83,6 +91,7 @@ class LevelTable {
     STD_TORCH_CHECK(hw_.empty() || !shapes, "hw and spatial_shapes: give one of the two");
     if (shapes) from_tensors(n, *shapes, starts);
     if (!levels_.device_shapes) check_on_host(n);
+    if (starts_ && !levels_.device_shapes) check_starts(n);
   }
 
   const rtdetr::Levels& levels() {
@@ -99,8 +108,8 @@ class LevelTable {
     check_shape("level_start_index", *starts, {n.L});
     STD_TORCH_CHECK(shapes.is_cuda() == on_cuda && starts->is_cuda() == on_cuda,
                     "spatial_shapes and level_start_index: expected on the device of value");
-    shapes_ = torch::stable::contiguous(shapes);
-    starts_ = torch::stable::contiguous(*starts);
+    shapes_ = ready(shapes);
+    starts_ = ready(*starts);
     const auto* hw = static_cast<const int64_t*>(shapes_->const_data_ptr());
     const auto* first = static_cast<const int64_t*>(starts_->const_data_ptr());
     if (on_cuda) {
@@ -109,6 +118,10 @@ class LevelTable {
       return;
     }
     hw_.assign(hw, hw + 2 * n.L);
+  }
+
+  void check_starts(const Sizes& n) const {
+    const auto* first = static_cast<const int64_t*>(starts_->const_data_ptr());
     for (int64_t l = 0, start = 0; l < n.L; start += hw_[2 * l] * hw_[2 * l + 1], ++l) {
       STD_TORCH_CHECK(first[l] == start, "level_start_index: expected level ", l, " to start at cell ", start,
                       ", after the levels before it, got ", first[l]);
@@ -118,11 +131,13 @@ class LevelTable {
   void check_on_host(const Sizes& n) const {
     STD_TORCH_CHECK(static_cast<int64_t>(hw_.size()) == 2 * n.L, "spatial_shapes: expected ", n.L,
                     " pairs (height, width), as many levels as sampling_locations has, got ", hw_.size() / 2);
-    int64_t cells = 0;
+    int64_t cells = 0, level = 0;
     for (int64_t l = 0; l < n.L; ++l) {
       STD_TORCH_CHECK(hw_[2 * l] > 0 && hw_[2 * l + 1] > 0, "spatial_shapes: expected positive sizes, got (", hw_[2 * l],
                       ", ", hw_[2 * l + 1], ") at level ", l);
-      cells += hw_[2 * l] * hw_[2 * l + 1];
+      STD_TORCH_CHECK(!__builtin_mul_overflow(hw_[2 * l], hw_[2 * l + 1], &level) &&
+                          !__builtin_add_overflow(cells, level, &cells),
+                      "spatial_shapes: the levels hold 2^63 cells or more, but value has ", n.S);
     }
     STD_TORCH_CHECK(cells == n.S, "spatial_shapes: the levels hold ", cells, " cells, but value has ", n.S);
   }
@@ -163,9 +178,9 @@ Tensor forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, Opt
   check_type("sampling_locations", locations, compute_type(value), value);
   check_type("attention_weights", weights, compute_type(value), value);
   LevelTable table(n, std::move(hw), shapes, starts);
-  value = torch::stable::contiguous(value);
-  locations = torch::stable::contiguous(locations);
-  weights = torch::stable::contiguous(weights);
+  value = ready(value);
+  locations = ready(locations);
+  weights = ready(weights);
   Tensor output = torch::stable::new_empty(value, {n.B, n.Q, n.H * n.D});
   if (output.numel() == 0) return output;
 #ifdef RTDETR_LIBRARY_CUDA
@@ -189,10 +204,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, st
   check_type("sampling_locations", locations, compute_type(value), value);
   check_type("attention_weights", weights, compute_type(value), value);
   LevelTable table(n, std::move(hw), shapes, starts);
-  grad_output = torch::stable::contiguous(grad_output);
-  value = torch::stable::contiguous(value);
-  locations = torch::stable::contiguous(locations);
-  weights = torch::stable::contiguous(weights);
+  grad_output = ready(grad_output);
+  value = ready(value);
+  locations = ready(locations);
+  weights = ready(weights);
   Tensor grad_value = gradient(value, need_value);
   Tensor grad_locations = gradient(locations, need_locations);
   Tensor grad_weights = gradient(weights, need_weights);
@@ -228,10 +243,10 @@ struct FusedCall {
                         (reference_.size(3) == 2 || reference_.size(3) == 4),
                     "reference: expected (B, Q, 1 or L, 2 or 4), got ", shape_of(reference_));
     check_shape("reference", reference_, {n.B, n.Q, reference_.size(2), reference_.size(3)});
-    value = torch::stable::contiguous(value_);
-    reference = torch::stable::contiguous(reference_);
-    offsets = torch::stable::contiguous(offsets_);
-    logits = torch::stable::contiguous(logits_);
+    value = ready(value_);
+    reference = ready(reference_);
+    offsets = ready(offsets_);
+    logits = ready(logits_);
     fused = {pointer(reference), reference.size(2), reference.size(3), offset_scale, pointer(offsets), pointer(logits)};
   }
 
@@ -261,7 +276,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_backward(Tensor grad_output, Te
   const Sizes& n = call.n;
   check_shape("grad_output", grad_output, {n.B, n.Q, n.H * n.D});
   check_type("grad_output", grad_output, value.scalar_type(), value);
-  grad_output = torch::stable::contiguous(grad_output);
+  grad_output = ready(grad_output);
   Tensor grad_value = gradient(call.value, need_value), grad_reference = gradient(call.reference, need_reference);
   Tensor grad_offsets = gradient(call.offsets, need_offsets), grad_logits = gradient(call.logits, need_logits);
   torch::stable::accelerator::DeviceGuard guard(value.get_device_index());

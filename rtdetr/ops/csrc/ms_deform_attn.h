@@ -18,8 +18,8 @@ struct Sizes {
   int64_t B, S, H, D, Q, L, P;
 };
 
-// Map sizes, from the host when they are known there (hw: L pairs height, width; level starts follow from them), else
-// from the memory of the device that runs the kernel (hw is null). Exactly one of the two is given.
+// Map sizes, from the host when they are known there (hw: L pairs height, width; level starts follow from them; checked),
+// else from the memory of the device that runs the kernel (hw is null; unchecked). Exactly one of the two is given.
 struct Levels {
   const int64_t* hw = nullptr;
   const int64_t* device_shapes = nullptr;  // (L, 2)

@@ -30,10 +30,17 @@ struct Cell {
   bool inside, nan;
 };
 
+// Two roundings on purpose: a fused multiply-add, which not every processor has, would put a point that lies exactly on a
+// cell border into the cell before it. What is volatile has to be rounded.
+template <typename Acc>
+inline Acc pixel_coordinate(Acc location, int64_t size) {
+  volatile Acc product = location * static_cast<Acc>(size);
+  return product - static_cast<Acc>(0.5);
+}
+
 template <typename Acc>
 inline Cell<Acc> find_cell(const Acc* location, int64_t height, int64_t width) {
-  const Acc x = location[0] * static_cast<Acc>(width) - static_cast<Acc>(0.5);
-  const Acc y = location[1] * static_cast<Acc>(height) - static_cast<Acc>(0.5);
+  const Acc x = pixel_coordinate(location[0], width), y = pixel_coordinate(location[1], height);
   Cell<Acc> cell{};
   cell.nan = x != x || y != y;
   // At -1 the first map cell has no weight yet, but already the slope of its location gradient.

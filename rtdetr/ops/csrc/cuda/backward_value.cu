@@ -321,16 +321,17 @@ __global__ void __launch_bounds__(kGatherBlock, kResident<sizeof(T) == 2 ? 7 : 6
 
 // ---- host side ----------------------------------------------------------------------------------------------------
 
-// Sizes that stay on the device are bounded: (height + 1) * (width + 1) <= 2 * height * width + 2.
+// Sizes that stay on the device are bounded: height * width <= S, so (height + 1) * (width + 1) <= 2 * S + 2. Every level
+// may be as large, because nobody has checked that they do not overlap.
 int64_t bound_cells(const Sizes& sizes, const Levels& levels) {
-  if (levels.hw == nullptr) return 2 * sizes.S + 2 * sizes.L;
+  if (levels.hw == nullptr) return sizes.L * (2 * sizes.S + 2);
   int64_t cells = 0;
   for (int64_t l = 0; l < sizes.L; ++l) cells += grid_cells(levels.hw[2 * l], levels.hw[2 * l + 1]);
   return cells;
 }
 
 int64_t largest_level(const Sizes& sizes, const Levels& levels) {
-  if (levels.hw == nullptr) return bound_cells(sizes, levels);
+  if (levels.hw == nullptr) return 2 * sizes.S + 2;
   int64_t most = 0;
   for (int64_t l = 0; l < sizes.L; ++l) most = max(most, grid_cells(levels.hw[2 * l], levels.hw[2 * l + 1]));
   return most;
@@ -367,7 +368,11 @@ const char* gather(const Backward& call, const Levels& levels, const SortPlan& p
   }
   if (!planned) tiles.tiles = int(call.sizes.S);  // a bound: every tile has a pixel
   if (call.sizes.B > 65535 || tiles.tiles * call.sizes.H > INT32_MAX)
-    return "ms_deform_attn: the value gradient is too large for one launch";
+    return "the value gradient is too large for one launch";
+  if (!planned) {  // sizes that nobody has checked may leave out cells
+    const size_t bytes = call.sizes.B * call.sizes.S * call.sizes.H * call.sizes.D * sizeof(T);
+    if (const char* error = memory_error(cudaMemsetAsync(call.grad_value, 0, bytes, call.stream))) return error;
+  }
   const dim3 blocks(unsigned(tiles.tiles * call.sizes.H), unsigned(call.sizes.B));
   const auto kernel = planned ? gather_kernel<T, V, kLanes, true> : gather_kernel<T, V, 0, false>;
   kernel<<<blocks, kGatherBlock, 0, call.stream>>>(
@@ -391,8 +396,8 @@ template <class T> const char* run(const Backward& call, const Levels& levels, b
   plan.points = call.sizes.Q * call.sizes.P;
   plan.bands = max(ceil_div(largest, kBandCells), ceil_div(kSortBlocks, groups));
   plan.band_cells = (ceil_div(largest, plan.bands) + 4) / 4 * 4;
-  if (plan.points > INT32_MAX || groups * max(int64_t(plan.bands), plan.points / 256 + 1) > INT32_MAX)
-    return "ms_deform_attn: too many points for one launch";
+  if (max(plan.cells, plan.points) > INT32_MAX || groups * max(int64_t(plan.bands), plan.points / 256 + 1) > INT32_MAX)
+    return "too many cells or points for one launch";
   const auto sort = call.sizes.P == 4 ? sort_kernel<A, 4> : sort_kernel<A, 0>;
   int shared_bytes = plan.band_cells * int(sizeof(int)), device = 0, most = 0;
   cudaGetDevice(&device);

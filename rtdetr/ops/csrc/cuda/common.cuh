@@ -125,16 +125,23 @@ struct Level {
   int height, width, start;
 };
 
-// Map sizes as a kernel argument, or a pointer to them.
+// Map sizes as a kernel argument, or a pointer to them. Those behind a pointer nobody has checked: a level that does not
+// lie within the cells of value is taken as 0 x 0.
 struct LevelTable {
   int height[kMaxHostLevels], width[kMaxHostLevels], start[kMaxHostLevels];
   const int64_t* device_shapes;
   const int64_t* device_starts;
+  int cells;
 
   __device__ __forceinline__ Level operator[](int level) const {
     if (device_shapes == nullptr) return {height[level], width[level], start[level]};
-    return {int(device_shapes[2 * level]), int(device_shapes[2 * level + 1]), int(device_starts[level])};
+    const int h = to_int(device_shapes[2 * level]), w = to_int(device_shapes[2 * level + 1]);
+    const int first = to_int(device_starts[level]);
+    const bool fits = h > 0 && w > 0 && first >= 0 && int64_t(h) * w <= int64_t(cells) - first;
+    return {fits ? h : 0, fits ? w : 0, first};
   }
+  // What does not fit 32 bits becomes -1: comparing 64 bits takes registers that the backward kernels do not have.
+  static __device__ __forceinline__ int to_int(int64_t x) { return int(x) == x ? int(x) : -1; }
 };
 
 // The sizes in the form kernels want. Cells, queries and heads fit 32 bits; items and element offsets need not.
@@ -178,7 +185,7 @@ inline __host__ __device__ int ceil_div(int64_t a, int64_t b) { return int((a + 
 // ---- where a point lands ------------------------------------------------------------------------------------------
 
 // The cell whose corners (x, y) .. (x + 1, y + 1) surround a point: -1 <= x < width, so corners may lie outside.
-// A point that touches no pixel is not `inside`; its fractions are 0, or NaN where a coordinate is NaN.
+// A point that touches no pixel is not `inside`; its fractions are 0, or NaN where a coordinate is NaN or the map is 0 x 0.
 template <class A> struct Cell {
   int x, y;
   A fraction_x, fraction_y;
@@ -190,8 +197,8 @@ template <class A> __device__ __forceinline__ Cell<A> locate(A location_x, A loc
   const A floor_x = floor(x), floor_y = floor(y);
   Cell<A> cell;
   cell.inside = x >= A(-1) && y >= A(-1) && x < A(level.width) && y < A(level.height);
-  cell.inside = cell.inside && level.width > 0 && level.height > 0;
-  const A outside = (x != x || y != y) ? A(NAN) : A(0);
+  cell.inside = cell.inside && level.width > 0;
+  const A outside = (x != x || y != y || level.width == 0) ? A(NAN) : A(0);
   cell.x = cell.inside ? int(floor_x) : 0;
   cell.y = cell.inside ? int(floor_y) : 0;
   cell.fraction_x = cell.inside ? x - floor_x : outside;
@@ -237,7 +244,7 @@ template <class Function> const char* with_type(DType dtype, const Function& fun
     case DType::f16: return function(__half{});
     case DType::bf16: return function(__nv_bfloat16{});
   }
-  return "ms_deform_attn: unknown dtype";
+  return "unknown dtype";
 }
 
 inline size_t element_size(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
@@ -261,11 +268,12 @@ inline Shape make_shape(const Sizes& sizes, int width) {
 
 inline const char* check_sizes(const Sizes& sizes, const Levels& levels) {
   if (sizes.S > INT32_MAX || sizes.Q > INT32_MAX || sizes.H * sizes.D > INT32_MAX / 8)
-    return "ms_deform_attn: cells, queries and H * D * 8 must each be below 2^31";
-  if (sizes.L * sizes.P >= 1 << 20) return "ms_deform_attn: L * P must be below 2^20";
-  if (sizes.B * sizes.Q * sizes.H > int64_t(1) << 36) return "ms_deform_attn: B * Q * H must be at most 2^36";
+    return "cells, queries and H * D * 8 must each be below 2^31";
+  if (sizes.L * sizes.P >= 1 << 20) return "L * P must be below 2^20";
+  if (sizes.H * sizes.L * sizes.P > INT32_MAX) return "H * L * P must be below 2^31";
+  if (sizes.B * sizes.Q * sizes.H > int64_t(1) << 36) return "B * Q * H must be at most 2^36";
   if (levels.hw != nullptr && sizes.L > kMaxHostLevels)
-    return "ms_deform_attn: more than 32 levels need their sizes in device memory";
+    return "more than 32 levels need their sizes in device memory";
   return nullptr;
 }
 
@@ -273,6 +281,7 @@ inline LevelTable make_levels(const Sizes& sizes, const Levels& levels) {
   LevelTable table{};
   table.device_shapes = levels.hw == nullptr ? levels.device_shapes : nullptr;
   table.device_starts = levels.hw == nullptr ? levels.device_starts : nullptr;
+  table.cells = int(sizes.S);
   for (int64_t l = 0, start = 0; levels.hw != nullptr && l < sizes.L; ++l) {
     table.height[l] = int(levels.hw[2 * l]);
     table.width[l] = int(levels.hw[2 * l + 1]);
