@@ -90,7 +90,10 @@ TABLE = {
         ("instances_val.json: would be",),
     ),
     "json": Row(
-        "eval -w model.pth --save-json new/d.json --device cpu", 0, ("AP  IoU .50:.95", "4/4"), ("new/d.json",)
+        "eval -w model.pth --save-json new/d.json --device cpu",
+        0,
+        ("instances_val.json: 4 pictures", "left out 0", "AP  IoU .50:.95", "4/4"),
+        ("new/d.json",),
     ),
     "convert onto a file": Row("convert notes.txt -o model.pth", 2, ("model.pth: exists already",)),
     "convert onto itself": Row(
@@ -162,10 +165,10 @@ TABLE = {
     ),
     # configs
     "a folder as config": Row(
-        "train -c taken", 2, ("taken: is a folder, expected a YAML file such as taken/config.yml",)
+        "train -c taken", 2, ("taken: is a folder, expected a config file, such as taken/config.yml",)
     ),
     "a folder as config of eval": Row(
-        "eval -w model.pth -c pictures", 2, ("pictures: is a folder, expected a YAML file",)
+        "eval -w model.pth -c pictures", 2, ("pictures: is a folder, expected a config file",)
     ),
     "an unknown name": Row(
         "train -c rtdetrv3_r18vd_6x_cocco", 2, ("rtdetrv3_r18vd_6x_cocco: no config", "rtdetrv3_r18vd_6x_coco,")

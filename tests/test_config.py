@@ -1,18 +1,122 @@
+"""Configs load, merge and come back as they were; whatever is wrong in one is a single sentence at load."""
+
 from __future__ import annotations
 
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rtdetr import config as declared
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config, save_config
+from rtdetr.config_file import MAX_BYTES, Range
+from rtdetr.data.transforms import INTERPOLATIONS
+from rtdetr.models.backbone import STAGE_BLOCKS, STRIDES
 
 ROOT = Path(__file__).resolve().parents[1]
 OFFICIAL = sorted((ROOT / "configs").glob("rtdetrv3_*.yml"))
+
+# Every number of the config: just below its range, and above it.
+WRONG: dict[str, tuple[float, float]] = {
+    "num_classes": (-1, 10**9),
+    "model.backbone.depth": (17, 102),
+    "model.backbone.width": (0, 100),
+    "model.encoder.hidden_dim": (0, 8192),
+    "model.encoder.feedforward_dim": (0, 10**9),
+    "model.encoder.num_heads": (0, 512),
+    "model.encoder.expansion": (0, 10),
+    "model.encoder.num_csp_blocks": (-1, 1000),
+    "model.decoder.hidden_dim": (0, 8192),
+    "model.decoder.feedforward_dim": (0, 10**9),
+    "model.decoder.num_heads": (0, 512),
+    "model.decoder.num_points": (0, 1000),
+    "model.decoder.num_layers": (0, 1000),
+    "model.decoder.num_queries": (0, 10**9),
+    "model.supervision.num_noise_groups": (-1, 1000),
+    "model.supervision.noise_mask_ratio": (-0.1, 1.1),
+    "model.supervision.num_one_to_many_queries": (-1, 10**9),
+    "model.supervision.one_to_many_repeats": (0, 10**9),
+    "model.supervision.num_denoising": (-1, 10**9),
+    "model.supervision.label_noise_ratio": (-0.1, 2.1),
+    "model.supervision.box_noise_scale": (-0.1, 1000),
+    "loss.class_weight": (-0.1, 1e10),
+    "loss.l1_weight": (-0.1, 1e10),
+    "loss.giou_weight": (-0.1, 1e10),
+    "loss.match_class_cost": (-0.1, 1e10),
+    "loss.match_l1_cost": (-0.1, 1e10),
+    "loss.match_giou_cost": (-0.1, 1e10),
+    "loss.dense_iou_weight": (-0.1, 1e10),
+    "loss.dense_dfl_weight": (-0.1, 1e10),
+    "loss.atss_epochs": (-1, 10**9),
+    "data.image_size": (0, 8224),
+    "data.train_batch_size": (0, 10**9),
+    "data.val_batch_size": (0, 10**9),
+    "data.num_workers": (-1, 10**9),
+    "data.augment.distort_prob": (-0.1, 1.1),
+    "data.augment.expand_prob": (-0.1, 1.1),
+    "data.augment.expand_max_ratio": (0.9, 100),
+    "data.augment.crop_prob": (-0.1, 1.1),
+    "data.augment.flip_prob": (-0.1, 2.5),
+    "data.augment.batch_sizes": (0, 8224),
+    "optimizer.lr": (0, 0.5),
+    "optimizer.backbone_lr_multiplier": (-0.1, 1e10),
+    "optimizer.weight_decay": (-0.1, 1.1),
+    "optimizer.betas": (-0.1, 1),
+    "optimizer.warmup_iterations": (-1, 10**10),
+    "optimizer.warmup_factor": (-0.1, 1.1),
+    "optimizer.min_lr_ratio": (-0.1, 1.1),
+    "optimizer.flat_ratio": (-0.1, 1.1),
+    "optimizer.clip_grad_norm": (-0.1, 1e10),
+    "ema.decay": (-0.1, 1),
+    "ema.warmup": (-1, 1e10),
+    "train.epochs": (0, 10**9),
+    "train.accumulate": (0, 10**9),
+    "train.eval_every": (-1, 10**9),
+    "train.log_every": (0, 10**9),
+    "train.save_seconds": (-1, 1e10),
+    "train.seed": (-1, 2**32),
+    "train.max_iterations": (-1, 10**10),
+    "eval.max_detections": (0, 10**9),
+}
 
 
 def write(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
+
+
+def refusal(*updates: str, path: Path = OFFICIAL[0]) -> str:
+    """The one sentence that refuses a config."""
+    with pytest.raises(ConfigError) as error:
+        load_config(path, list(updates))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def leaves(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and declared type of every value; of a list, the type of its entries."""
+    for key, hint in typing.get_type_hints(cls, include_extras=True).items():
+        if dataclasses.is_dataclass(hint):
+            yield from leaves(hint, f"{prefix}{key}.")
+        else:
+            yield prefix + key, typing.get_args(hint)[0] if typing.get_origin(hint) is tuple else hint
+
+
+def is_number(hint: Any) -> bool:
+    inner = typing.get_args(hint)[:1] or (hint,)
+    return inner[0] in (int, float) or type(inner[0]) is int  # Annotated[int, ...], int, Literal[18, ...]
+
+
+def given(dotted: str, value: object) -> str:
+    """An update with the value, or with a list of it where the config has a list."""
+    default: Any = Config()
+    for key in dotted.split("."):
+        default = getattr(default, key)
+    return f"{dotted}={[value] * len(default) if isinstance(default, tuple) else value}"
 
 
 @pytest.mark.parametrize("path", OFFICIAL, ids=lambda p: p.stem)
@@ -66,25 +170,194 @@ def test_a_misspelt_update_names_the_option() -> None:
     ("update", "message"),
     [
         ("train.epochs", "expected key=value"),
-        ("train.epochs=many", "train.epochs must be int, got 'many'"),
-        ("train.epochs=true", "train.epochs must be int, got True"),
+        ("=3", "-u =3: expected key=value"),
+        ("a..b=1", "-u a..b=1: expected key=value"),
+        ("train.epochs=many", "-u: train.epochs must be a whole number from 1 to 100,000, got 'many'"),
+        ("train.epochs=true", "train.epochs must be a whole number from 1 to 100,000, got True"),
+        ("train.epochs=2.5", "train.epochs must be a whole number from 1 to 100,000, got 2.5"),
+        ("train.epochs=", "train.epochs must be a whole number from 1 to 100,000, got nothing"),
+        ("optimizer.lr=" + "9" * 400, "optimizer.lr must be a number above 0 and up to 0.1, got 9999"),
+        ("ema.decay=1", "ema.decay must be a number from 0 to below 1, got 1"),
+        ("ema.from_zeros=maybe", "ema.from_zeros must be true or false, got 'maybe'"),
+        ("model.backbone.depth=18.0", "must be one of 18, 34, 50, 101, got 18.0"),
         ("model.decoder.msda_backend=gpu", "must be one of auto, cuda, cpu, torch, got 'gpu'"),
-        ("data.image_size=[640]", "data.image_size must be a list"),
-        ("model=3", "model is a section"),
-        ("name.first=3", "`name` is a value, not a section"),
-        ("train.epochs=[", "the value is not valid YAML"),
+        ("model.encoder.hidden_dim=66", "must be a whole number from 4 to 4,096, a multiple of 4, got 66"),
+        ("data.image_size=640", "data.image_size must be a list of 2 whole numbers, such as [640, 640], got 640"),
+        ("data.image_size=[640]", "data.image_size must be a list of 2 whole numbers, such as [640, 640], got [640]"),
+        ("data.image_size=[650, 640]", "data.image_size[0] must be a whole number from 32 to 8,192, a multiple of 32,"),
+        ("data.augment.batch_sizes=[]", "must be a list of whole numbers, such as [480, 512], got []"),
+        ("data.augment.interpolations=[cubik]", "interpolations[0] must be one of nearest, linear, area, cubic, lan"),
+        ("optimizer.betas=0.9", "optimizer.betas must be a list of 2 numbers, such as [0.9, 0.999], got 0.9"),
+        ("model=3", "model is a section; set a key below it, such as model.backbone, got 3"),
+        ("name=2024", "name must be text (in quotes where it looks like a number or a date), got 2024"),
+        ("name.first=3", "-u: name must be text"),
+        ("name=runs/a", "name must be the name of a folder, got 'runs/a'"),
+        ('data.train.images="a\\0b"', "data.train.images must be text"),
+        ("train.epochs=[", "-u train.epochs=[: not valid YAML at line 1, column 2: "),
+        ("name=2024-13-45", "not valid YAML: a number or date that does not exist (month must be in 1..12)"),
+        ("train={seed: 1, seed: 2}", "the key `seed` is given twice, at line 1, column 2 and line 1, column 11"),
+        ("train=&a [*a]", "nested more than 20 deep"),
     ],
 )
 def test_wrong_values_are_named(update: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
-        load_config(OFFICIAL[0], [update])
+    assert message in refusal(update)
+
+
+def test_an_update_changes_one_key_of_a_section() -> None:
+    config = load_config(OFFICIAL[0], ["train={epochs: 3}", "train.seed=4"])
+    assert config.train == dataclasses.replace(load_config(OFFICIAL[0]).train, epochs=3, seed=4)
+
+
+def test_every_number_has_a_range() -> None:
+    numbers = {dotted: hint for dotted, hint in leaves() if is_number(hint)}
+    assert [dotted for dotted, hint in numbers.items() if hint in (int, float)] == [], "give them a Range"
+    assert list(numbers) == list(WRONG), "a value below and one above its range belong in WRONG"
+
+
+@pytest.mark.parametrize("dotted", WRONG)
+def test_numbers_out_of_range_are_refused(dotted: str) -> None:
+    for value in (*WRONG[dotted], "many", ".nan", ".inf", "-.inf"):
+        sentence = refusal(given(dotted, value))
+        assert re.match(rf"-u: {re.escape(dotted)}(\[0\])? must be (a (whole )?number (from|above)|one of) ", sentence)
+
+
+@pytest.mark.parametrize("dotted", [dotted for dotted, hint in leaves() if is_number(hint)])
+def test_both_ends_of_a_range_fit_the_kind(dotted: str) -> None:
+    hint = dict(leaves())[dotted]
+    ends = typing.get_args(hint)
+    if isinstance(ends[1], Range):
+        within = ends[1]
+        ends = (within.low + 1e-9 if within.above else within.low, within.high - 1e-9 if within.below else within.high)
+    for end in ends:
+        try:
+            load_config(OFFICIAL[0], [given(dotted, end)])
+        except ConfigError as error:  # together with other values an end may be wrong, alone it is not
+            assert not re.search(r"must be a (whole )?number (from|above)|must be one of", str(error))
+
+
+@pytest.mark.parametrize(
+    ("updates", "sentence"),
+    [
+        (
+            ["model.encoder.num_heads=3"],
+            "-u: model.encoder.num_heads must divide model.encoder.hidden_dim=64, got 3",
+        ),
+        (
+            ["model.decoder.hidden_dim=63"],
+            "-u: model.decoder.num_heads must divide model.decoder.hidden_dim=63, got 4",
+        ),
+        (
+            ["model.encoder.expansion=0.01"],
+            "-u: model.encoder.expansion must leave a channel of model.encoder.hidden_dim=64, got 0.64",
+        ),
+        (
+            ["data.image_size=[32, 64]"],
+            "-u: data.image_size must give each query of model.decoder.num_queries=43 a cell of its own, "
+            "got 42 cells of 32 x 64 pixels",
+        ),
+        (
+            ["data.augment.batch_sizes=[32, 640]"],
+            "-u: data.augment.batch_sizes must give each query of model.decoder.num_queries=43 a cell of its own, "
+            "got 21 cells of 32 x 32 pixels",
+        ),
+        (
+            ["model.supervision.num_one_to_many_queries=337"],
+            "-u: data.augment.batch_sizes must give each query of model.supervision.num_one_to_many_queries=337 a cell "
+            "of its own, got 336 cells of 128 x 128 pixels",
+        ),
+        (
+            ["loss.match_class_cost=0", "loss.match_l1_cost=0", "loss.match_giou_cost=0"],
+            "-u: loss.match_class_cost must be above 0 where loss.match_l1_cost and loss.match_giou_cost are 0, got 0",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together(updates: list[str], sentence: str) -> None:
+    nano = ROOT / "configs" / "rtdetrv3_nano_shapes.yml"
+    assert refusal("model.decoder.num_queries=43", *updates, path=nano) == sentence
+
+
+def test_values_that_just_go_together() -> None:
+    nano = ROOT / "configs" / "rtdetrv3_nano_shapes.yml"
+    updates = ["model.decoder.num_queries=42", "data.image_size=[32, 64]", "data.augment.batch_sizes=[128]"]
+    load_config(nano, [*updates, "model.supervision.num_one_to_many_queries=336", "loss.match_class_cost=0"])
+
+
+def test_choices_are_those_of_the_code() -> None:
+    assert typing.get_args(declared.Depth) == tuple(STAGE_BLOCKS)
+    assert typing.get_args(declared.Interpolation) == tuple(INTERPOLATIONS)
+    assert declared.CELLS == STRIDES
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (
+            "train:\n  epochs: 3\n seed: 4\n",
+            "not valid YAML at line 3, column 2: while parsing a block mapping, expected",
+        ),
+        (
+            "train:\n\tepochs: 3\n",
+            "not valid YAML at line 2, column 1: while scanning for the next token, found character",
+        ),
+        ("name: a\nx: \0\n", "not valid YAML at line 2, column 4: the character U+0000 is not allowed"),
+        (
+            "train:\n  epochs: 3\n  epochs: 4\n",
+            "the key `epochs` is given twice, at line 2, column 3 and line 3, column 3",
+        ),
+        ("[a]: 3\n", "line 1, column 1: a key must be a word, got a list or a section"),
+        ("- a\n", "expected `key: value` lines at the top, got ['a']"),
+        ("train:\n  # epochs: 3\n", "train is a section; set a key below it, such as train.epochs, got nothing"),
+        ("base: 3\n", "base must be a file or a list of files, got 3"),
+        ("name: !!python/name:os.system\n", "not valid YAML at line 1, column 7: could not determine a constructor"),
+        (
+            "name: caf\xe9\n".encode("latin-1"),
+            "not text in UTF-8 (byte 10 is 0xe9); expected a YAML config, save it as",
+        ),
+        (b"#" * (MAX_BYTES + 1), "more than 100,000 bytes, which no config has; is it another file?"),
+        ("train:\n" + " [\n" * 2000, "nested more than 20 deep, which no config is"),
+        ("train: " + "{a: " * 30 + "1" + "}" * 30, "nested more than 20 deep or more than 10,000 values, aliases writ"),
+        ("train: &a\n  epochs: *a\n", "nested more than 20 deep or more than 10,000 values, aliases written out"),
+    ],
+)
+def test_broken_files(content: str | bytes, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    assert refusal(path=path).startswith(f"{path}: {sentence}")
+
+
+@pytest.mark.parametrize("form", ["[{0}, {0}, {0}]", "{{<<: [{0}, {0}, {0}]}}"])
+def test_aliases_that_multiply_do_not_hang(form: str, tmp_path: Path) -> None:
+    lines = ["a0: &a0 {x: 1}"] + [f"a{i + 1}: &a{i + 1} {form.format(f'*a{i}')}" for i in range(60)]
+    assert "aliases written out" in refusal(path=write(tmp_path / "bomb.yml", "\n".join(lines)))
+
+
+def test_an_alias_serves_as_a_value(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path / "a.yml", "train: {epochs: &e 7, eval_every: *e}\n"))
+    assert (config.train.epochs, config.train.eval_every) == (7, 7)
+
+
+def test_a_folder_is_called_a_folder(tmp_path: Path) -> None:
+    assert refusal(path=tmp_path) == f"{tmp_path}: is a folder, expected a config file"
+    config = write(tmp_path / "config.yml", "name: a\n")
+    assert refusal(path=tmp_path) == f"{tmp_path}: is a folder, expected a config file, such as {config}"
+
+
+def test_a_stored_config_out_of_range_names_its_file() -> None:
+    stored = config_to_dict(Config())
+    stored["train"]["epochs"] = 0
+    with pytest.raises(ConfigError) as error:
+        config_from_dict(stored, "runs/last.pth")
+    sentence = "runs/last.pth (the config stored in it): train.epochs must be a whole number from 1 to 100,000, got 0"
+    assert str(error.value) == sentence
+    assert config_from_dict(stored, "runs/last.pth", ["train.epochs=3"]).train.epochs == 3
 
 
 def test_missing_and_circular_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere.yml: no such config file"):
-        load_config(tmp_path / "nowhere.yml")
-    with pytest.raises(ConfigError, match="goes round in a circle"):
-        load_config(write(tmp_path / "a.yml", "base: a.yml\n"))
+    assert refusal(path=tmp_path / "nowhere.yml") == f"{tmp_path}/nowhere.yml: no such config file"
+    asks = write(tmp_path / "asks.yml", "base: nowhere.yml\n")
+    assert refusal(path=asks) == f"{tmp_path}/nowhere.yml: no such config file, a `base` of {asks}"
+    a, b = write(tmp_path / "a.yml", "base: b.yml\n"), write(tmp_path / "b.yml", "base: [a.yml]\n")
+    assert refusal(path=a) == f"{a}: `base` goes round in a circle: {a} -> {b} -> {a}"
 
 
 def test_defaults_are_usable() -> None:

@@ -11,12 +11,13 @@ import torch
 from engine_helpers import tiny_config, tiny_data
 from PIL import Image
 
+from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.engine.evaluator import detect
 from rtdetr.inference.predictor import Predictor, read_picture
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Batch, Detections, ImageInfo, Targets
-from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
+from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 
 CLASSES = Classes(("mug", "pen", "cup", "jar", "lid"), (3, 7, 13, 44, 90))
 
@@ -54,6 +55,14 @@ def test_detections_equal_those_of_evaluation(checkpoint: Path) -> None:
         assert ours.name == CLASSES.names[CLASSES.category_ids.index(ours.category_id)]
         assert ours.score == pytest.approx(theirs["score"], abs=1e-5)
         assert [x1, y1, x2 - x1, y2 - y1] == pytest.approx(theirs["bbox"], abs=1e-2)
+
+
+def test_a_backend_that_cannot_run_here_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    content = load_checkpoint(checkpoint)
+    content["config"]["model"]["decoder"]["msda_backend"] = "cuda"
+    save_checkpoint(tmp_path / "cuda.pth", content)
+    with pytest.raises(ConfigError, match="msda_backend=cuda cannot run on cpu: it needs --device cuda"):
+        Predictor(tmp_path / "cuda.pth", "cpu")
 
 
 def test_boxes_are_in_the_pixels_of_each_picture(checkpoint: Path) -> None:

@@ -13,19 +13,14 @@ PACKAGE = Path(__file__).resolve().parents[1]
 def find_config(text: str) -> Path:
     """The file that `-c` means: a bare name, without suffix and separator, is a shipped config, all else a path.
 
-    Raises ConfigError for a folder and for a name that is not shipped.
+    Raises ConfigError for a bare name that is neither shipped nor there.
     """
     path, shipped = Path(text), shipped_configs()
     if text in shipped:
         return shipped[text]
-    if path.is_dir():
-        inside = [str(each) for each in sorted(path.glob("*.yml"))[:1]]
-        raise ConfigError(f"{text}: is a folder, expected a YAML file{' such as '.join(['', *inside])}")
-    if path.name == text and not path.suffix:
+    if path.name == text and not path.suffix and not path.exists():
         near = difflib.get_close_matches(text, shipped, n=5) or list(shipped)
-        raise ConfigError(
-            f"{text}: no config of that name is shipped, the nearest are {', '.join(near)}; your own file has a suffix"
-        )
+        raise ConfigError(f"{text}: no config of that name is shipped, the nearest are {', '.join(near)}")
     return path
 
 

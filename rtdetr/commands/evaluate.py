@@ -34,19 +34,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluator import evaluate
+    from rtdetr.models.rtdetrv3 import check_backend
     from rtdetr.weights.load import model_from_checkpoint
 
     updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
+        check_backend(cfg.model, device)
         annotations = cfg.data.val.annotations
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size())
         result = evaluate(model.to(device), _counted(loader), annotations, classes, cfg.eval, device)
     if result is not None:
-        print(f"{args.weights} on {annotations}\n{result.table()}")
+        print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
         if args.save_json:
             with writing(args.save_json):
                 args.save_json.parent.mkdir(parents=True, exist_ok=True)

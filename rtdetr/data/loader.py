@@ -19,10 +19,8 @@ from rtdetr.config import Config, SplitConfig
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.preprocess import preprocess
-from rtdetr.data.transforms import INTERPOLATIONS, Augmentation, resize
+from rtdetr.data.transforms import Augmentation, resize
 from rtdetr.types import Batch, ImageInfo, Targets
-
-STRIDE = 32  # of the coarsest feature map; the neck's upsampling needs sizes that it divides
 
 # One stream of random numbers per purpose, so that none repeats another.
 _ORDER, _BATCH, _SAMPLE = 0, 1, 2
@@ -184,10 +182,9 @@ def collate(items: Sequence[Item]) -> Batch:
 def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 1) -> DetectionLoader:
     """Augmented training batches of this process. Call `set_epoch` before each epoch; `classes` come from the data.
 
-    Raises DataError for data or data settings that cannot be used.
+    Raises DataError for data that cannot be used.
     """
     data = cfg.data
-    _check_settings(cfg, seed)
     source = _open(data.train, "train", None, data.drop_images_without_boxes)
     augment = data.augment
     augmentation = Augmentation(
@@ -223,20 +220,3 @@ def _open(split: SplitConfig, name: str, classes: Classes | None, drop_empty: bo
         if not value:
             raise DataError(f"data.{name}.{key} is empty; set it in the config or with -u data.{name}.{key}=PATH")
     return CocoDetection(split.images, split.annotations, classes, drop_empty)
-
-
-def _check_settings(cfg: Config, seed: int) -> None:
-    augment = cfg.data.augment
-    unknown = sorted(set(augment.interpolations) - set(INTERPOLATIONS))
-    if unknown or not augment.interpolations:
-        raise DataError(
-            f"data.augment.interpolations must be some of {', '.join(INTERPOLATIONS)}, got {augment.interpolations}"
-        )
-    if not augment.batch_sizes or any(size <= 0 or size % STRIDE for size in augment.batch_sizes):
-        raise DataError(f"data.augment.batch_sizes must be positive multiples of {STRIDE}, got {augment.batch_sizes}")
-    if augment.expand_max_ratio < 1:
-        raise DataError(f"data.augment.expand_max_ratio must be at least 1, got {augment.expand_max_ratio}")
-    if cfg.data.train_batch_size < 1:
-        raise DataError(f"data.train_batch_size must be at least 1, got {cfg.data.train_batch_size}")
-    if seed < 0:
-        raise DataError(f"train.seed must not be negative, got {seed}")

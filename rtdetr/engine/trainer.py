@@ -34,7 +34,7 @@ from rtdetr.engine.run_state import rng_state, set_rng_state
 from rtdetr.engine.signals import StopSignal
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.models.rtdetrv3 import build_model, check_backend
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
 from rtdetr.weights.load import load_exactly, warm_start
@@ -74,6 +74,7 @@ class Trainer:
         draws: Draws | None = None,
     ) -> None:
         self.cfg, self.output_dir, self.device, self.draws = cfg, output_dir, device, draws
+        check_backend(cfg.model, device)
         self.main = distributed.is_main()
         rank, world_size = distributed.rank(), distributed.world_size()
         self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)

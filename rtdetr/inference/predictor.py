@@ -14,6 +14,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.preprocess import as_rgb_array, preprocess
 from rtdetr.inference.draw import Detection
 from rtdetr.models.postprocess import postprocess
+from rtdetr.models.rtdetrv3 import check_backend
 from rtdetr.weights.load import model_from_checkpoint
 
 
@@ -30,7 +31,8 @@ class Found(NamedTuple):
 class Predictor:
     """Finds objects in pictures.
 
-    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1. Raises CheckpointError.
+    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1.
+    Raises CheckpointError or ConfigError.
     """
 
     def __init__(self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> None:
@@ -39,6 +41,7 @@ class Predictor:
         self.device = torch.device(device)
         self.threshold = threshold
         model, self.cfg, self.classes = model_from_checkpoint(checkpoint)
+        check_backend(self.cfg.model, self.device)
         self.model = model.to(self.device)
 
     def predict(self, pictures: list[Image.Image]) -> list[list[Detection]]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.config import BackboneConfig
+from rtdetr.config import BackboneConfig, Depth
 from rtdetr.models.layers import ConvNorm
 
-STAGE_BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
+STAGE_BLOCKS: dict[Depth, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
 STRIDES = (8, 16, 32)  # of the three maps that come out
 
@@ -61,7 +61,7 @@ class Bottleneck(nn.Module):
 class ResNetVd(nn.Module):
     """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W)."""
 
-    def __init__(self, depth: int, width: float, freeze_stem: bool, norm: str) -> None:
+    def __init__(self, depth: Depth, width: float, freeze_stem: bool, norm: str) -> None:
         super().__init__()
         if depth not in STAGE_BLOCKS:
             raise ValueError(f"backbone depth: expected one of {sorted(STAGE_BLOCKS)}, got {depth}")

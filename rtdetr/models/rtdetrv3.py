@@ -5,15 +5,17 @@ Pictures (B, 3, H, W), RGB in [0, 1], any height and width; boxes are cxcywh, no
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from rtdetr.config import ModelConfig
+from rtdetr.config import ConfigError, ModelConfig
 from rtdetr.models.backbone import STRIDES, ResNetVd, build_backbone
 from rtdetr.models.decoder import Decoder, build_decoder
 from rtdetr.models.denoising import Draws
 from rtdetr.models.dense_head import DenseHead
 from rtdetr.models.encoder import HybridEncoder, build_encoder
 from rtdetr.models.query_groups import QueryGroups
+from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Predictions, Targets, TrainingOutputs
 
 
@@ -63,3 +65,15 @@ def build_model(cfg: ModelConfig, num_classes: int) -> RTDETRv3:
     groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
     dense_head = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
     return RTDETRv3(backbone, encoder, decoder, groups, dense_head)
+
+
+def check_backend(cfg: ModelConfig, device: torch.device) -> None:
+    """Raises ConfigError when the config names a backend that cannot run on the device, which no file can know."""
+    backend = cfg.decoder.msda_backend
+    if backend not in ("cuda", "cpu"):
+        return
+    reason = f"it needs --device {backend}"
+    if device.type == backend:
+        reason = why_not_compiled(torch.empty(0, device=device)) or ""
+    if reason:
+        raise ConfigError(f"model.decoder.msda_backend={backend} cannot run on {device}: {reason}; or set it to auto")

@@ -1,0 +1,268 @@
+"""YAML files to checked dataclasses: reading, merging, `-u` updates, and a sentence for whatever is wrong.
+
+No key is known here. What a key may be stands beside it, in rtdetr/config.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+
+MAX_BYTES = 100_000  # of a file; ours have three thousand, and PyYAML needs a second for this many
+MAX_VALUES, MAX_DEPTH = 10_000, 20  # of a file, its aliases written out
+
+Origins = dict[str, str]  # dotted path -> the file that set it last, or "-u"; what is missing has that of its section
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message is one sentence for the person who wrote it."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The finite numbers from `low` to `high`. above: not `low` itself; below: not `high` itself."""
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+    multiple_of: int | None = None
+
+    def __contains__(self, number: float) -> bool:
+        reached = number > self.low if self.above else number >= self.low
+        within = number < self.high if self.below else number <= self.high
+        return reached and within and (self.multiple_of is None or number % self.multiple_of == 0)
+
+    def __str__(self) -> str:
+        first = f"above {self.low:,} and up to" if self.above else f"from {self.low:,} to"
+        text = f"{first} {'below ' if self.below else ''}{self.high:,}"
+        return text if self.multiple_of is None else f"{text}, a multiple of {self.multiple_of}"
+
+
+def read_config_file(path: Path, asked_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Origins]:
+    """The merged content of a file and its bases, and who set what. asked_by: the files that name it as a base."""
+    if any(os.path.realpath(path) == os.path.realpath(other) for other in asked_by):
+        raise ConfigError(f"{path}: `base` goes round in a circle: {' -> '.join(map(str, (*asked_by, path)))}")
+    own = parse_yaml(_read_text(path, f", a `base` of {asked_by[-1]}" if asked_by else ""), str(path))
+    own = {} if own is None else own
+    if not isinstance(own, dict):
+        raise ConfigError(f"{path}: expected `key: value` lines at the top, got {_shown(own)}")
+    bases = own.pop("base", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+        raise ConfigError(f"{path}: base must be a file or a list of files, got {_shown(bases)}")
+    merged: dict[str, Any] = {}
+    origins: Origins = {"": str(path)}
+    for base in bases:
+        _merge(merged, origins, *read_config_file(path.parent / base, (*asked_by, path)))
+    _merge(merged, origins, own, {"": str(path)})
+    return merged, origins
+
+
+def _read_text(path: Path, asker: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such config file{asker}") from error
+    except IsADirectoryError as error:
+        inside = sorted(path.glob("*.y*ml"))
+        example = f", such as {inside[0]}" if inside else ""
+        raise ConfigError(f"{path}: is a folder{asker}, expected a config file{example}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: the config file cannot be read{asker} ({error.strerror})") from error
+    try:
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path}: more than {MAX_BYTES:,} bytes, which no config has; is it another file?")
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: not text in UTF-8 (byte {error.start + 1} is 0x{content[error.start]:02x}); expected a YAML "
+            "config, save it as UTF-8"
+        ) from error
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text. Raises ConfigError, which begins with `where` and names line and column."""
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check_nodes(node, where)
+        return _construct(loader, node, where)
+    except yaml.MarkedYAMLError as error:
+        place = f" at {_place(error.problem_mark)}" if error.problem_mark else ""
+        sentence = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError(f"{where}: not valid YAML{place}: {sentence}") from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        place = f"line {before.count(chr(10)) + 1}, column {error.position - before.rfind(chr(10))}"
+        raise ConfigError(
+            f"{where}: not valid YAML at {place}: the character U+{error.character:04X} is not allowed"
+        ) from error
+    except RecursionError as error:
+        raise ConfigError(f"{where}: nested more than {MAX_DEPTH} deep, which no config is") from error
+
+
+def _construct(loader: yaml.SafeLoader, node: yaml.Node, where: str) -> Any:
+    try:
+        return loader.construct_document(node)
+    except (ValueError, KeyError, AttributeError) as error:  # what PyYAML lets through: 2024-13-45, 0x_, !!bool no-bool
+        raise ConfigError(f"{where}: not valid YAML: a number or date that does not exist ({error})") from error
+
+
+def _place(mark: yaml.Mark) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _check_nodes(root: yaml.Node, where: str) -> None:
+    """Refuses a key given twice, of which PyYAML takes the last, values that are no plain text, number or list, and
+    aliases that make a short text stand for endlessly many values."""
+    waiting, seen = [(root, 1)], 0
+    while waiting:
+        node, depth = waiting.pop()
+        seen += 1
+        if depth > MAX_DEPTH or seen > MAX_VALUES:
+            raise ConfigError(
+                f"{where}: nested more than {MAX_DEPTH} deep or more than {MAX_VALUES:,} values, aliases written out, "
+                "which no config has"
+            )
+        below = list(node.value) if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            first: dict[Any, yaml.Node] = {}
+            for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ConfigError(
+                        f"{where}: {_place(key.start_mark)}: a key must be a word, got a list or a section"
+                    )
+                if first.setdefault(key.value, key) is not key:
+                    places = f"{_place(first[key.value].start_mark)} and {_place(key.start_mark)}"
+                    raise ConfigError(f"{where}: the key `{key.value}` is given twice, at {places}")
+                below.append(value)
+        waiting += [(each, depth + 1) for each in below]
+
+
+def origin(origins: Origins, dotted: str) -> str:
+    while dotted not in origins:
+        dotted = dotted.rpartition(".")[0]
+    return origins[dotted]
+
+
+def _merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origins: Origins, prefix: str = "") -> None:
+    for key, value in new.items():
+        dotted = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, dict):
+            below = into.setdefault(key, {})
+            if isinstance(below, dict):
+                _merge(below, origins, value, new_origins, dotted)
+                continue
+        into[key] = value
+        origins[dotted] = origin(new_origins, dotted)
+
+
+def apply_updates(tree: dict[str, Any], origins: Origins, updates: list[str]) -> None:
+    """Merges `a.b=value` into the tree; the values are YAML."""
+    for update in updates:
+        dotted, separator, text = update.partition("=")
+        keys, where = dotted.split("."), f"-u {_shortened(update)}"
+        if not separator or not all(keys):
+            raise ConfigError(f"{where}: expected key=value, for example -u train.epochs=12")
+        value = parse_yaml(text, where)
+        for key in reversed(keys):
+            value = {key: value}
+        _merge(tree, origins, value, {"": "-u"})
+
+
+def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
+    """An instance of the dataclass `cls` from plain data. Raises ConfigError for a key or a value that it lacks."""
+    fields = {each.name: each for each in dataclasses.fields(cls)}
+    if not isinstance(data, dict):
+        example = f"{prefix}.{next(iter(fields))}".lstrip(".")
+        section = f"{prefix} is a section" if prefix else "a config is a section"
+        raise ConfigError(
+            f"{origin(origins, prefix)}: {section}; set a key below it, such as {example}, got {_shown(data)}"
+        )
+    hints = typing.get_type_hints(cls, include_extras=True)
+    values = {}
+    for key, value in data.items():
+        dotted = f"{prefix}.{key}" if prefix else str(key)
+        where = origin(origins, dotted)
+        if key not in fields:
+            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)[0]
+            nearest = f"{prefix}.{near}" if prefix else near
+            raise ConfigError(f"{where}: unknown key `{dotted}`, the nearest valid key is `{nearest}`")
+        if dataclasses.is_dataclass(hints[key]):
+            values[key] = build(hints[key], value, origins, dotted)
+        else:
+            values[key] = _check(hints[key], value, dotted, where, fields[key].default)
+    return cls(**values)
+
+
+def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) -> Any:
+    """The value in its declared type, or a ConfigError. An int serves as a float, a list as a tuple."""
+    kind, allowed = _kind_and_range(hint)
+    container, arguments = typing.get_origin(kind), typing.get_args(kind)
+    number = _as_float(value) if kind is float else value
+    if container is tuple and isinstance(value, (list, tuple)) and value:
+        entries = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(entries) == len(value):
+            return tuple(_check(h, v, f"{dotted}[{i}]", where) for i, (h, v) in enumerate(zip(entries, value)))
+    elif container is Literal:
+        if any(value == each and type(value) is type(each) for each in arguments):
+            return value
+    elif kind is str:
+        if isinstance(value, str) and "\0" not in value:
+            return value
+    elif type(number) is kind and (allowed is None or number in allowed):
+        return number
+    raise ConfigError(f"{where}: {dotted} must be {_expected(kind, allowed, default)}, got {_shown(value)}")
+
+
+def _kind_and_range(hint: Any) -> tuple[Any, Range | None]:
+    if typing.get_origin(hint) is Annotated:
+        kind, allowed = typing.get_args(hint)
+        return kind, allowed
+    return hint, None
+
+
+def _as_float(value: Any) -> Any:
+    """The value as a float where it stands for one; YAML reads 1e-4 (no dot) as a string."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return value
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return value
+
+
+def _expected(kind: Any, allowed: Range | None, default: Any) -> str:
+    """What a value must be, in words: "a whole number from 1 to 64", or with an example for lists."""
+    arguments = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple:
+        entry = {int: "whole numbers", float: "numbers"}.get(_kind_and_range(arguments[0])[0], "words")
+        count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
+        return f"a list of {count}{entry}, such as [{', '.join(map(str, default[:2]))}]"
+    if arguments:
+        return f"one of {', '.join(map(str, arguments))}"
+    words = {
+        bool: "true or false",
+        str: "text (in quotes where it looks like a number or a date)",
+        int: "a whole number",
+    }
+    return words.get(kind, "a number") + (f" {allowed}" if allowed else "")
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else _shortened(repr(value))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}..."
