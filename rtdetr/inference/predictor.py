@@ -53,7 +53,7 @@ class Predictor:
         """One after the other. A file that is no picture costs that file alone."""
         remaining = iter(files)
         while batch := list(islice(remaining, batch_size)):
-            read = [_picture_or_error(file) for file in batch]
+            read = [self._read(file) for file in batch]
             pictures = [picture for picture in read if isinstance(picture, Image.Image)]
             candidates = iter(self._candidates(pictures) if pictures else [])
             for file, picture in zip(batch, read):
@@ -85,14 +85,13 @@ class Predictor:
     def _reported(self, candidates: list[Detection]) -> list[Detection]:
         return [each for each in candidates if each.score >= self.threshold]
 
-
-def _picture_or_error(file: Path) -> Image.Image | DataError:
-    if file.exists() and not file.is_file():  # reading a pipe would wait for ever
-        return DataError(f"{file}: cannot be read as a picture (it is a {'folder' if file.is_dir() else 'device'})")
-    try:
-        return read_picture(file)
-    except DataError as error:
-        return error
+    def _read(self, file: Path) -> Image.Image | DataError:
+        if file.exists() and not file.is_file():  # reading a pipe would wait for ever
+            return DataError(f"{file}: cannot be read as a picture (it is a {'folder' if file.is_dir() else 'device'})")
+        try:
+            return read_picture(file)
+        except DataError as error:
+            return error
 
 
 def read_picture(file: Path) -> Image.Image:
