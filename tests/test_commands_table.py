@@ -259,8 +259,9 @@ def test_command(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert {name for name in changed if (folder / name).is_dir()} <= parents
 
 
-def test_a_broken_picture_is_listed_where_it_was(folder: Path) -> None:
+def test_a_broken_picture_is_listed_where_it_was(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{ALL_FOUND} mixed --output-dir new") == 1
+    assert capsys.readouterr().err.count("pictures [") == 2  # a log file has no room for every state of the bar
     listed = json.loads((folder / "new" / "results.json").read_text())
     assert [each["file"] for each in listed] == [
         f"mixed/{name}" for name in ("cut.jpg", "empty.jpg", "good.jpg", "good.png", "page.jpg", "x.jpg")

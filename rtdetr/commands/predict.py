@@ -74,7 +74,7 @@ def result_names(names: Iterable[Path]) -> Iterator[Path]:
 def detect(predictor: Predictor, names: dict[Path, Path], results: ResultsFolder) -> int:
     """Detects in the files, writes what is found as it comes and says how it went. Exit code: 0, 1 when some could not
     be read, 128 + n after signal n. names: of the results of each file."""
-    from rtdetr.commands.progress import progress
+    from rtdetr.commands.progress import progress, say
     from rtdetr.engine.signals import StopSignal
 
     signals, start = StopSignal(), time.perf_counter()
@@ -85,11 +85,11 @@ def detect(predictor: Predictor, names: dict[Path, Path], results: ResultsFolder
             target = results.add(found, names[found.file])
             if found.error:
                 num_errors += 1
-                bar.write(f"error: {found.error}", file=sys.stderr)
+                say(f"error: {found.error}", file=sys.stderr)
             else:
                 num_objects += len(found.detections)
                 best_score = max(best_score, found.best_score)
-                bar.write(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
+                say(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
             bar.update()
             if signals.received:
                 break
