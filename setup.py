@@ -17,6 +17,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 OPS = Path(__file__).parent.resolve() / "rtdetr/ops"
 # Where packages lie in the environment to install into, in pip's isolated build too.
@@ -119,6 +120,16 @@ class Compile(build_ext):
             raise SystemExit(f"RTDETR_CUDA=1, but {info['cuda']['reason']}. What mends it: {info['cuda']['fix']}")
 
 
+class CarryConfigs(build_py):
+    """Puts configs/ into a wheel as rtdetr/configs; an editable install reads those of the clone."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree("configs", Path(self.build_lib) / "rtdetr/configs", dirs_exist_ok=True)
+
+
 if CUDA_MODE not in ("auto", "1", "0"):
     raise SystemExit(f"RTDETR_CUDA: expected auto, 1 or 0, got {CUDA_MODE!r}")
-setup(ext_modules=[Extension("rtdetr.ops._cpu", [])], cmdclass={"build_ext": Compile}, options=ABI)
+COMMANDS = {"build_ext": Compile, "build_py": CarryConfigs}
+setup(ext_modules=[Extension("rtdetr.ops._cpu", [])], cmdclass=COMMANDS, options=ABI)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,9 @@ from PIL import Image
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.engine.evaluator import detect
-from rtdetr.inference.draw import Detection, draw
-from rtdetr.inference.predictor import Detector, read_picture
+from rtdetr.inference.predictor import Predictor, read_picture
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.types import Batch, Detections, ImageInfo, Targets
 from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 
 CLASSES = Classes(("mug", "pen", "cup", "jar", "lid"), (3, 7, 13, 44, 90))
@@ -24,7 +24,7 @@ CLASSES = Classes(("mug", "pen", "cup", "jar", "lid"), (3, 7, 13, 44, 90))
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("detector")
+    folder = tmp_path_factory.mktemp("predictor")
     cfg = tiny_config(tiny_data(folder / "shapes"), "data.image_size=[64, 96]")
     torch.manual_seed(0)
     model = build_model(cfg.model, len(CLASSES))
@@ -37,13 +37,17 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def test_detections_equal_those_of_evaluation(checkpoint: Path) -> None:
-    detector = Detector(checkpoint, threshold=0.0)
+    predictor = Predictor(checkpoint, threshold=0.0)
     pictures = [picture(96, 64), picture(96, 64, seed=1)]  # the network's size: no resize in between
     tensors = torch.stack([torch.from_numpy(np.asarray(p).copy()).permute(2, 0, 1) / 255 for p in pictures])
     targets = Targets.stack([torch.zeros(0).long()] * 2, [torch.zeros(0, 4)] * 2, [torch.zeros(0, 4)] * 2)
     batch = Batch(tensors, targets, tuple(ImageInfo(i, "", 64, 96) for i in range(2)))
-    expected = detect(detector.model, batch, CLASSES, detector.cfg.eval.max_detections, torch.device("cpu"))
-    found = [(i, each) for i, detections in enumerate(detector.predict(pictures)) for each in detections]
+    expected = detect(predictor.model, batch, CLASSES, predictor.cfg.eval.max_detections, torch.device("cpu"))
+    found = [(i, each) for i, detections in enumerate(predictor.predict(pictures)) for each in detections]
+    for each in expected:  # evaluation does not clip
+        x, y, w, h = each["bbox"]
+        x1, y1, x2, y2 = max(x, 0.0), max(y, 0.0), min(x + w, 96.0), min(y + h, 64.0)
+        each["bbox"] = [x1, y1, x2 - x1, y2 - y1]
     assert len(found) == len(expected) > 0
     for (i, ours), theirs in zip(found, expected):
         x1, y1, x2, y2 = ours.box
@@ -58,34 +62,34 @@ def test_a_backend_that_cannot_run_here_is_named(checkpoint: Path, tmp_path: Pat
     content["config"]["model"]["decoder"]["msda_backend"] = "cuda"
     save_checkpoint(tmp_path / "cuda.pth", content)
     with pytest.raises(ConfigError, match="msda_backend=cuda cannot run on cpu: it needs --device cuda"):
-        Detector(tmp_path / "cuda.pth", "cpu")
+        Predictor(tmp_path / "cuda.pth", "cpu")
 
 
 def test_boxes_are_in_the_pixels_of_each_picture(checkpoint: Path) -> None:
-    detector = Detector(checkpoint, threshold=0.0)
+    predictor = Predictor(checkpoint, threshold=0.0)
     small = picture(96, 64)
     large = small.resize((960, 192), Image.Resampling.NEAREST).resize((96, 64), Image.Resampling.NEAREST)
     assert np.array_equal(np.asarray(small), np.asarray(large))
-    once, stretched = detector.predict([small, small.resize((192, 128), Image.Resampling.NEAREST)])
+    once, stretched = predictor.predict([small, small.resize((192, 128), Image.Resampling.NEAREST)])
     best, same = once[0], max(stretched, key=lambda d: (d.category_id == once[0].category_id, d.score))
     assert max(stretched[0].box) > 96  # in the pixels of the larger picture
     assert same.box[2] - same.box[0] == pytest.approx(2 * (best.box[2] - best.box[0]), rel=0.5)
 
 
 def test_threshold_and_batches(checkpoint: Path, tmp_path: Path) -> None:
-    everything = Detector(checkpoint, threshold=0.0).predict([picture(50, 40)])[0]
+    everything = Predictor(checkpoint, threshold=0.0).predict([picture(50, 40)])[0]
     middle = everything[len(everything) // 2].score
-    fewer = Detector(checkpoint, threshold=middle).predict([picture(50, 40)])[0]
+    fewer = Predictor(checkpoint, threshold=middle).predict([picture(50, 40)])[0]
     assert fewer == [d for d in everything if d.score >= middle] != everything
     for i in range(5):
         picture(40 + i, 30, seed=i).save(tmp_path / f"{i}.png")
     files = sorted(tmp_path.iterdir())
-    detector = Detector(checkpoint, threshold=0.0)
-    results = list(detector.predict_files(files, batch_size=2))
-    assert [file for file, _, _ in results] == files
-    assert [p.size for _, p, _ in results] == [(40 + i, 30) for i in range(5)]
-    alone = detector.predict([read_picture(files[4])])[0]
-    assert results[4][2][0].box == pytest.approx(alone[0].box, abs=1e-3)
+    predictor = Predictor(checkpoint, threshold=0.0)
+    results = list(predictor.predict_files(files, batch_size=2))
+    assert [each.file for each in results] == files
+    assert [each.picture and each.picture.size for each in results] == [(40 + i, 30) for i in range(5)]
+    alone = predictor.predict([read_picture(files[4])])[0]
+    assert results[4].detections[0].box == pytest.approx(alone[0].box, abs=1e-3)
 
 
 def test_a_file_that_is_no_picture(tmp_path: Path) -> None:
@@ -94,12 +98,42 @@ def test_a_file_that_is_no_picture(tmp_path: Path) -> None:
         read_picture(tmp_path / "x.jpg")
 
 
-def test_boxes_are_drawn_where_they_are() -> None:
-    black = Image.new("RGB", (200, 100))
-    detection = Detection(3, "mug", 0.9, (50.0, 40.0, 150.0, 90.0))
-    drawn = np.asarray(draw(black, [detection])).astype(int).sum(axis=2)
-    assert not np.asarray(black).any()
-    assert (drawn[40, 50:150] > 0).all() and (drawn[40:90, 50] > 0).all() and (drawn[90, 50:150] > 0).all()
-    assert drawn[60:80, 70:140].sum() == 0 and drawn[:, :45].sum() == 0 and drawn[95:].sum() == 0
-    two = draw(black, [detection, detection._replace(category_id=4, box=(0.0, 0.0, 30.0, 30.0))])
-    assert two.getpixel((0, 29)) != two.getpixel((50, 89))
+def test_a_broken_file_costs_itself_alone(checkpoint: Path, tmp_path: Path) -> None:
+    good = [tmp_path / f"{name}.png" for name in "ace"]
+    for i, file in enumerate(good):
+        picture(40, 30, seed=i).save(file)
+    (tmp_path / "b.png").write_bytes(good[0].read_bytes()[:700])
+    (tmp_path / "d.png").mkdir()
+    os.mkfifo(tmp_path / "f.png")
+    predictor = Predictor(checkpoint, threshold=0.0)
+    for batch_size in (1, 2, 8):
+        found = list(predictor.predict_files([*sorted(tmp_path.iterdir()), tmp_path / "gone.png"], batch_size))
+        assert [each.file.name[0] for each in found] == list("abcdefg")
+        assert [each.file for each in found if each.picture is not None] == good
+        assert all(each.detections and not each.error for each in found if each.picture is not None)
+        errors = [each.error for each in found if each.picture is None]
+        assert all(str(each.file) in each.error for each in found if each.picture is None)
+        assert "truncated" in errors[0] and "a folder" in errors[1] and "a device" in errors[2]
+
+
+def test_boxes_end_where_the_picture_ends(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One box across each border, one outside, one inside; evaluation keeps them as they come."""
+    boxes = [(-5.0, 10.0, 20.0, 50.0), (90.0, -3.0, 99.0, 70.0), (97.0, 5.0, 99.0, 9.0), (1.0, 2.0, 3.0, 4.0)]
+    offered = Detections(torch.tensor([[0.9, 0.8, 0.7, 0.6]]), torch.zeros(1, 4).long(), torch.tensor([boxes]))
+    monkeypatch.setattr("rtdetr.inference.predictor.postprocess", lambda *_: offered)
+    found = Predictor(checkpoint, threshold=0.0).predict([picture(96, 64)])[0]
+    assert [each.box for each in found] == [(0.0, 10.0, 20.0, 50.0), (90.0, 0.0, 96.0, 64.0), (1.0, 2.0, 3.0, 4.0)]
+    assert [each.score for each in found] == pytest.approx([0.9, 0.8, 0.6])
+
+
+def test_the_best_score_is_known_when_nothing_is_found(checkpoint: Path, tmp_path: Path) -> None:
+    picture(40, 30).save(tmp_path / "a.png")
+    (nothing,) = Predictor(checkpoint, threshold=1.0).predict_files([tmp_path / "a.png"])
+    (everything,) = Predictor(checkpoint, threshold=0.0).predict_files([tmp_path / "a.png"])
+    assert nothing.detections == [] and nothing.best_score == everything.detections[0].score > 0
+
+
+@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
+def test_a_threshold_is_a_score(checkpoint: Path, threshold: float) -> None:
+    with pytest.raises(ValueError, match="threshold"):
+        Predictor(checkpoint, threshold=threshold)

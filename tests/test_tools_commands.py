@@ -67,23 +67,15 @@ def test_eval_needs_only_the_checkpoint(
 def test_eval_takes_updates(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["eval", "-w", str(trained / "best.pth"), "--save-json", str(tmp_path / "d.json"), "--device", "cpu"]
     assert cli.main([*command, "-u", "eval.max_detections=3"]) == 0
+    capsys.readouterr()
     assert len(json.loads((tmp_path / "d.json").read_text())) == 3 * NUM_VAL
     assert "eval.max_detections" in refused(capsys, [*command, "-u", "eval.max_detection=3"])
 
 
-def test_demo_draws_and_lists(trained: Path, data: Path, tmp_path: Path) -> None:
+def test_predict_draws_and_lists(trained: Path, data: Path, tmp_path: Path) -> None:
     val, one = data / "val", data / "train" / "000000.jpg"
-    command = [
-        "demo",
-        "-w",
-        str(trained / "best.pth"),
-        "--output-dir",
-        str(tmp_path),
-        "--threshold",
-        "0",
-        "--device",
-        "cpu",
-    ]
+    command = ["predict", "-w", str(trained / "best.pth"), "--output-dir", str(tmp_path), "--threshold", "0"]
+    command += ["--device", "cpu"]
     assert cli.main([*command, str(val), str(one), str(data / "train" / "00000[12].jpg")]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert len(results) == NUM_VAL + 3
@@ -117,7 +109,7 @@ def test_wrong_weights_are_one_line(
 ) -> None:
     on_cpu = ["--device", "cpu"]
     assert "no such weight file" in refused(capsys, ["eval", "-w", "nowhere.pth", *on_cpu])
-    assert "not a checkpoint" in refused(capsys, ["demo", "-w", str(NANO), str(data / "val"), *on_cpu])
+    assert "not a checkpoint" in refused(capsys, ["predict", "-w", str(NANO), str(data / "val"), *on_cpu])
     content = load_checkpoint(trained / "best.pth")
     save_checkpoint(tmp_path / "other.pth", {**content, "model": {"fc.weight": next(iter(content["model"].values()))}})
     text = refused(capsys, ["eval", "-w", str(tmp_path / "other.pth"), *on_cpu])
@@ -131,7 +123,7 @@ def test_wrong_weights_are_one_line(
 def test_other_misuse_is_one_line(
     trained: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["demo", "-w", str(trained / "best.pth")]
+    command = ["predict", "-w", str(trained / "best.pth")]
     assert "no picture found" in refused(capsys, [*command, str(tmp_path), "--device", "cpu"])
     assert "expected cpu, cuda" in refused(capsys, [*command, str(data / "val"), "--device", "tpu9x"])
     assert cli.main(["fly"]) == 2 and cli.main([]) == 2
@@ -169,5 +161,5 @@ def test_sigterm_saves_and_resumes(data: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_tools_are_thin() -> None:
-    for name in ("train", "eval", "demo"):
-        assert len((ROOT / "tools" / f"{name}.py").read_text().splitlines()) <= 120
+    for name in ("train", "eval", "demo", "convert"):
+        assert len((ROOT / "tools" / f"{name}.py").read_text().splitlines()) <= 20

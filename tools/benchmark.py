@@ -1,4 +1,4 @@
-"""Measures speed. `python tools/benchmark.py op`: the deformable attention op, every backend, type and case."""
+"""Measures speed. `rtdetr benchmark op`: the deformable attention op, every backend, type and case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmark.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="rtdetr benchmark", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     op = commands.add_parser("op", help="the deformable attention op")
     cases = [case.name for case in benchmark_op.CASES]

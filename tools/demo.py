@@ -1,11 +1,11 @@
-"""`python tools/demo.py ...` is `rtdetr demo ...`: see rtdetr/cli.py, or --help."""
+"""`python tools/demo.py ...` is `rtdetr predict ...`: see rtdetr/commands, or --help."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
-from rtdetr.cli import demo
+from rtdetr.cli import main
 
 if __name__ == "__main__":
-    sys.exit(demo())
+    sys.exit(main(["predict", *sys.argv[1:]]))

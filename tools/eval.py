@@ -1,11 +1,11 @@
-"""`python tools/eval.py ...` is `rtdetr eval ...`: see rtdetr/cli.py, or --help."""
+"""`python tools/eval.py ...` is `rtdetr eval ...`: see rtdetr/commands, or --help."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
-from rtdetr.cli import evaluate_command
+from rtdetr.cli import main
 
 if __name__ == "__main__":
-    sys.exit(evaluate_command())
+    sys.exit(main(["eval", *sys.argv[1:]]))

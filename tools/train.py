@@ -1,11 +1,11 @@
-"""`python tools/train.py ...` is `rtdetr train ...`: see rtdetr/cli.py, or --help."""
+"""`python tools/train.py ...` is `rtdetr train ...`: see rtdetr/commands, or --help."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
-from rtdetr.cli import train
+from rtdetr.cli import main
 
 if __name__ == "__main__":
-    sys.exit(train())
+    sys.exit(main(["train", *sys.argv[1:]]))

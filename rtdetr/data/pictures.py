@@ -89,6 +89,9 @@ def _orientation(opened: Image.Image) -> int:
 @contextlib.contextmanager
 def _opened(path: Path, max_megapixels: float) -> Iterator[Image.Image]:
     """The file as PIL opens it; whatever PIL raises until the block ends becomes a DataError."""
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        what = "folder" if path.is_dir() else "device"
+        raise DataError(f"{path}: cannot be read as a picture (it is a {what}); replace it or remove it")
     try:
         with _pil_allows(max_megapixels), Image.open(path) as opened:
             if opened.width * opened.height > max_megapixels * 1e6:

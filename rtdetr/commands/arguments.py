@@ -1,0 +1,39 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Answers a wrong argument with one line and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message}; `{self.prog} --help` explains", file=sys.stderr)
+        sys.exit(2)
+
+
+def add_update(parser: argparse.ArgumentParser) -> None:
+    text = "change a config value, e.g. -u train.epochs=12 data.num_workers=2"
+    parser.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda when there is one)")
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there already")
+
+
+def score_threshold(text: str) -> float:
+    """A number in [0, 1]; for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:  # not a number, too
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text}")
+    return value

@@ -1,0 +1,31 @@
+"""The configs that come with the package, by name: configs/ of a clone, which a wheel carries as rtdetr/configs."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from rtdetr.config import ConfigError
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def find_config(text: str) -> Path:
+    """The file that `-c` means: a bare name, without suffix and separator, is a shipped config, all else a path.
+
+    Raises ConfigError for a bare name that is neither shipped nor there.
+    """
+    path, shipped = Path(text), shipped_configs()
+    if text in shipped:
+        return shipped[text]
+    if path.name == text and not path.suffix and not path.exists():
+        near = difflib.get_close_matches(text, shipped, n=5) or list(shipped)
+        raise ConfigError(f"{text}: no config of that name is shipped, the nearest are {', '.join(near)}")
+    return path
+
+
+def shipped_configs() -> dict[str, Path]:
+    """Name and file of each."""
+    in_wheel = PACKAGE / "configs"
+    folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yml"))}

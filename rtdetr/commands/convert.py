@@ -1,0 +1,51 @@
+"""`rtdetr convert`"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_overwrite
+
+ABOUT = """Turns official RT-DETRv3 weights (.pdparams, .pdema) into a checkpoint of this project, without Paddle.
+
+    rtdetr convert rtdetrv3_r18vd_6x_coco.pdparams -o rtdetrv3_r18vd_6x_coco.pth
+
+The model is recognised from the names and shapes in the file. Nothing in the file is run; a file that names any Python
+object a weight file does not need is refused.
+"""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Converts a file; see `rtdetr convert --help`."""
+    parser = Parser(prog="rtdetr convert", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth with official names")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the checkpoint to write")
+    parser.add_argument("-c", "--config", help="YAML file, or the name of a shipped config; default: recognised")
+    parser.add_argument(
+        "--annotations", type=Path, metavar="JSON", help="COCO annotations that name the classes; default: COCO's 80"
+    )
+    parser.add_argument("--licence", help="licence of the weights, kept in OUT; default: that of the official files")
+    parser.add_argument("--all-names", action="store_true", help="list every entry that did not match")
+    add_overwrite(parser)
+    args = parser.parse_args(arguments)
+
+    from rtdetr.commands.configs import find_config
+    from rtdetr.commands.outputs import check_outputs
+    from rtdetr.config import load_config
+    from rtdetr.data.formats.coco import read_classes
+    from rtdetr.weights.compare import describe
+    from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
+
+    check_outputs([args.output], [args.weights], args.overwrite)
+    licence = args.licence or OFFICIAL_LICENCE
+    config = load_config(find_config(args.config)) if args.config else None
+    classes = read_classes(args.annotations) if args.annotations else None
+    conversion = convert(args.weights, config, classes)
+    print(f"{args.weights}: sha256 {conversion.sha256}")
+    print(f"model: {conversion.config.name} ({f'from {args.config}' if args.config else 'recognised'})")
+    print(conversion.report.text(shown=10**6 if args.all_names else 6))
+    save_conversion(conversion, args.weights, args.output, licence)
+    print(f"{args.output}: {describe(conversion.weights)}; licence {licence}")
+    return 0

@@ -1,0 +1,67 @@
+"""`rtdetr eval`"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update
+
+if TYPE_CHECKING:
+    from rtdetr.data.loader import DetectionLoader
+    from rtdetr.types import Batch
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
+    parser = Parser(prog="rtdetr eval", description="COCO figures of a checkpoint.")
+    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint of this project")
+    parser.add_argument(
+        "-c", "--config", help="YAML file, or the name of a shipped config, in place of the config in the checkpoint"
+    )
+    add_update(parser)
+    parser.add_argument("--evaluator", choices=("faster-coco-eval", "pycocotools"), help="default: eval.evaluator")
+    parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
+    add_overwrite(parser)
+    add_device(parser)
+    args = parser.parse_args(arguments)
+
+    from rtdetr.commands.configs import find_config
+    from rtdetr.commands.outputs import check_outputs, writing
+    from rtdetr.config import load_config
+    from rtdetr.data.loader import build_val_loader
+    from rtdetr.engine import distributed
+    from rtdetr.engine.evaluator import evaluate
+    from rtdetr.models.rtdetrv3 import check_backend
+    from rtdetr.weights.load import model_from_checkpoint
+
+    updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
+    replaced = load_config(find_config(args.config), updates) if args.config else None
+    with distributed.process_group(args.device) as device:
+        model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
+        check_backend(cfg.model, device)
+        annotations = cfg.data.val.annotations
+        if args.save_json and distributed.is_main():
+            check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
+        loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size())
+        result = evaluate(model.to(device), _counted(loader), annotations, classes, cfg.eval, device)
+    if result is not None:
+        print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
+        if args.save_json:
+            with writing(args.save_json):
+                args.save_json.parent.mkdir(parents=True, exist_ok=True)
+                args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
+    return 0
+
+
+def _counted(loader: DetectionLoader) -> Iterator[Batch]:
+    """The batches, with a bar on the first process's stderr, for its own share."""
+    from rtdetr.commands.progress import progress
+    from rtdetr.engine import distributed
+
+    with progress(len([*loader.sampler]), shown=distributed.is_main()) as bar:
+        for batch in loader:
+            yield batch
+            bar.update(len(batch.infos))

@@ -1,0 +1,80 @@
+"""Where results may be written: nothing of the user's is replaced; what cannot be written is said at once."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class OutputError(ValueError):
+    """A place that results cannot or must not go to; the message is one sentence."""
+
+
+class RunFailed(RuntimeError):
+    """Writing failed in the middle of the work; the message is one sentence."""
+
+
+def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: bool) -> None:
+    """Raises OutputError when a target is a source, under any name; when it exists, unless `overwrite`; and when the
+    folder of one cannot be written to. Leaves no trace."""
+    read = {_identity(source) for source in sources if source.exists()}
+    folders = set()
+    for target in targets:
+        folders.add(target.parent)
+        if target.is_dir():
+            raise OutputError(f"{target}: is a folder, expected the name of a file to write")
+        if not os.path.lexists(target):
+            continue
+        if target.exists() and _identity(target) in read:
+            raise OutputError(f"{target}: would be read and replaced at once; choose another place for the results")
+        if not overwrite:
+            raise OutputError(f"{target}: exists already; choose another place, or replace it with --overwrite")
+    for folder in sorted(folders):
+        check_folder(folder)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises OutputError when a folder cannot be made or written to. Leaves no trace."""
+    made: list[Path] = []
+    try:
+        for each in (*reversed(folder.parents), folder):
+            if not each.is_dir():
+                each.mkdir()
+                made.append(each)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OutputError(
+            f"{folder}: nothing can be written there ({error.strerror}); choose another folder"
+        ) from error
+    finally:
+        for each in reversed(made):
+            with suppress(OSError):  # another process has begun to use it
+                each.rmdir()
+
+
+def unused_folder(folder: Path) -> Path:
+    """The folder, or folder-2, folder-3, ...: the first that does not exist."""
+    unused, number = folder, 1
+    while unused.exists():
+        number += 1
+        unused = folder.with_name(f"{folder.name}-{number}")
+    return unused
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Work that writes to a file or folder. Raises RunFailed for OSError: a full disk, a folder that went away."""
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or place
+        raise RunFailed(f"{where}: cannot be written ({error.strerror or error})") from error
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Equal for every name of a file, links included."""
+    status = path.stat()
+    return status.st_dev, status.st_ino

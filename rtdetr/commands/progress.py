@@ -1,0 +1,25 @@
+"""A bar on stderr: alive on a terminal, a line now and then in a log file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+LOG_LINE = "{n_fmt}/{total_fmt} pictures [{elapsed}<{remaining}, {rate_fmt}]\n"
+
+
+def progress(num_pictures: int, shown: bool = True) -> tqdm[Any]:
+    style: dict[str, Any] = {"dynamic_ncols": True}
+    if not sys.stderr.isatty():
+        style = {"mininterval": 30.0, "bar_format": LOG_LINE}
+    return tqdm(total=num_pictures, unit="picture", disable=not shown, **style)
+
+
+def say(text: str, file: TextIO) -> None:
+    """A line above the bar. A log file does not want the bar again after it."""
+    if sys.stderr.isatty():
+        tqdm.write(text, file=file)
+    else:
+        print(text, file=file)

@@ -1,0 +1,47 @@
+"""`rtdetr train`"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_device, add_update
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Trains a model; see `rtdetr train --help`."""
+    parser = Parser(prog="rtdetr train", description="Train RT-DETRv3; on several GPUs with torchrun.")
+    parser.add_argument(
+        "-c", "--config", help="YAML file, or the name of a shipped config; with -r the default is the checkpoint's"
+    )
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth")
+    start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
+    add_update(parser)
+    parser.add_argument("--output-dir", type=Path, help="default: output/NAME, or the folder of the -r checkpoint")
+    add_device(parser)
+    args = parser.parse_args(arguments)
+    if args.config is None and args.resume is None:
+        parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
+
+    from rtdetr.commands.configs import find_config
+    from rtdetr.commands.outputs import check_folder
+    from rtdetr.config import config_from_dict, load_config
+    from rtdetr.engine import distributed
+    from rtdetr.engine.trainer import Trainer
+    from rtdetr.weights.checkpoint import load_checkpoint
+
+    if args.config is None:
+        cfg = config_from_dict(load_checkpoint(args.resume)["config"], str(args.resume), args.update)
+    else:
+        cfg = load_config(find_config(args.config), args.update)
+    folder = args.output_dir or (args.resume.parent if args.resume else Path("output") / cfg.name)
+    with distributed.process_group(args.device) as device:
+        if distributed.is_main():
+            check_folder(folder)
+        stopped_by = Trainer(cfg, folder, device, resume=args.resume, tuning=args.tuning).run()
+    if stopped_by is not None:
+        print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
+        return 128 + stopped_by
+    return 0

@@ -1,0 +1,96 @@
+"""Which files a list of pictures, folders and globs means, and what of the folders was left out."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from rtdetr.data.classes import DataError
+
+# What folders are searched for. A file that is named itself may have any ending.
+ENDINGS = {
+    ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm",
+    ".ppm", ".tga", ".tif", ".tiff", ".webp",
+}  # fmt: skip
+
+
+@dataclass
+class Listing:
+    """Pictures in the order of the sources, sorted within each; what folders held besides."""
+
+    pictures: dict[Path, Path] = field(default_factory=dict)  # file -> its name relative to its source
+    endings: Counter[str] = field(default_factory=Counter)  # of the files that were left out
+    folders: list[Path] = field(default_factory=list)  # that were not looked into
+
+    def left_out(self) -> str:
+        """One line, empty when nothing was left out."""
+        parts = []
+        if self.endings:
+            kinds = ", ".join(f"{ending or 'none'} {number}" for ending, number in self.endings.most_common(5))
+            parts.append(f"{self.endings.total()} files without the ending of a picture ({kinds})")
+        if self.folders:
+            names = ", ".join(str(folder) for folder in self.folders[:3])
+            more = ", ..." if len(self.folders) > 3 else ""
+            parts.append(f"{len(self.folders)} sub-folders ({names}{more}; --recursive looks into them)")
+        return f"left out: {' and '.join(parts)}" if parts else ""
+
+
+def find_pictures(sources: Sequence[str], recursive: bool = False, except_in: Path | None = None) -> Listing:
+    """Picture files named by files, folders and globs; each once.
+
+    recursive: sub-folders too, except the folder `except_in`, where the results go. A folder that has the ending of a
+    picture is listed as one, so that somebody says that it cannot be read. Raises DataError for a source that yields
+    no picture, and for a folder that cannot be listed.
+    """
+    listing = Listing()
+    for source in sources:
+        path = Path(source)
+        found = Listing()
+        if path.is_dir():
+            found = _in_folder(path, recursive, except_in)
+        elif path.is_file():
+            found.pictures[path] = Path(path.name)
+        else:
+            matches = map(Path, sorted(glob.glob(source, recursive=True)))
+            found.pictures.update({each: Path(each.name) for each in matches if each.is_file()})
+        if not found.pictures:
+            left_out = f" ({found.left_out()})" if found.left_out() else ""
+            raise DataError(f"{source}: no picture found; expected a picture, a folder of pictures or a glob{left_out}")
+        listing.pictures.update(found.pictures)
+        listing.endings.update(found.endings)
+        listing.folders += found.folders
+    return listing
+
+
+def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing:
+    """The pictures of a folder, and what it holds besides."""
+
+    def cannot_list(error: OSError) -> NoReturn:
+        raise DataError(f"{error.filename}: this folder cannot be listed ({error.strerror})") from error
+
+    listing, found = Listing(), []
+    seen = {folder.resolve(), *([except_in.resolve()] if except_in is not None else [])}  # links may lead in circles
+    for place, folders, files in os.walk(folder, onerror=cannot_list, followlinks=True):
+        here = Path(place)
+        for name in files:
+            ending = os.path.splitext(name)[1].lower()
+            if ending in ENDINGS:
+                found.append(here / name)
+            else:
+                listing.endings[ending] += 1
+        if recursive:
+            unseen = {each: real for each in sorted(folders) if (real := (here / each).resolve()) not in seen}
+            folders[:] = unseen
+            seen.update(unseen.values())
+            continue
+        named_as_pictures = [here / each for each in folders if os.path.splitext(each)[1].lower() in ENDINGS]
+        found += named_as_pictures
+        listing.folders += sorted(here / each for each in folders if here / each not in named_as_pictures)
+        break
+    listing.pictures = {each: each.relative_to(folder) for each in sorted(found)}
+    return listing

@@ -1,0 +1,173 @@
+"""Detections as files, written picture by picture: whenever the run ends, what is done is there and can be read."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from PIL import Image
+
+from rtdetr.data.classes import Classes
+from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.predictor import Found
+
+Format = Literal["coco", "yolo", "csv"]
+COLUMNS = ("file", "category_id", "name", "score", "x1", "y1", "x2", "y2")
+
+
+class JsonList:
+    """A JSON list in a file, one item per line, that is valid after every `extend`.
+
+    The closing bracket is overwritten by the next items and written again in the same call, so a list of 100,000
+    pictures costs no more per picture than a short one.
+    """
+
+    END = b"\n]\n"
+
+    def __init__(self, path: Path) -> None:
+        self.file = open(path, "wb", buffering=0)  # noqa: SIM115 - until close()
+        self.empty = True
+        self.file.write(b"[" + self.END)
+
+    def extend(self, items: list[Any]) -> None:
+        if not items:
+            return
+        lines = ",\n".join(json.dumps(item) for item in items).encode()
+        place = self.file.seek(-len(self.END), os.SEEK_END)
+        try:
+            self._write((b"\n" if self.empty else b",\n") + lines + self.END)
+        except OSError:  # a full disk: what was there before stays readable
+            self.file.truncate(place)
+            self.file.seek(place)
+            self._write(self.END)
+            raise
+        self.empty = False
+
+    def _write(self, content: bytes) -> None:
+        while content:  # a disk that fills up takes a part, and raises on the rest
+            content = content[self.file.write(content) :]
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class ResultsFolder:
+    """What `rtdetr predict` leaves: results.json, a picture with boxes for each file, and other formats.
+
+    results.json is a list of {"file", "width", "height", "annotated", "detections": [{"category_id", "name", "score",
+    "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. Whoever opens a folder
+    closes it. Raises OSError.
+    """
+
+    def __init__(self, folder: Path, formats: list[Format], classes: Classes) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.file = folder, folder / "results.json"
+        self.num_pictures = 0
+        self.list = JsonList(self.file)
+        self.writers: list[CocoWriter | YoloWriter | CsvWriter] = []
+        if "coco" in formats:
+            self.writers.append(CocoWriter(folder))
+        if "yolo" in formats:
+            self.writers.append(YoloWriter(folder, classes))
+        if "csv" in formats:
+            self.writers.append(CsvWriter(folder))
+
+    def add(self, found: Found, name: Path) -> Path | None:
+        """Writes one file's results and returns the picture with boxes. name: relative to the folder, no suffix."""
+        self.num_pictures += 1
+        if found.picture is None:
+            self.list.extend([{"file": str(found.file), "error": found.error}])
+            return None
+        target = self.folder / f"{name}.jpg"
+        save_jpeg(draw(found.picture, found.detections), target)
+        boxes = [{**each._asdict(), "box": [round(v, 2) for v in each.box]} for each in found.detections]
+        size = {"width": found.picture.width, "height": found.picture.height}
+        self.list.extend([{"file": str(found.file), **size, "annotated": str(target), "detections": boxes}])
+        for writer in self.writers:
+            writer.add(self.num_pictures, name, found.file, found.picture.size, found.detections)
+        return target
+
+    def __enter__(self) -> ResultsFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in (self.list, *self.writers):
+            each.close()
+
+
+def save_jpeg(picture: Image.Image, target: Path) -> None:
+    """A whole file or none, in place of what is there under that name; what a link leads to is left alone."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        picture.save(beside, format="JPEG", quality=92)
+        os.replace(beside, target)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+class CocoWriter:
+    """coco.json: COCO results. image_id is the picture's place in results.json, from 1; file_name says which it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.list = JsonList(folder / "coco.json")
+
+    def add(self, number: int, name: Path, file: Path, size: tuple[int, int], detections: list[Detection]) -> None:
+        self.list.extend([
+            {
+                "image_id": number,
+                "file_name": str(file),
+                "category_id": each.category_id,
+                "bbox": [round(v, 2) for v in (*each.box[:2], each.box[2] - each.box[0], each.box[3] - each.box[1])],
+                "score": round(each.score, 5),
+            }
+            for each in detections
+        ])  # fmt: skip
+
+    def close(self) -> None:
+        self.list.close()
+
+
+class YoloWriter:
+    """labels/NAME.txt of every picture, a line per box: class cx cy w h score, sizes relative to the picture; class
+    counts from 0 in the order of classes.txt."""
+
+    def __init__(self, folder: Path, classes: Classes) -> None:
+        self.folder = folder / "labels"
+        self.classes = {category_id: i for i, category_id in enumerate(classes.category_ids)}
+        (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes.names), encoding="utf-8")
+
+    def add(self, number: int, name: Path, file: Path, size: tuple[int, int], detections: list[Detection]) -> None:
+        lines = []
+        for each in detections:
+            x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, size * 2))
+            values = ((x1 + x2) / 2, (y1 + y2) / 2, x2 - x1, y2 - y1, each.score)
+            lines.append(" ".join([str(self.classes[each.category_id]), *(f"{value:.6f}" for value in values)]) + "\n")
+        target = self.folder / f"{name}.txt"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(lines), encoding="utf-8")
+
+    def close(self) -> None:
+        pass
+
+
+class CsvWriter:
+    """detections.csv: a row per box, with the columns of COLUMNS; corners in pixels of the picture."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "detections.csv"
+        self.file = open(path, "w", newline="", encoding="utf-8", errors="surrogateescape")  # noqa: SIM115
+        self.rows = csv.writer(self.file)
+        self.rows.writerow(COLUMNS)
+
+    def add(self, number: int, name: Path, file: Path, size: tuple[int, int], detections: list[Detection]) -> None:
+        for each in detections:
+            box = (round(value, 2) for value in each.box)
+            self.rows.writerow([file, each.category_id, each.name, round(each.score, 5), *box])
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
