@@ -22,7 +22,8 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.loader import build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
-from rtdetr.engine.trainer import Trainer, TrainingFailed
+from rtdetr.engine.trainer import Trainer
+from rtdetr.engine.watch import TrainingFailed
 from rtdetr.inference.draw import draw
 from rtdetr.inference.predictor import Detector
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint

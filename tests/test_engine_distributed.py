@@ -80,9 +80,9 @@ def worker(rank: int, port: int, data: Path, folder: Path) -> None:
         cfg = config_of(data)
         trainer = train(cfg, folder, 2 * rank, 2 * rank + 2)
         weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-        average = {name: tensor.clone() for name, tensor in trainer.ema.model.state_dict().items()}
+        average = {name: tensor.clone() for name, tensor in trainer.state.ema.model.state_dict().items()}
         annotations, classes = cfg.data.val.annotations, trainer.classes
-        scored = evaluate(trainer.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
+        scored = evaluate(trainer.state.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
 
         trainer.draws = None
         lonely = trainer.train_step([made_up_batch((0, 0) if rank else (2, 1))])
@@ -111,7 +111,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict[s
 
 def test_two_processes_train_as_one_with_the_same_global_batch(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
     single, results = runs
-    for part, model in (("weights", single.model), ("ema", single.ema.model)):
+    for part, model in (("weights", single.model), ("ema", single.state.ema.model)):
         for name, tensor in model.state_dict().items():
             assert torch.equal(results[0][part][name], results[1][part][name]), name
             # Measured: 5e-7, where Adam divides a rounding error by its own size (attention biases without gradient).
@@ -139,7 +139,12 @@ def test_detections_of_both_processes_are_scored_together(runs: tuple[Trainer, l
     single, results = runs
     cfg = single.cfg
     expected = evaluate(
-        single.ema.model, single.val_loader, cfg.data.val.annotations, single.classes, cfg.eval, torch.device("cpu")
+        single.state.ema.model,
+        single.val_loader,
+        cfg.data.val.annotations,
+        single.classes,
+        cfg.eval,
+        torch.device("cpu"),
     )
     assert expected is not None and results[1]["eval"] is None
     figures, image_ids = results[0]["eval"]

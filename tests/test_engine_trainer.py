@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from rtdetr.config import ConfigError
 from rtdetr.engine.metrics import read_rows
-from rtdetr.engine.trainer import StepRecord, Trainer, TrainingFailed
+from rtdetr.engine.trainer import Trainer
+from rtdetr.engine.watch import StepRecord, TrainingFailed
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 CPU = torch.device("cpu")
@@ -42,7 +43,7 @@ def stop_after(trainer: Trainer, steps: int, number: int = signal.SIGTERM) -> No
     step = trainer.train_step
 
     def counted(batches: list) -> StepRecord:  # type: ignore[type-arg]
-        if trainer.iteration == steps - 1:
+        if trainer.state.iteration == steps - 1:
             signal.raise_signal(number)
         return step(batches)
 
@@ -67,7 +68,7 @@ def test_a_stopped_and_resumed_run_equals_one_in_one_go(data: Path, whole: Path,
     with open(tmp_path / "metrics.csv", "a") as file:  # a killed run has logged more than its last checkpoint knows
         file.write(f"train,{steps + 1},0," + "9," * 20 + "\n")
     resumed = Trainer(tiny_config(data), tmp_path, CPU, resume=tmp_path / "last.pth")
-    assert resumed.iteration == steps and resumed.run() is None
+    assert resumed.state.iteration == steps and resumed.run() is None
     assert train_rows(tmp_path) == train_rows(whole)
     ours, theirs = (load_checkpoint(folder / "last.pth") for folder in (tmp_path, whole))
     for part in ("model", "ema"):
@@ -152,7 +153,7 @@ def spoil_pictures(trainer: Trainer) -> None:
 
     def collate(items: list) -> object:  # type: ignore[type-arg]
         batch = original(items)
-        return batch._replace(images=batch.images * float("nan")) if trainer.iteration == 1 else batch
+        return batch._replace(images=batch.images * float("nan")) if trainer.state.iteration == 1 else batch
 
     loader.collate_fn = collate
 
@@ -162,7 +163,7 @@ def spoil_loss(trainer: Trainer) -> None:
 
     def spoiled(*arguments: object) -> dict[str, Tensor]:
         losses = criterion(*arguments)
-        if trainer.iteration == 1:
+        if trainer.state.iteration == 1:
             losses["loss_giou"] = losses["loss_giou"] / 0
             losses["loss"] = losses["loss"] + losses["loss_giou"]
         return losses
@@ -194,8 +195,8 @@ def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
         before = {name: p.clone() for name, p in trainer.model.named_parameters()}
         losses = []
         if precision == "fp16":
-            assert trainer.scaler.is_enabled()
-            trainer.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)  # the usual 65536 skips the first steps
+            assert trainer.state.scaler.is_enabled()
+            trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)  # the usual 65536 skips the first steps
         for _ in range(2):
             losses.append(trainer.train_step([made_up_batch((2, 1))]).values)
         assert all(torch.isfinite(values[:-1]).all() for values in losses)
@@ -215,8 +216,8 @@ def test_what_cannot_be_resumed(data: Path, whole: Path, tmp_path: Path) -> None
 def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_path: Path) -> None:
     cfg = tiny_config(data, "optimizer.weight_decay=0.5", "train.epochs=3")
     trainer = Trainer(cfg, tmp_path, CPU, resume=whole / "last.pth")
-    assert {group["weight_decay"] for group in trainer.optimizer.param_groups} == {0.5}
-    assert trainer.total_iterations == 9 and trainer.iteration == 6
+    assert {group["weight_decay"] for group in trainer.state.optimizer.param_groups} == {0.5}
+    assert trainer.total_iterations == 9 and trainer.state.iteration == 6
 
 
 def test_tuning_reports_and_starts_from_the_average(data: Path, whole: Path, tmp_path: Path) -> None:
@@ -224,4 +225,4 @@ def test_tuning_reports_and_starts_from_the_average(data: Path, whole: Path, tmp
     average = load_checkpoint(whole / "last.pth")["ema"]
     assert all(torch.equal(p, average[name]) for name, p in trainer.model.named_parameters())
     assert "(100.0%)" in (tmp_path / "load_report.txt").read_text()
-    assert trainer.iteration == 0
+    assert trainer.state.iteration == 0
