@@ -21,7 +21,8 @@ from rtdetr.config import Config, ConfigError, config_from_dict, load_config
 from rtdetr.data.classes import DataError
 from rtdetr.data.loader import build_val_loader
 from rtdetr.engine import distributed
-from rtdetr.engine.evaluator import evaluate
+from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.trainer import Trainer
 from rtdetr.engine.watch import TrainingFailed
 from rtdetr.inference.draw import draw
@@ -46,11 +47,14 @@ def train(arguments: Sequence[str] | None = None) -> int:
     if args.config is None and args.resume is None:
         parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
 
+    signals = StopSignal()
+
+    @signals.setting_up()
     def work() -> int:
         cfg = _config(args.config, args.resume, args.update)
         folder = args.output_dir or (args.resume.parent if args.resume else Path("output") / cfg.name)
         with distributed.process_group(args.device) as device:
-            stopped_by = Trainer(cfg, folder, device, resume=args.resume, tuning=args.tuning).run()
+            stopped_by = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals).run()
         if stopped_by is not None:
             print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
             return 128 + stopped_by
@@ -70,19 +74,28 @@ def evaluate_command(arguments: Sequence[str] | None = None) -> int:
     _add_device(parser)
     args = parser.parse_args(arguments)
 
+    signals = StopSignal()
+
+    @signals.setting_up()
     def work() -> int:
         updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
         replaced = load_config(args.config, updates) if args.config else None
         with distributed.process_group(args.device) as device:
             model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
             loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size())
-            result = evaluate(model.to(device), loader, cfg.data.val.annotations, classes, cfg.eval, device)
-        if result is not None:
-            print(f"{args.weights} on {cfg.data.val.annotations}\n{result.table()}")
-            if args.save_json:
-                args.save_json.parent.mkdir(parents=True, exist_ok=True)
-                args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
-        return 0
+            annotations, stop = cfg.data.val.annotations, signals.asked
+            with signals.listening("stopping"):
+                try:
+                    result = evaluate(model.to(device), loader, annotations, classes, cfg.eval, device, stop)
+                except EvaluationStopped:
+                    result = None
+                if result is not None:
+                    print(f"{args.weights} on {annotations}\n{result.table()}")
+                    if args.save_json:
+                        args.save_json.parent.mkdir(parents=True, exist_ok=True)
+                        args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
+                stopped_by = signals.agreed()
+        return 0 if stopped_by is None else 128 + stopped_by
 
     return _guarded(work)
 

@@ -23,6 +23,11 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def num_launched() -> int:
+    """Processes that torchrun started, also before they have found each other."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_main() -> bool:
     return rank() == 0
 
@@ -50,7 +55,7 @@ def process_group(device: str) -> Iterator[torch.device]:
             )
         chosen = torch.device("cuda", index)
         torch.cuda.set_device(chosen)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if num_launched() == 1 or dist.is_initialized():
         yield chosen
         return
     if chosen.type == "cuda":

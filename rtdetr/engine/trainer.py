@@ -36,7 +36,8 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
 class Trainer:
     """One training run on one device, or this process's part of it.
 
-    resume: checkpoint of a run to go on with; tuning: weight file to start from; draws: replayed random numbers.
+    resume: checkpoint of a run to go on with; tuning: weight file to start from; draws: replayed random numbers;
+    signals: what the program listened with while it set this up.
     Raises ConfigError, DataError or CheckpointError when the run cannot start.
     """
 
@@ -48,6 +49,7 @@ class Trainer:
         resume: Path | None = None,
         tuning: Path | None = None,
         draws: Draws | None = None,
+        signals: StopSignal | None = None,
     ) -> None:
         self.cfg, self.output_dir, self.device, self.draws = cfg, output_dir, device, draws
         rank, world_size = distributed.rank(), distributed.world_size()
@@ -84,33 +86,39 @@ class Trainer:
             )
         steps = math.ceil(len(self.train_loader) / cfg.train.accumulate) * cfg.train.epochs
         self.total_iterations = min(steps, cfg.train.max_iterations or steps)
-        self.signals = StopSignal()
+        self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
         self._saved = time.perf_counter()
 
     def run(self) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned."""
+        with self.signals.listening("stopping after this step and saving"):
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            say(f"{self.cfg.name} on {self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)")
+            say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
+            if distributed.is_main():
+                save_config(self.cfg, self.output_dir / "config.yml")
+            self.watch.open(self.total_iterations)
+            try:
+                stopped = self._go_on()
+            finally:
+                self.watch.close()
+            if distributed.is_main():
+                draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
+            return self.signals.agreed() if stopped else None
+
+    def _go_on(self) -> bool:
+        """The rest of the run; True when it was asked to stop before the end, and has saved where it is."""
         state = self.state
-        self.output_dir.mkdir(parents=True, exist_ok=True)
-        say(f"{self.cfg.name} on {self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)")
-        say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
-        if distributed.is_main():
-            save_config(self.cfg, self.output_dir / "config.yml")
-        self.watch.open(self.total_iterations)
-        try:
-            with self.signals.listening():
-                if state.evaluation_due:
-                    self._evaluate()
-                batches = self.train_loader.stream(state.epoch, state.start_batch)
-                while state.iteration < self.total_iterations and not self._stopping():
-                    self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
-                if self._stopping():
-                    self._save()
-        finally:
-            self.watch.close()
-        if distributed.is_main():
-            draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
-        return self.signals.received
+        if state.evaluation_due and not self._stopping():
+            self._evaluate()
+        batches = self.train_loader.stream(state.epoch, state.start_batch)
+        while state.iteration < self.total_iterations and not self._stopping():
+            self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
+        stopped = self._stopping()
+        if stopped:
+            self._save()
+        return stopped
 
     def _train_epoch(self, batches_left: Iterator[Batch]) -> None:
         """The rest of the present epoch, and its evaluation when one is due."""
@@ -197,7 +205,7 @@ class Trainer:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""
         started = time.perf_counter()
         annotations = self.cfg.data.val.annotations
-        model, stop = self.state.ema.model, lambda: self.signals.received is not None
+        model, stop = self.state.ema.model, self.signals.asked
         try:
             result = evaluate(model, self.val_loader, annotations, self.classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
@@ -215,7 +223,7 @@ class Trainer:
         self._save()
 
     def _stopping(self) -> bool:
-        return distributed.any_process(self.signals.received is not None)
+        return distributed.any_process(self.signals.asked())
 
     def _save(self) -> None:
         self.state.save(self.output_dir / "last.pth")
