@@ -95,7 +95,7 @@ def test_max_iterations_ends_early_with_an_evaluation(data: Path, whole: Path, t
     Trainer(tiny_config(data, "train.max_iterations=2"), tmp_path, CPU).run()
     assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train", "train", "eval"]
     state = load_checkpoint(tmp_path / "last.pth")["training"]
-    assert (state["epoch"], state["start_batch"], state["iteration"]) == (0, 2, 2)
+    assert (state["epoch"], state["pictures"], state["iteration"]) == (0, 8, 2)
 
 
 def test_a_stop_before_the_evaluation_evaluates_after_resuming(data: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ Row = dict[str, Any]
 class MetricsLog:
     """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
 
-    resume_at: iteration from which a resumed run goes on; rows after it belong to steps that will be done again and
-    are dropped. None starts afresh.
+    resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
+    after it belong to steps that will be done again and are dropped; where the two numbers differ, as steps became
+    larger or smaller, the rows before it are numbered in steps of today.
     """
 
-    def __init__(self, folder: Path, resume_at: int | None) -> None:
+    def __init__(self, folder: Path, resume_at: int | None, saved_at: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.csv"
         self.columns: list[str] = []
         if resume_at is None:
             self.path.unlink(missing_ok=True)
         else:
-            self._rewrite([row for row in read_rows(self.path) if int(row["iteration"]) <= resume_at], [])
+            saved_at = saved_at or resume_at
+            rows = [row for row in read_rows(self.path) if int(row["iteration"]) <= saved_at]
+            for row in rows:
+                row["iteration"] = math.ceil(int(row["iteration"]) * resume_at / saved_at)
+            self._rewrite(rows, [])
         purge = None if resume_at is None else resume_at + 1
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 

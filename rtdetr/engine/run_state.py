@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,16 +21,54 @@ from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_che
 from rtdetr.weights.load import load_exactly
 
 
-class RunState:
-    """The state of a run of `model`, which `save` writes and `load` takes back. Nothing has been trained at first."""
+class Pace(NamedTuple):
+    """The settings that turn a position in the data into a number of optimiser steps."""
 
-    def __init__(self, cfg: Config, classes: Classes, model: nn.Module) -> None:
+    batch_size: int  # pictures per process
+    num_processes: int
+    accumulate: int
+    num_pictures: int
+    epochs: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.num_processes
+
+    @property
+    def batches(self) -> int:
+        """Per epoch and process."""
+        return self.num_pictures // self.global_batch
+
+    def steps(self, epoch: int, start_batch: int) -> int:
+        """Optimiser steps before that batch. An epoch ends with a step, whatever number of batches is left for it."""
+        per_epoch = math.ceil(self.batches / self.accumulate)
+        return (epoch + 1) * per_epoch - math.ceil((self.batches - start_batch) / self.accumulate)
+
+    def changes(self, before: Pace) -> str:
+        names = ("data.train_batch_size", "processes", "train.accumulate", "training pictures", "train.epochs")
+        return ", ".join(f"{name} {old} -> {new}" for name, old, new in zip(names, before, self) if old != new)
+
+
+class RunState:
+    """The state of a run of `model`, which `save` writes and `load` takes back. Nothing has been trained at first.
+
+    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and from the settings of today.
+    """
+
+    def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_pictures: int) -> None:
         self.cfg, self.classes, self.model = cfg, classes, model
+        train = cfg.train
+        self.pace = Pace(
+            cfg.data.train_batch_size, distributed.world_size(), train.accumulate, num_pictures, train.epochs
+        )
+        steps = self.pace.steps(train.epochs, 0)
+        self.total_iterations = min(steps, train.max_iterations or steps)
         self.optimizer = build_optimizer(model, cfg.optimizer)
         device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.train.precision == "fp16")
         self.ema = ModelEma(model, cfg.ema)
         self.iteration = self.epoch = self.start_batch = 0
+        self.saved_iteration = 0  # what the resumed run called its last step
         self.best_ap, self.evaluation_due = -1.0, False
 
     def save(self, path: Path) -> None:
@@ -42,8 +81,8 @@ class RunState:
             "scaler": self.scaler.state_dict(),
             "iteration": self.iteration,
             "epoch": self.epoch,
-            "start_batch": self.start_batch,
-            "batch_size": self.cfg.data.train_batch_size,
+            "pictures": self.start_batch * self.pace.global_batch,  # of this epoch, by all processes
+            "num_pictures": self.pace.num_pictures,
             "ema_updates": self.ema.num_updates,
             "best_ap": self.best_ap,
             "evaluation_due": self.evaluation_due,
@@ -53,8 +92,8 @@ class RunState:
         save_checkpoint(path, make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training))
 
     def load(self, path: Path) -> str | None:
-        """Takes over the run in a checkpoint, random generators included. Returns a sentence when it cannot go on
-        where that one stopped. Raises CheckpointError."""
+        """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
+        decide how it goes on. Raises CheckpointError."""
         content = load_checkpoint(path)
         state = content["training"]
         if state is None:
@@ -78,14 +117,34 @@ class RunState:
             group.update(settings)  # the config decides on decay and multipliers, not the file
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
-        self.iteration, self.epoch, self.start_batch = state["iteration"], state["epoch"], state["start_batch"]
         self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
         self.evaluation_due = state["evaluation_due"]
-        if len(state["rng"]) == distributed.world_size() and state["batch_size"] == self.cfg.data.train_batch_size:
+        if distributed.rank() < len(state["rng"]):
             set_rng_state(state["rng"][distributed.rank()])
+        return self._find_position(content["config"], state, path)
+
+    def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
+        """Goes to where the run in a checkpoint stopped, in whole batches of today."""
+        batch_size, num_processes = config["data"]["train_batch_size"], len(state["rng"])
+        pictures = state.get("pictures")
+        if pictures is None:  # files of before counted batches
+            pictures = state["start_batch"] * batch_size * num_processes
+        self.epoch = state["epoch"]
+        self.start_batch = min(pictures // self.pace.global_batch, self.pace.batches)
+        if self.start_batch == self.pace.batches:  # less fits into an epoch than before
+            self.epoch, self.start_batch, self.evaluation_due = self.epoch + 1, 0, True
+        self.iteration = self.pace.steps(self.epoch, self.start_batch)
+        self.saved_iteration = state["iteration"]
+        num_pictures = state.get("num_pictures", self.pace.num_pictures)
+        train = config["train"]
+        before = Pace(batch_size, num_processes, train["accumulate"], num_pictures, train["epochs"])
+        if before == self.pace:
             return None
-        self.start_batch = 0  # counted batches of another size
-        return f"{path}: other batch size or number of processes; epoch {self.epoch} starts anew"
+        return (
+            f"{path}: {self.pace.changes(before)}; goes on in epoch {self.epoch} after "
+            f"{self.start_batch * self.pace.global_batch} of {self.pace.num_pictures} pictures, at iteration "
+            f"{self.iteration} of {self.total_iterations}"
+        )
 
 
 def seed_everything(seed: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 import time
 from collections.abc import Iterator
@@ -73,7 +72,7 @@ class Trainer:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.state = RunState(cfg, self.classes, self.model)
+        self.state = RunState(cfg, self.classes, self.model, len(self.train_loader.source))
         seed_everything(cfg.train.seed + rank)
         if resume is not None:
             changed = self.state.load(resume)
@@ -84,21 +83,25 @@ class Trainer:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
-        steps = math.ceil(len(self.train_loader) / cfg.train.accumulate) * cfg.train.epochs
-        self.total_iterations = min(steps, cfg.train.max_iterations or steps)
+        self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
         self._saved = time.perf_counter()
 
     def run(self) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned."""
+        if self.state.iteration >= self.total_iterations and not self.state.evaluation_due:
+            setting = "max_iterations" if self.total_iterations == self.cfg.train.max_iterations else "epochs"
+            done = f"finished at iteration {self.state.iteration} of {self.total_iterations}"
+            say(f"{done}; raise train.{setting} to go on")
+            return None
         with self.signals.listening("stopping after this step and saving"):
             self.output_dir.mkdir(parents=True, exist_ok=True)
             say(f"{self.cfg.name} on {self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
                 save_config(self.cfg, self.output_dir / "config.yml")
-            self.watch.open(self.total_iterations)
+            self.watch.open()
             try:
                 stopped = self._go_on()
             finally:

@@ -49,12 +49,12 @@ class Watch:
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
 
-    def open(self, total_iterations: int) -> None:
+    def open(self) -> None:
         if not distributed.is_main():
             return
-        self._metrics = MetricsLog(self.output_dir, self.state.iteration or None)
+        self._metrics = MetricsLog(self.output_dir, self.state.iteration or None, self.state.saved_iteration)
         self._bar = tqdm(
-            total=total_iterations,
+            total=self.state.total_iterations,
             initial=self.state.iteration,
             unit="step",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,  # a log file wants few lines
