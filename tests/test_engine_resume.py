@@ -49,12 +49,13 @@ def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, P
     return found
 
 
-def go_on(path: Path, folder: Path, data: Path, *updates: str) -> tuple[Trainer, list[tuple[int, int, list[int]]]]:
-    """The resumed and finished run, and (iteration, epoch, ids of pictures) of each of its steps."""
+def go_on(path: Path, folder: Path, data: Path, *updates: str) -> list[tuple[int, int, list[int]]]:
+    """Finishes the run; (iteration, epoch, ids of pictures) of each of its steps."""
     metrics = path.parent / "metrics.csv"
     (folder / "metrics.csv").write_bytes(metrics.read_bytes())
     trainer = Trainer(tiny_config(data, f"train.epochs={EPOCHS}", *updates), folder, CPU, resume=path)
-    train_step, steps = trainer.train_step, []
+    train_step = trainer.train_step
+    steps: list[tuple[int, int, list[int]]] = []
 
     def noted(batches: list[Any]) -> Any:
         ids = [info.image_id for batch in batches for info in batch.infos]
@@ -63,7 +64,7 @@ def go_on(path: Path, folder: Path, data: Path, *updates: str) -> tuple[Trainer,
 
     trainer.train_step = noted  # type: ignore[method-assign]
     assert trainer.run() is None
-    return trainer, steps
+    return steps
 
 
 @pytest.mark.parametrize("after", SEEN)
@@ -80,7 +81,7 @@ def test_it_trains_what_is_left_and_ends_with_the_last_epoch(
     stopped: dict[int, Path], data: Path, tmp_path: Path, after: int, updates: list[str], global_batch: int,
     step_size: int, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    trainer, steps = go_on(stopped[after], tmp_path, data, *updates)
+    steps = go_on(stopped[after], tmp_path, data, *updates)
     said = capsys.readouterr().out
     epoch, pictures = SEEN[after]
     usable = NUM_TRAIN // global_batch * global_batch
@@ -102,7 +103,7 @@ def test_the_rest_of_an_epoch_is_the_pictures_it_has_not_seen(
 ) -> None:
     whole = Trainer(tiny_config(data), tmp_path, CPU).train_loader.stream(1)
     seen = {info.image_id for info in next(whole).infos}
-    _, steps = go_on(stopped[4], tmp_path, data, "data.train_batch_size=2")
+    steps = go_on(stopped[4], tmp_path, data, "data.train_batch_size=2")
     rest = {i for _, epoch, ids in steps if epoch == 1 for i in ids}
     assert len(rest) == NUM_TRAIN - 4 and not rest & seen
 
@@ -124,7 +125,7 @@ def test_fewer_pictures_than_seen_end_the_epoch(stopped: dict[int, Path], data: 
     kept = {image["id"] for image in content["images"]}
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] in kept]
     (tmp_path / "six.json").write_text(json.dumps(content))
-    trainer, steps = go_on(stopped[5], tmp_path, data, f"data.train.annotations={tmp_path}/six.json")
+    steps = go_on(stopped[5], tmp_path, data, f"data.train.annotations={tmp_path}/six.json")
     assert [(iteration, epoch) for iteration, epoch, _ in steps] == [(2, 2), (3, 3)]
     kinds = [row["kind"] for row in read_rows(tmp_path / "metrics.csv")]
     assert kinds[-4:] == ["eval", "train", "train", "eval"]

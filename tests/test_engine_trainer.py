@@ -199,9 +199,24 @@ def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
             trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)  # the usual 65536 skips the first steps
         for _ in range(2):
             losses.append(trainer.train_step([made_up_batch((2, 1))]).values)
-        assert all(torch.isfinite(values[:-1]).all() for values in losses)
+        assert all(torch.isfinite(values[:-2]).all() for values in losses)
         assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
         assert any(not torch.equal(before[name], p) for name, p in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize(("init_scale", "steps"), [(16.0, 16), (2.0**90, 50)])
+def test_fp16_stops_when_nothing_moves(data: Path, tmp_path: Path, init_scale: float, steps: int) -> None:
+    """One gradient is NaN in every step, while the losses stay finite: the scaler skips the steps and scales down."""
+    trainer = Trainer(tiny_config(data, "train.precision=fp16", "train.epochs=99"), tmp_path, CPU)
+    trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+    before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
+    trainer.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
+    batch = made_up_batch((2, 1))
+    with pytest.raises(TrainingFailed, match=rf"were not finite in {steps} steps in a row.*train.precision=bf16"):
+        for _ in range(60):
+            trainer.train_step([batch])
+    assert (tmp_path / "failed_batch.pth").is_file()
+    assert all(torch.equal(before[name], parameter) for name, parameter in trainer.model.named_parameters())
 
 
 def test_what_cannot_be_resumed(data: Path, whole: Path, tmp_path: Path) -> None:

@@ -181,7 +181,11 @@ class Trainer:
             total = values if number == 1 else total + values
         state.scaler.unscale_(state.optimizer)
         norm = clip_grad_norm(self.parameters, self.cfg.optimizer.clip_grad_norm)
-        record = self.watch.record(lr, (*names, "grad_norm"), torch.cat((total, norm.float()[None])), batches)
+        names, total = (*names, "grad_norm"), torch.cat((total, norm.float()[None]))
+        if state.scaler.is_enabled():
+            scale = state.scaler.scale(torch.ones((1,), device=self.device))
+            names, total = (*names, "loss_scale"), torch.cat((total, scale))
+        record = self.watch.record(lr, names, total, batches)
         if record.ready is None:
             self.watch.check(record)
         elif not state.scaler.is_enabled():

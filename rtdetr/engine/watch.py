@@ -23,6 +23,8 @@ from rtdetr.engine.run_state import RunState
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import save_checkpoint
 
+MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
+
 
 class TrainingFailed(RuntimeError):
     """The run cannot go on; the message is one sentence."""
@@ -33,7 +35,7 @@ class StepRecord(NamedTuple):
 
     iteration: int  # from 0
     lr: float
-    names: tuple[str, ...]  # losses, then grad_norm
+    names: tuple[str, ...]  # losses, grad_norm, in float16 loss_scale
     values: Tensor  # (len(names),) on the host, valid once `ready` has passed
     ready: torch.cuda.Event | None
     batches: list[Batch]
@@ -45,6 +47,7 @@ class Watch:
     def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
         self.state, self.output_dir, self.device = state, output_dir, device
         self.lag = 1 if device.type == "cuda" else 0  # steps between one and the look at its losses
+        self._moved = state.iteration - 1  # the last step that was not skipped
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
@@ -80,7 +83,8 @@ class Watch:
         return StepRecord(self.state.iteration, lr, names, values, ready, batches)
 
     def check(self, record: StepRecord) -> dict[str, float]:
-        """The step's losses by name. Saves the batch and raises TrainingFailed when one is NaN or infinite."""
+        """The step's losses by name. Saves the batch and raises TrainingFailed when one is NaN or infinite, and when
+        float16 gradients have been so for too long."""
         if record.ready is not None:
             record.ready.synchronize()
         values = dict(zip(record.names, record.values.tolist()))
@@ -90,6 +94,15 @@ class Watch:
         bad = {name: value for name, value in watched.items() if not math.isfinite(value)}
         if bad:
             what = ", ".join(f"{name} = {value}" for name, value in bad.items())
+            self.fail(record.iteration, what, values, record.batches)
+        if math.isfinite(values["grad_norm"]):
+            self._moved = record.iteration
+        skipped, scale = record.iteration - self._moved, values.get("loss_scale", 1.0)
+        if skipped >= MAX_SKIPPED or scale < MIN_LOSS_SCALE:
+            what = (
+                f"the float16 gradients were not finite in {skipped} steps in a row, with a loss scale down to "
+                f"{scale:g}; use train.precision=bf16 or fp32"
+            )
             self.fail(record.iteration, what, values, record.batches)
         return values
 
