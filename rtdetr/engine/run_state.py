@@ -16,7 +16,7 @@ from rtdetr.config import Config
 from rtdetr.data.classes import Classes
 from rtdetr.engine import distributed
 from rtdetr.engine.ema import ModelEma
-from rtdetr.engine.optim import build_optimizer
+from rtdetr.engine.optim import build_optimizer, load_optimizer
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
 from rtdetr.weights.load import load_exactly
 
@@ -106,15 +106,12 @@ class RunState:
             )
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
-        own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
         try:
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
         except ValueError as error:
             raise CheckpointError(
                 f"{path}: the optimiser state does not fit ({error}); was something else frozen?"
             ) from error
-        for group, settings in zip(self.optimizer.param_groups, own):
-            group.update(settings)  # the config decides on decay and multipliers, not the file
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
         self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
