@@ -10,50 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import made_up_batch, part_of, tiny_config, tiny_data
-from torch import Tensor, nn
+from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, tiny_data
+from torch import nn
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
 from rtdetr.engine.trainer import Trainer
-from rtdetr.models.denoising import Draws
 
 # Boxes per picture of each global batch. Both halves have the same maximum, on which the number of denoising copies
 # depends, and enough boxes: losses are divided by "the mean over processes, but at least 1", and with less than that in
 # one half two processes would rightly not equal one.
 COUNTS = [(9, 7, 6, 9), (8, 8, 5, 8), (7, 7, 7, 0)]
-
-
-class PartialDraws(Draws):
-    """Random numbers of pictures start..stop-1 of a batch of `total`: the same for a picture whoever works on it."""
-
-    def __init__(self, start: int, stop: int, total: int) -> None:
-        self.start, self.stop, self.total = start, stop, total
-        self.calls = 0
-
-    def _uniform(self, like: Tensor) -> Tensor:
-        self.calls += 1
-        groups, _, *rest = like.shape
-        generator = torch.Generator().manual_seed(self.calls)
-        return torch.rand(groups, self.total, *rest, generator=generator)[:, self.start : self.stop]
-
-    def label_flip(self, like: Tensor) -> Tensor:
-        return self._uniform(like)
-
-    def new_labels(self, flipped: Tensor, num_classes: int) -> Tensor:
-        return (self._uniform(flipped) * num_classes).long()
-
-    def box_sign(self, like: Tensor) -> Tensor:
-        return self._uniform(like).round().long()
-
-    def box_part(self, like: Tensor) -> Tensor:
-        return self._uniform(like)
-
-    def attention_keep(self, group: int, num_queries: int, mask_ratio: float, device: torch.device) -> Tensor:
-        self.calls += 1
-        generator = torch.Generator().manual_seed(self.calls)
-        return torch.rand(num_queries, num_queries, generator=generator) > mask_ratio
 
 
 def config_of(data: Path) -> Config:

@@ -164,8 +164,9 @@ class Trainer:
             yield group
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
-        """One optimiser step on the mean loss of `batches`."""
+        """One optimiser step on `batches` together."""
         state = self.state
+        boxes = [sum(batch.targets.counts) for batch in batches]
         lr = lr_at(state.iteration, self.total_iterations, self.cfg.optimizer)
         set_lr(state.optimizer, lr)
         state.optimizer.zero_grad(set_to_none=True)
@@ -174,7 +175,7 @@ class Trainer:
         for number, batch in enumerate(batches, start=1):
             parallel, more = self.parallel, number < len(batches)
             with parallel.no_sync() if more and isinstance(parallel, DistributedDataParallel) else nullcontext():
-                losses = self._losses(batch)
+                losses = self._losses(batch, boxes if len(boxes) > 1 else [])
                 state.scaler.scale(losses["loss"] / len(batches)).backward()
             names = tuple(losses)
             values = torch.stack([value.detach().float() for value in losses.values()]) / len(batches)
@@ -197,14 +198,14 @@ class Trainer:
         state.iteration += 1
         return record
 
-    def _losses(self, batch: Batch) -> dict[str, Tensor]:
+    def _losses(self, batch: Batch, group: list[int]) -> dict[str, Tensor]:
         dtype = AUTOCAST.get(self.cfg.train.precision)
         images = batch.images.to(self.device, non_blocking=True)
         targets = batch.targets.to(self.device, non_blocking=True)
         try:
             with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
                 outputs = self.parallel(images, targets, self.draws)
-            return self.criterion(outputs, targets, self.state.epoch)
+            return self.criterion(outputs, targets, self.state.epoch, group)
         except FloatingPointError as error:
             self.watch.fail(self.state.iteration, str(error), {}, [batch])
 
