@@ -160,3 +160,15 @@ def test_a_finished_run_says_so_and_touches_nothing(
     sentence = f"finished at iteration {steps} of {steps}; raise train.{limit.partition('=')[0]} to go on\n"
     assert said.out == sentence and said.err == ""
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("torn", ["train,7", "train,", "tr", "train,6,2,44.1"])
+def test_a_torn_last_row_of_the_metrics_is_dropped(
+    stopped: dict[int, Path], data: Path, tmp_path: Path, torn: str
+) -> None:
+    folder = stopped[6].parent
+    (tmp_path / "metrics.csv").write_bytes((folder / "metrics.csv").read_bytes() + torn.encode())
+    trainer = Trainer(tiny_config(data, "train.epochs=3"), tmp_path, CPU, resume=stopped[6])
+    trainer.watch.open()
+    trainer.watch.close()
+    assert (tmp_path / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()

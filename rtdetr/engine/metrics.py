@@ -55,18 +55,21 @@ class MetricsLog:
         self.columns += [name for name in new_columns if name not in self.columns]
         if not self.columns:
             return
-        with open(self.path, "w", newline="", encoding="utf-8") as file:
+        beside = self.path.with_suffix(".csv.part")  # whoever is killed in here leaves the old file
+        with open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
+        beside.replace(self.path)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.csv as text; none when there is no file."""
+    """The rows of a metrics.csv as text; none when there is no file. A last line without its end is left out: it was
+    being written when the program or the machine died."""
     if not path.is_file():
         return []
     with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(line for line in file if line.endswith("\n")))
 
 
 def draw_curves(metrics: Path, picture: Path) -> None:
