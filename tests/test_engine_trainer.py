@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,15 @@ def test_a_stop_before_the_evaluation_evaluates_after_resuming(data: Path, tmp_p
     assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train"]
     Trainer(cfg, tmp_path, CPU, resume=tmp_path / "last.pth").run()
     assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train", "eval"]
+
+
+def test_a_validation_set_without_boxes_still_gives_a_best_checkpoint(data: Path, tmp_path: Path) -> None:
+    content = json.loads((data / "annotations" / "instances_val.json").read_text())
+    (tmp_path / "empty.json").write_text(json.dumps({**content, "annotations": []}))
+    updates = [f"data.val.annotations={tmp_path}/empty.json", "train.max_iterations=1"]
+    Trainer(tiny_config(data, *updates), tmp_path, CPU).run()
+    assert float(read_rows(tmp_path / "metrics.csv")[-1]["AP"]) == -1
+    assert (tmp_path / "best.pth").is_file()
 
 
 def freeze_statistics(model: nn.Module) -> None:

@@ -69,7 +69,7 @@ class RunState:
         self.ema = ModelEma(model, cfg.ema)
         self.iteration = self.epoch = self.start_batch = 0
         self.saved_iteration = 0  # what the resumed run called its last step
-        self.best_ap, self.evaluation_due = -1.0, False
+        self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint on the main process; every process has to call it."""
