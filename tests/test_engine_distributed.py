@@ -57,11 +57,19 @@ def worker(rank: int, port: int, data: Path, folder: Path) -> None:
         finite = bool(torch.isfinite(lonely.values).all())
         after = [p.detach().clone() for p in trainer.parameters[:5]]
 
+        trainer.model.train()
+        trainer.train_step([made_up_batch((3, 2), seed=rank)])
+        statistics = []
+        for action in (lambda: None, trainer._evaluate):
+            action()
+            statistics.append([buffer.clone() for buffer in trainer.state.ema.model.buffers()])
+
         before_signal = trainer._stopping()
         trainer.signals.received = signal.SIGTERM if rank == 1 else None
         stops = (before_signal, trainer._stopping())
         figures = None if scored is None else (scored.figures, sorted(d["image_id"] for d in scored.detections))
         result = {"weights": weights, "ema": average, "finite": finite, "after": after, "stops": stops, "eval": figures}
+        result["statistics"] = statistics
         torch.save(result, folder / f"rank{rank}.pth")
 
 
@@ -97,6 +105,14 @@ def test_a_batch_without_boxes_on_one_process_goes_on(runs: tuple[Trainer, list[
     _, results = runs
     assert all(result["finite"] for result in results)
     assert all(torch.equal(a, b) for a, b in zip(results[0]["after"], results[1]["after"]))
+
+
+def test_processes_evaluate_the_statistics_that_get_saved(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
+    """Each has seen other pictures, and there is no SyncBN on the CPU."""
+    (first, first_in_evaluation), (second, second_in_evaluation) = (result["statistics"] for result in runs[1])
+    assert not all(torch.equal(a, b) for a, b in zip(first, second))
+    assert all(torch.equal(a, b) for a, b in zip(first, first_in_evaluation))
+    assert all(torch.equal(a, b) for a, b in zip(first, second_in_evaluation))
 
 
 def test_a_signal_to_one_process_stops_both(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 class DeviceError(ValueError):
@@ -75,6 +76,14 @@ def gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def take_from_main(tensors: Iterable[Tensor]) -> None:
+    """Overwrites tensors by those of the first process; every process gives as many, of the same shapes."""
+    if world_size() == 1:
+        return
+    for tensor in tensors:
+        dist.broadcast(tensor, src=0)
 
 
 def any_process(flag: bool) -> bool:

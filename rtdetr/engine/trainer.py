@@ -214,6 +214,7 @@ class Trainer:
         started = time.perf_counter()
         annotations = self.cfg.data.val.annotations
         model, stop = self.state.ema.model, self.signals.asked
+        distributed.take_from_main(model.buffers())  # its batch norm is what gets saved; others differ without SyncBN
         try:
             result = evaluate(model, self.val_loader, annotations, self.classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
