@@ -68,7 +68,7 @@ def _exit_code(error: Exception) -> int | None:
     from rtdetr.config import ConfigError
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
-    from rtdetr.engine.trainer import TrainingFailed
+    from rtdetr.engine.watch import TrainingFailed
     from rtdetr.weights.checkpoint import CheckpointError
 
     if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from rtdetr.config import Config, load_config
 from rtdetr.data.shapes import make_shapes
+from rtdetr.models.denoising import Draws
 from rtdetr.types import Batch, ImageInfo, Targets
 
 NANO = Path(__file__).resolve().parents[1] / "configs" / "rtdetrv3_nano_shapes.yml"
@@ -66,3 +68,34 @@ def part_of(batch: Batch, start: int, stop: int) -> Batch:
     labels, boxes, boxes_pixel, mask = (t[start:stop] for t in batch.targets[:4])
     targets = Targets(labels, boxes, boxes_pixel, mask, batch.targets.counts[start:stop])
     return Batch(batch.images[start:stop], targets, batch.infos[start:stop])
+
+
+class PartialDraws(Draws):
+    """Random numbers of pictures start..stop-1 of a batch of `total`: the same for a picture whoever works on it."""
+
+    def __init__(self, start: int, stop: int, total: int) -> None:
+        self.start, self.stop, self.total = start, stop, total
+        self.calls = 0
+
+    def _uniform(self, like: Tensor) -> Tensor:
+        self.calls += 1
+        groups, _, *rest = like.shape
+        generator = torch.Generator().manual_seed(self.calls)
+        return torch.rand(groups, self.total, *rest, generator=generator)[:, self.start : self.stop]
+
+    def label_flip(self, like: Tensor) -> Tensor:
+        return self._uniform(like)
+
+    def new_labels(self, flipped: Tensor, num_classes: int) -> Tensor:
+        return (self._uniform(flipped) * num_classes).long()
+
+    def box_sign(self, like: Tensor) -> Tensor:
+        return self._uniform(like).round().long()
+
+    def box_part(self, like: Tensor) -> Tensor:
+        return self._uniform(like)
+
+    def attention_keep(self, group: int, num_queries: int, mask_ratio: float, device: torch.device) -> Tensor:
+        self.calls += 1
+        generator = torch.Generator().manual_seed(self.calls)
+        return torch.rand(num_queries, num_queries, generator=generator) > mask_ratio

@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "one-to-many losses divided by the groups",
         "rtdetr/losses/criterion.py",
-        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats)",
-        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats) / num_groups",
+        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)",
+        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group) / num_groups",
         TRAIN,
     ),
     Mutant(
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "normalised by matched instead of all boxes",
         "rtdetr/losses/criterion.py",
-        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats)",
+        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)",
         "scale = 1 / (indices[1][0] >= 0).sum()",
         f"{COMPONENTS}::test_copies_without_a_query_still_count",
     ),

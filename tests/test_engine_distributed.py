@@ -10,50 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import made_up_batch, part_of, tiny_config, tiny_data
-from torch import Tensor, nn
+from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, tiny_data
+from torch import nn
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
 from rtdetr.engine.trainer import Trainer
-from rtdetr.models.denoising import Draws
 
 # Boxes per picture of each global batch. Both halves have the same maximum, on which the number of denoising copies
 # depends, and enough boxes: losses are divided by "the mean over processes, but at least 1", and with less than that in
 # one half two processes would rightly not equal one.
 COUNTS = [(9, 7, 6, 9), (8, 8, 5, 8), (7, 7, 7, 0)]
-
-
-class PartialDraws(Draws):
-    """Random numbers of pictures start..stop-1 of a batch of `total`: the same for a picture whoever works on it."""
-
-    def __init__(self, start: int, stop: int, total: int) -> None:
-        self.start, self.stop, self.total = start, stop, total
-        self.calls = 0
-
-    def _uniform(self, like: Tensor) -> Tensor:
-        self.calls += 1
-        groups, _, *rest = like.shape
-        generator = torch.Generator().manual_seed(self.calls)
-        return torch.rand(groups, self.total, *rest, generator=generator)[:, self.start : self.stop]
-
-    def label_flip(self, like: Tensor) -> Tensor:
-        return self._uniform(like)
-
-    def new_labels(self, flipped: Tensor, num_classes: int) -> Tensor:
-        return (self._uniform(flipped) * num_classes).long()
-
-    def box_sign(self, like: Tensor) -> Tensor:
-        return self._uniform(like).round().long()
-
-    def box_part(self, like: Tensor) -> Tensor:
-        return self._uniform(like)
-
-    def attention_keep(self, group: int, num_queries: int, mask_ratio: float, device: torch.device) -> Tensor:
-        self.calls += 1
-        generator = torch.Generator().manual_seed(self.calls)
-        return torch.rand(num_queries, num_queries, generator=generator) > mask_ratio
 
 
 def config_of(data: Path) -> Config:
@@ -80,20 +48,28 @@ def worker(rank: int, port: int, data: Path, folder: Path) -> None:
         cfg = config_of(data)
         trainer = train(cfg, folder, 2 * rank, 2 * rank + 2)
         weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-        average = {name: tensor.clone() for name, tensor in trainer.ema.model.state_dict().items()}
+        average = {name: tensor.clone() for name, tensor in trainer.state.ema.model.state_dict().items()}
         annotations, classes = cfg.data.val.annotations, trainer.classes
-        scored = evaluate(trainer.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
+        scored = evaluate(trainer.state.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
 
         trainer.draws = None
         lonely = trainer.train_step([made_up_batch((0, 0) if rank else (2, 1))])
         finite = bool(torch.isfinite(lonely.values).all())
         after = [p.detach().clone() for p in trainer.parameters[:5]]
 
+        trainer.model.train()
+        trainer.train_step([made_up_batch((3, 2), seed=rank)])
+        statistics = []
+        for action in (lambda: None, trainer._evaluate):
+            action()
+            statistics.append([buffer.clone() for buffer in trainer.state.ema.model.buffers()])
+
         before_signal = trainer._stopping()
         trainer.signals.received = signal.SIGTERM if rank == 1 else None
         stops = (before_signal, trainer._stopping())
         figures = None if scored is None else (scored.figures, sorted(d["image_id"] for d in scored.detections))
         result = {"weights": weights, "ema": average, "finite": finite, "after": after, "stops": stops, "eval": figures}
+        result["statistics"] = statistics
         torch.save(result, folder / f"rank{rank}.pth")
 
 
@@ -111,7 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict[s
 
 def test_two_processes_train_as_one_with_the_same_global_batch(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
     single, results = runs
-    for part, model in (("weights", single.model), ("ema", single.ema.model)):
+    for part, model in (("weights", single.model), ("ema", single.state.ema.model)):
         for name, tensor in model.state_dict().items():
             assert torch.equal(results[0][part][name], results[1][part][name]), name
             # Measured: 5e-7, where Adam divides a rounding error by its own size (attention biases without gradient).
@@ -131,6 +107,14 @@ def test_a_batch_without_boxes_on_one_process_goes_on(runs: tuple[Trainer, list[
     assert all(torch.equal(a, b) for a, b in zip(results[0]["after"], results[1]["after"]))
 
 
+def test_processes_evaluate_the_statistics_that_get_saved(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
+    """Each has seen other pictures, and there is no SyncBN on the CPU."""
+    (first, first_in_evaluation), (second, second_in_evaluation) = (result["statistics"] for result in runs[1])
+    assert not all(torch.equal(a, b) for a, b in zip(first, second))
+    assert all(torch.equal(a, b) for a, b in zip(first, first_in_evaluation))
+    assert all(torch.equal(a, b) for a, b in zip(first, second_in_evaluation))
+
+
 def test_a_signal_to_one_process_stops_both(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
     assert [result["stops"] for result in runs[1]] == [(False, True), (False, True)]
 
@@ -139,7 +123,12 @@ def test_detections_of_both_processes_are_scored_together(runs: tuple[Trainer, l
     single, results = runs
     cfg = single.cfg
     expected = evaluate(
-        single.ema.model, single.val_loader, cfg.data.val.annotations, single.classes, cfg.eval, torch.device("cpu")
+        single.state.ema.model,
+        single.val_loader,
+        cfg.data.val.annotations,
+        single.classes,
+        cfg.eval,
+        torch.device("cpu"),
     )
     assert expected is not None and results[1]["eval"] is None
     figures, image_ids = results[0]["eval"]

@@ -13,7 +13,14 @@ from conftest import golden_dir
 from torch import nn
 
 from rtdetr.config import OptimizerConfig, load_config
-from rtdetr.engine.optim import build_optimizer, clip_grad_norm, lr_at, parameter_groups, set_lr
+from rtdetr.engine.optim import (
+    build_optimizer,
+    clip_grad_norm,
+    load_optimizer,
+    lr_at,
+    parameter_groups,
+    set_lr,
+)
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.official_names import official_names
 
@@ -120,3 +127,52 @@ def test_fused_adamw_skips_the_step_when_told_of_a_non_finite_gradient() -> None
     optimizer.found_inf = torch.zeros(())  # type: ignore[attr-defined]
     optimizer.step()
     assert all(value < 1.0 for value in weight.tolist())
+
+
+def stepped(device: str, fused: bool) -> torch.optim.AdamW:
+    """After one step on a parameter of ones."""
+    parameter = nn.Parameter(torch.ones(3, device=device))
+    parameter.grad = torch.ones(3, device=device)
+    optimizer = torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.5, fused=fused, foreach=False)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(("fused", "device"), [(True, "meta"), (False, "cpu")])
+def test_the_file_does_not_decide_where_step_counts_live(fused: bool, device: str) -> None:
+    """A fused optimiser keeps them on its device, for which "meta" stands here; a plain one keeps them on the host."""
+    saved = stepped("cpu", fused=False).state_dict()
+    saved["param_groups"][0]["fused"] = not fused
+    parameter = nn.Parameter(torch.ones(3, device=device))
+    optimizer = torch.optim.AdamW([parameter], lr=0.2, weight_decay=0.25, fused=fused, foreach=False)
+    load_optimizer(optimizer, saved)
+    assert optimizer.state[parameter]["step"].device.type == device
+    group = optimizer.param_groups[0]
+    assert (group["fused"], group["lr"], group["weight_decay"]) == (fused, 0.2, 0.25)
+
+
+def test_an_optimiser_of_other_parameters_is_refused() -> None:
+    saved = stepped("cpu", fused=False).state_dict()
+    fewer = torch.optim.AdamW([{"params": [nn.Parameter(torch.ones(3))]}, {"params": [nn.Parameter(torch.ones(3))]}])
+    with pytest.raises(ValueError, match="parameter groups"):
+        load_optimizer(fewer, saved)
+    saved["param_groups"].append({"params": [1]})
+    with pytest.raises(ValueError, match="parameter groups"):
+        load_optimizer(stepped("cpu", fused=False), saved)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("before", "after"), [("cpu", "cuda"), ("cuda", "cpu")])
+def test_an_optimiser_moves_between_cpu_and_gpu(before: str, after: str, tmp_path: Path) -> None:
+    """A second step after a change of device equals a second step without one."""
+    source = stepped(before, fused=before == "cuda")
+    torch.save(source.state_dict(), tmp_path / "optimizer.pth")
+    moved = stepped(after, fused=after == "cuda")
+    load_optimizer(moved, torch.load(tmp_path / "optimizer.pth", map_location="cpu", weights_only=True))
+    moved.param_groups[0]["params"][0].grad.mul_(-2)
+    source.param_groups[0]["params"][0].grad.mul_(-2)
+    moved.step()
+    source.step()
+    theirs, ours = (each.param_groups[0]["params"][0].detach().cpu() for each in (source, moved))
+    assert torch.allclose(ours, theirs, rtol=0, atol=1e-6)

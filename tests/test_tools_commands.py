@@ -152,7 +152,7 @@ def test_sigterm_saves_and_resumes(data: Path, tmp_path: Path, capsys: pytest.Ca
     rows = read_rows(tmp_path / "metrics.csv")
     state = load_checkpoint(tmp_path / "last.pth")["training"]
     steps_per_epoch = NUM_TRAIN // 4
-    assert state["iteration"] == len(rows) == state["epoch"] * steps_per_epoch + state["start_batch"]
+    assert state["iteration"] == len(rows) == state["epoch"] * steps_per_epoch + state["pictures"] // 4
     stop = f"train.max_iterations={state['iteration'] + 2}"
     assert cli.main(["train", "-r", str(tmp_path / "last.pth"), "-u", stop, "--device", "cpu"]) == 0
     rows = read_rows(tmp_path / "metrics.csv")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_upd
 
 if TYPE_CHECKING:
     from rtdetr.data.loader import DetectionLoader
+    from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
 
 
@@ -28,12 +30,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_device(parser)
     args = parser.parse_args(arguments)
 
+    from rtdetr.engine.signals import StopSignal
+
+    signals = StopSignal()
+    with signals.setting_up():
+        return _evaluate(args, signals)
+
+
+def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.commands.configs import find_config
     from rtdetr.commands.outputs import check_outputs, writing
     from rtdetr.config import load_config
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
-    from rtdetr.engine.evaluator import evaluate
+    from rtdetr.engine.evaluator import EvaluationStopped, evaluate
     from rtdetr.models.rtdetrv3 import check_backend
     from rtdetr.weights.load import model_from_checkpoint
 
@@ -46,14 +56,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size())
-        result = evaluate(model.to(device), _counted(loader), annotations, classes, cfg.eval, device)
-    if result is not None:
-        print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
-        if args.save_json:
-            with writing(args.save_json):
-                args.save_json.parent.mkdir(parents=True, exist_ok=True)
-                args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
-    return 0
+        with signals.listening("stopping"):
+            batches = _counted(loader)
+            try:
+                result = evaluate(model.to(device), batches, annotations, classes, cfg.eval, device, signals.asked)
+            except EvaluationStopped:
+                result = None
+            if result is not None:
+                print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
+                if args.save_json:
+                    with writing(args.save_json):
+                        args.save_json.parent.mkdir(parents=True, exist_ok=True)
+                        args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
+            stopped_by = signals.agreed()
+    return 0 if stopped_by is None else 128 + stopped_by
 
 
 def _counted(loader: DetectionLoader) -> Iterator[Batch]:

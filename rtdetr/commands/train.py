@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rtdetr.commands.arguments import Parser, add_device, add_update
+
+if TYPE_CHECKING:
+    from rtdetr.engine.signals import StopSignal
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +30,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.config is None and args.resume is None:
         parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
 
+    from rtdetr.engine.signals import StopSignal
+
+    signals = StopSignal()
+    with signals.setting_up():
+        return _train(args, signals)
+
+
+def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.commands.configs import find_config
     from rtdetr.commands.outputs import check_folder
     from rtdetr.config import config_from_dict, load_config
@@ -40,7 +53,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     with distributed.process_group(args.device) as device:
         if distributed.is_main():
             check_folder(folder)
-        stopped_by = Trainer(cfg, folder, device, resume=args.resume, tuning=args.tuning).run()
+        stopped_by = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals).run()
     if stopped_by is not None:
         print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by

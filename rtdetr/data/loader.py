@@ -4,11 +4,9 @@ so the number of workers does not matter and any epoch can be replayed, from any
 from __future__ import annotations
 
 import itertools
-import signal
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import cv2
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.preprocess import preprocess
 from rtdetr.data.transforms import Augmentation, resize
+from rtdetr.data.workers import prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 
 # One stream of random numbers per purpose, so that none repeats another.
@@ -139,7 +138,9 @@ class DetectionLoader(DataLoader[Item]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
-            yield from super().__iter__()
+            with signals_held_back():
+                batches = super().__iter__()
+            yield from batches
         except DataError as error:
             # From a worker the sentence comes at the end of a traceback; its reader wants the sentence.
             sentence = str(error).strip().splitlines()[-1]
@@ -160,14 +161,6 @@ class DetectionLoader(DataLoader[Item]):
         if not 0 <= start_batch <= len(self):
             raise ValueError(f"set_epoch: start_batch must be in 0..{len(self)}, got {start_batch}")
         self.batch_sampler.epoch, self.batch_sampler.start_batch = epoch, start_batch
-
-
-def prepare_worker(worker_id: int) -> None:
-    """One thread per worker: workers x threads would crowd out each other, and OpenCV's pool does not survive a fork.
-    Ctrl-C reaches every process of a terminal; only the main one decides what it means, and it still needs data."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    cv2.setNumThreads(0)
 
 
 def collate(items: Sequence[Item]) -> Batch:

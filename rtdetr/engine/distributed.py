@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 
 class DeviceError(ValueError):
@@ -21,6 +22,11 @@ def rank() -> int:
 
 def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def num_launched() -> int:
+    """Processes that torchrun started, also before they have found each other."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main() -> bool:
@@ -50,7 +56,7 @@ def process_group(device: str) -> Iterator[torch.device]:
             )
         chosen = torch.device("cuda", index)
         torch.cuda.set_device(chosen)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if num_launched() == 1 or dist.is_initialized():
         yield chosen
         return
     if chosen.type == "cuda":
@@ -70,6 +76,14 @@ def gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def take_from_main(tensors: Iterable[Tensor]) -> None:
+    """Overwrites tensors by those of the first process; every process gives as many, of the same shapes."""
+    if world_size() == 1:
+        return
+    for tensor in tensors:
+        dist.broadcast(tensor, src=0)
 
 
 def any_process(flag: bool) -> bool:

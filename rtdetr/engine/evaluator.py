@@ -68,13 +68,11 @@ def evaluate(
     others get None. Raises EvaluationStopped on all of them when `should_stop()` became true on one.
     """
     own: list[dict[str, Any]] = []
-    stopped = False
     for batch in loader:
-        stopped = should_stop()
-        if stopped:
+        if should_stop():
             break
         own += detect(model, batch, classes, cfg.max_detections, device)
-    if distributed.any_process(stopped):
+    if distributed.any_process(should_stop()):
         raise EvaluationStopped
     gathered = distributed.gather_objects(own)
     if not distributed.is_main():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,23 @@ Row = dict[str, Any]
 class MetricsLog:
     """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
 
-    resume_at: iteration from which a resumed run goes on; rows after it belong to steps that will be done again and
-    are dropped. None starts afresh.
+    resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
+    after it belong to steps that will be done again and are dropped; where the two numbers differ, as steps became
+    larger or smaller, the rows before it are numbered in steps of today.
     """
 
-    def __init__(self, folder: Path, resume_at: int | None) -> None:
+    def __init__(self, folder: Path, resume_at: int | None, saved_at: int | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.csv"
         self.columns: list[str] = []
         if resume_at is None:
             self.path.unlink(missing_ok=True)
         else:
-            self._rewrite([row for row in read_rows(self.path) if int(row["iteration"]) <= resume_at], [])
+            saved_at = saved_at or resume_at
+            rows = [row for row in read_rows(self.path) if int(row["iteration"]) <= saved_at]
+            for row in rows:
+                row["iteration"] = math.ceil(int(row["iteration"]) * resume_at / saved_at)
+            self._rewrite(rows, [])
         purge = None if resume_at is None else resume_at + 1
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
@@ -49,18 +55,21 @@ class MetricsLog:
         self.columns += [name for name in new_columns if name not in self.columns]
         if not self.columns:
             return
-        with open(self.path, "w", newline="", encoding="utf-8") as file:
+        beside = self.path.with_suffix(".csv.part")  # whoever is killed in here leaves the old file
+        with open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
+        beside.replace(self.path)
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.csv as text; none when there is no file."""
+    """The rows of a metrics.csv as text; none when there is no file. A last line without its end is left out: it was
+    being written when the program or the machine died."""
     if not path.is_file():
         return []
     with open(path, newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+        return list(csv.DictReader(line for line in file if line.endswith("\n")))
 
 
 def draw_curves(metrics: Path, picture: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,19 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
         raise ValueError("the model has no parameter to train: everything is frozen")
     on_cuda = next(model.parameters()).is_cuda
     return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Takes over the moments and step counts of a saved optimiser of the same parameters.
+
+    Rates, decay and multipliers stay those of today's config. So does `fused`, by which torch decides on reading
+    whether step counts live on the device: the file may come from a machine with another one. Raises ValueError when
+    the parameters differ.
+    """
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    theirs = saved["param_groups"]
+    groups = [{**group, **settings} for group, settings in zip(theirs, own)] + theirs[len(own) :]
+    optimizer.load_state_dict({**saved, "param_groups": groups})
 
 
 def lr_at(iteration: int, total_iterations: int, cfg: OptimizerConfig) -> float:

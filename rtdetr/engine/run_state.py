@@ -1,13 +1,153 @@
-"""The state of a run besides its weights."""
+"""What a run is besides its data: weights, their average, the optimiser, and how far it has come."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
+
+from rtdetr.config import Config
+from rtdetr.data.classes import Classes
+from rtdetr.engine import distributed
+from rtdetr.engine.ema import ModelEma
+from rtdetr.engine.optim import build_optimizer, load_optimizer
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
+from rtdetr.weights.load import load_exactly
+
+
+class Pace(NamedTuple):
+    """The settings that turn a position in the data into a number of optimiser steps."""
+
+    batch_size: int  # pictures per process
+    num_processes: int
+    accumulate: int
+    num_pictures: int
+    epochs: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.num_processes
+
+    @property
+    def batches(self) -> int:
+        """Per epoch and process."""
+        return self.num_pictures // self.global_batch
+
+    def steps(self, epoch: int, start_batch: int) -> int:
+        """Optimiser steps before that batch. An epoch ends with a step, whatever number of batches is left for it."""
+        per_epoch = math.ceil(self.batches / self.accumulate)
+        return (epoch + 1) * per_epoch - math.ceil((self.batches - start_batch) / self.accumulate)
+
+    def changes(self, before: Pace) -> str:
+        names = ("data.train_batch_size", "processes", "train.accumulate", "training pictures", "train.epochs")
+        return ", ".join(f"{name} {old} -> {new}" for name, old, new in zip(names, before, self) if old != new)
+
+
+class RunState:
+    """The state of a run of `model`, which `save` writes and `load` takes back. Nothing has been trained at first.
+
+    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and from the settings of today.
+    """
+
+    def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_pictures: int) -> None:
+        self.cfg, self.classes, self.model = cfg, classes, model
+        train = cfg.train
+        self.pace = Pace(
+            cfg.data.train_batch_size, distributed.world_size(), train.accumulate, num_pictures, train.epochs
+        )
+        steps = self.pace.steps(train.epochs, 0)
+        self.total_iterations = min(steps, train.max_iterations or steps)
+        self.optimizer = build_optimizer(model, cfg.optimizer)
+        device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.train.precision == "fp16")
+        self.ema = ModelEma(model, cfg.ema)
+        self.iteration = self.epoch = self.start_batch = 0
+        self.saved_iteration = 0  # what the resumed run called its last step
+        self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
+
+    def save(self, path: Path) -> None:
+        """Writes a checkpoint on the main process; every process has to call it."""
+        generators = distributed.gather_objects(rng_state())
+        if not distributed.is_main():
+            return
+        training = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "iteration": self.iteration,
+            "epoch": self.epoch,
+            "pictures": self.start_batch * self.pace.global_batch,  # of this epoch, by all processes
+            "num_pictures": self.pace.num_pictures,
+            "ema_updates": self.ema.num_updates,
+            "best_ap": self.best_ap,
+            "evaluation_due": self.evaluation_due,
+            "rng": generators,
+        }
+        ema = self.ema.model.state_dict()
+        save_checkpoint(path, make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training))
+
+    def load(self, path: Path) -> str | None:
+        """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
+        decide how it goes on. Raises CheckpointError."""
+        content = load_checkpoint(path)
+        state = content["training"]
+        if state is None:
+            raise CheckpointError(
+                f"{path}: holds weights but no training state; start from them with -t, or resume last.pth"
+            )
+        if tuple(content["classes"]["category_ids"]) != self.classes.category_ids:
+            raise CheckpointError(
+                f"{path}: trained for other category ids than those in {self.cfg.data.train.annotations}"
+            )
+        load_exactly(self.model, content["model"], path)
+        load_exactly(self.ema.model, content["ema"], path)
+        try:
+            load_optimizer(self.optimizer, state["optimizer"])
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path}: the optimiser state does not fit ({error}); was something else frozen?"
+            ) from error
+        if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
+            self.scaler.load_state_dict(state["scaler"])
+        self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
+        self.evaluation_due = state["evaluation_due"]
+        if distributed.rank() < len(state["rng"]):
+            set_rng_state(state["rng"][distributed.rank()])
+        return self._find_position(content["config"], state, path)
+
+    def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
+        """Goes to where the run in a checkpoint stopped, in whole batches of today."""
+        batch_size, num_processes = config["data"]["train_batch_size"], len(state["rng"])
+        pictures = state.get("pictures")
+        if pictures is None:  # files of before counted batches
+            pictures = state["start_batch"] * batch_size * num_processes
+        self.epoch = state["epoch"]
+        self.start_batch = min(pictures // self.pace.global_batch, self.pace.batches)
+        if self.start_batch == self.pace.batches:  # less fits into an epoch than before
+            self.epoch, self.start_batch, self.evaluation_due = self.epoch + 1, 0, True
+        self.iteration = self.pace.steps(self.epoch, self.start_batch)
+        self.saved_iteration = state["iteration"]
+        num_pictures = state.get("num_pictures", self.pace.num_pictures)
+        train = config["train"]
+        before = Pace(batch_size, num_processes, train["accumulate"], num_pictures, train["epochs"])
+        if before == self.pace:
+            return None
+        return (
+            f"{path}: {self.pace.changes(before)}; goes on in epoch {self.epoch} after "
+            f"{self.start_batch * self.pace.global_batch} of {self.pace.num_pictures} pictures, at iteration "
+            f"{self.iteration} of {self.total_iterations}"
+        )
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
 
 
 def rng_state() -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Stopping on request."""
+"""Stopping on request. Imports nothing slow, so that a command can listen before it imports torch."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,24 +10,71 @@ from contextlib import contextmanager
 
 
 class StopSignal:
-    """Remembers the first SIGINT or SIGTERM that comes while it listens; the second one ends the program at once."""
+    """The first SIGINT or SIGTERM that came while it listened.
+
+    SIGTERM asks once, however often it comes: a scheduler sends it to every process of a group, and torchrun passes it
+    on as well. A second Ctrl-C ends the program at once.
+    """
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self._remembers = False
+        self._promise = ""
+        self._interrupts = 0
+
+    def asked(self) -> bool:
+        return self.received is not None
+
+    def agreed(self) -> int | None:
+        """The signal that came to one of the processes, on all of them; every process has to ask."""
+        from rtdetr.engine import distributed
+
+        return next((number for number in distributed.gather_objects(self.received) if number is not None), None)
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def setting_up(self) -> Iterator[None]:
+        """In here a signal ends the program, with exit code 128 + n and one line. One of several processes goes on
+        instead, until all of them can stop together: left alone, the others would wait or fail."""
+        with self._handling(os.environ.get("WORLD_SIZE", "1") != "1", "stopping when everything is set up"):
+            yield
+
+    @contextmanager
+    def listening(self, promise: str = "") -> Iterator[None]:
+        """In here a signal is remembered, and answered with `promise`, if there is one: "stopping after this step"."""
+        with self._handling(True, promise):
+            yield
+
+    @contextmanager
+    def _handling(self, remembers: bool, promise: str) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield  # Python delivers signals to the main thread only
             return
+        outer = self._remembers, self._promise
+        self._remembers, self._promise = remembers, promise
         before = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            self._remembers, self._promise = outer
 
     def _receive(self, number: int, frame: object) -> None:
-        if self.received is not None:
-            raise KeyboardInterrupt
+        first, interrupt = self.received is None, number == signal.SIGINT
+        self._interrupts += interrupt
+        if not first and not interrupt:
+            return
+        if self._remembers and self._interrupts < 2:
+            self.received = self.received or number
+            if self._promise:
+                _tell(f"signal {number}: {self._promise}" + ("; press Ctrl-C again to stop now" if interrupt else ""))
+            return
         self.received = number
+        _tell(f"stopped by signal {number}")
+        raise SystemExit(128 + number)
+
+
+def _tell(line: str) -> None:
+    """Not print: a signal may come in the middle of one, and its buffer is then locked."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, f"\n{line}\n".encode())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -35,8 +36,15 @@ class Criterion:
         self.one_to_many_repeats = one_to_many_repeats
         self.match_threads = match_threads
 
-    def __call__(self, outputs: TrainingOutputs, targets: Targets, epoch: int) -> dict[str, Tensor]:
+    def __call__(
+        self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int] = ()
+    ) -> dict[str, Tensor]:
         """Scalars by name, and "loss", their total. `epoch` counts from 0 and picks the assigner of the dense head.
+
+        group: boxes of each batch of an optimiser step that accumulates several, this one among them. The mean of their
+        set losses is then the set loss of one batch that holds all their pictures; of the dense loss it is nearly that,
+        as the score that divides it comes from predictions: the score of the group is taken to be that of this batch,
+        box for box.
 
         Computes in float32, or in float64 if the predictions are. Waits for the device once, to match. Raises
         ValueError when outputs do not fit targets or the number of classes, and FloatingPointError when a query's
@@ -44,9 +52,11 @@ class Criterion:
         """
         self._check(outputs, targets)
         with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):
-            return self._losses(outputs, targets, epoch)
+            return self._losses(outputs, targets, epoch, group)
 
-    def _losses(self, outputs: TrainingOutputs, targets: Targets, epoch: int) -> dict[str, Tensor]:
+    def _losses(
+        self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int]
+    ) -> dict[str, Tensor]:
         one_to_one, one_to_many, denoising, dense = outputs
         problems = [(one_to_one, 1)]
         if one_to_many is not None:
@@ -54,7 +64,7 @@ class Criterion:
         indices = match_together(problems, targets, self.cfg, self.match_threads)
 
         num_groups = one_to_one.logits.shape[1]
-        num_boxes = self._mean_num_boxes(targets, 1)
+        num_boxes = self._mean_num_boxes(targets, 1, group)
         losses: dict[str, Tensor] = {}
         sums = set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)
         losses |= self._entries(sums, 1 / (num_boxes * num_groups), "")
@@ -66,12 +76,14 @@ class Criterion:
             losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:
             sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
-            scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats)
+            scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)
             losses |= self._entries(sums, scale, "_o2m_branch")
         total = torch.stack(list(losses.values())).sum()
         if dense is not None:
             task_aligned = epoch >= self.cfg.atss_epochs
-            losses |= dense_losses(dense, targets, task_aligned, self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight)
+            share = self._mean_num_boxes(targets, 1) / num_boxes if group else 1.0
+            weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
+            losses |= dense_losses(dense, targets, task_aligned, *weights, share)
             total = total + losses["loss_aux_o2m"]
         losses["loss"] = total
         return losses
@@ -87,11 +99,13 @@ class Criterion:
         return entries
 
     @staticmethod
-    def _mean_num_boxes(targets: Targets, repeats: int) -> Tensor:
-        """Boxes of the batch, each counted `repeats` times, averaged over processes and at least 1. Boxes that found no
-        query count as well (one-to-many with more boxes than queries)."""
-        count = torch.full((), float(repeats * sum(targets.counts)), dtype=torch.float64, device=targets.labels.device)
-        return mean_over_processes(count).clamp(min=1)
+    def _mean_num_boxes(targets: Targets, repeats: int, group: Sequence[int] = ()) -> Tensor:
+        """Boxes of the batch, or of the batches of a group together, each counted `repeats` times, averaged over
+        processes, at least 1, and divided by the batches. Boxes that found no query count as well (one-to-many with
+        more boxes than queries)."""
+        boxes = group or (sum(targets.counts),)
+        count = torch.full((), float(repeats * sum(boxes)), dtype=torch.float64, device=targets.labels.device)
+        return mean_over_processes(count).clamp(min=1) / len(boxes)
 
     def _check(self, outputs: TrainingOutputs, targets: Targets) -> None:
         shape = outputs.one_to_one.logits.shape

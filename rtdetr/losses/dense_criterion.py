@@ -17,10 +17,18 @@ from rtdetr.types import DenseOutputs, Targets
 
 
 def dense_losses(
-    outputs: DenseOutputs, targets: Targets, task_aligned: bool, iou_weight: float, dfl_weight: float
+    outputs: DenseOutputs,
+    targets: Targets,
+    task_aligned: bool,
+    iou_weight: float,
+    dfl_weight: float,
+    share: Tensor | float = 1.0,
 ) -> dict[str, Tensor]:
     """Scalars: loss_cls_aux_o2m, loss_iou_aux_o2m, loss_dfl_aux_o2m without their weights, loss_l1_aux_o2m that is only
     reported, and loss_aux_o2m, the weighted sum of the first three.
+
+    share: boxes of this batch relative to the mean of the batches that are accumulated with it, each taken to have at
+    least one. A batch of fewer boxes is divided by a smaller sum of scores, and must not weigh more for it.
 
     Cells that no box is assigned to are masked, not selected: the shapes do not depend on values, so nothing waits for
     the device, and every prediction stays in the graph when there is no box at all.
@@ -40,7 +48,7 @@ def dense_losses(
     else:
         positive, labels, wanted, scores = assign_atss(points, strides, outputs.level_cells, predicted, targets)
     wanted = torch.where(positive[..., None], wanted / strides, boxes.detach())
-    total_score = mean_over_processes(scores.sum()).clamp(min=1)
+    total_score = (mean_over_processes(scores.sum()).clamp(min=1) / share).to(logits.dtype)
 
     is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels[..., None], positive[..., None])
     class_loss = varifocal_loss_of_probabilities(probabilities, is_class * scores[..., None], is_class)

@@ -1,0 +1,51 @@
+"""Data workers: what they do about threads and signals, so that they serve the main process and never outlive it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import cv2
+import torch
+
+ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM)
+SECONDS = 1.0  # between two looks at the main process
+
+
+@contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Start workers in here. A request to stop waits for the end of the block, and a worker is born with it held back,
+    until `prepare_worker` says what it does about it: Ctrl-C and schedulers reach every process of a group."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED_TO_STOP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def prepare_worker(worker_id: int) -> None:
+    """One thread per worker: workers x threads would crowd out each other, and OpenCV's pool does not survive a fork.
+    Only the main process decides what a request to stop means, and it still needs data until then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    if hasattr(signal, "sigtimedwait"):
+        threading.Thread(target=_leave_with_main, daemon=True).start()
+    else:  # macOS; there torch's own look at the main process has to do
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+
+
+def _leave_with_main() -> None:
+    """Ends this worker, whatever it is doing, when the main process asks for it or has died. SIGTERM stays blocked for
+    the other threads, and from any other sender it means nothing."""
+    main, started_by = multiprocessing.parent_process(), os.getppid()
+    while main is not None and os.getppid() == started_by and main.is_alive():
+        received = signal.sigtimedwait([signal.SIGTERM], SECONDS)
+        if received is not None and received.si_pid == main.pid:
+            break
+    os._exit(0)
