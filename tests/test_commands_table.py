@@ -13,8 +13,10 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,10 +119,11 @@ TABLE = {
         1,
         (
             "mixed/cut.jpg: cannot be read",
+            "mixed/bomb.png: cannot be read",
             "mixed/empty.jpg: cannot be read",
             "mixed/page.jpg: cannot be read",
             "mixed/x.jpg: cannot be read as a picture (it is a folder)",
-            "4 of 6 files could not be read",
+            "5 of 7 files could not be read",
             "left out: 1 files",
         ),
         ("new/results.json", "new/good.jpg", "new/good_1.jpg"),
@@ -200,6 +203,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "part" / "labels" / "a.txt").write_text("0 .5 .5 1 1\n")
     (folder / "mixed" / "cut.jpg").write_bytes((folder / "mixed" / "good.jpg").read_bytes()[:900])
     (folder / "mixed" / "empty.jpg").touch()
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    (folder / "mixed" / "bomb.png").write_bytes(start)
     (folder / "mixed" / "page.jpg").write_text("<html>404</html>")
     (folder / "mixed" / "x.jpg").mkdir()
     shutil.rmtree(data / "train")
@@ -264,7 +270,7 @@ def test_a_broken_picture_is_listed_where_it_was(folder: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.count("pictures [") == 2  # a log file has no room for every state of the bar
     listed = json.loads((folder / "new" / "results.json").read_text())
     assert [each["file"] for each in listed] == [
-        f"mixed/{name}" for name in ("cut.jpg", "empty.jpg", "good.jpg", "good.png", "page.jpg", "x.jpg")
+        f"mixed/{name}" for name in ("bomb.png", "cut.jpg", "empty.jpg", "good.jpg", "good.png", "page.jpg", "x.jpg")
     ]
     for each in listed:
         if "good" in each["file"]:

@@ -116,6 +116,32 @@ def test_a_broken_file_costs_itself_alone(checkpoint: Path, tmp_path: Path) -> N
         assert "truncated" in errors[0] and "a folder" in errors[1] and "a device" in errors[2]
 
 
+def test_the_eight_orientations_of_a_picture_give_the_same_boxes(checkpoint: Path, tmp_path: Path) -> None:
+    """Each copy is stored turned or mirrored, and its EXIF block says how to undo that."""
+    upright, turn = picture(60, 40), Image.Transpose
+    stored = {
+        1: upright,
+        2: upright.transpose(turn.FLIP_LEFT_RIGHT),
+        3: upright.transpose(turn.ROTATE_180),
+        4: upright.transpose(turn.FLIP_TOP_BOTTOM),
+        5: upright.transpose(turn.TRANSPOSE),
+        6: upright.transpose(turn.ROTATE_90),
+        7: upright.transpose(turn.TRANSVERSE),
+        8: upright.transpose(turn.ROTATE_270),
+    }
+    for orientation, each in stored.items():
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        each.save(tmp_path / f"{orientation}.png", exif=exif)
+    first, *others = Predictor(checkpoint, threshold=0.0).predict_files(sorted(tmp_path.iterdir()))
+    assert first.detections and len(others) == 7
+    for each in others:
+        assert each.picture is not None and each.picture.size == (60, 40)
+        assert [found.name for found in each.detections] == [found.name for found in first.detections]
+        for ours, theirs in zip(each.detections, first.detections):
+            assert ours.box == pytest.approx(theirs.box, abs=1e-2)
+
+
 def test_boxes_end_where_the_picture_ends(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One box across each border, one outside, one inside; evaluation keeps them as they come."""
     boxes = [(-5.0, 10.0, 20.0, 50.0), (90.0, -3.0, 99.0, 70.0), (97.0, 5.0, 99.0, 9.0), (1.0, 2.0, 3.0, 4.0)]
