@@ -87,10 +87,9 @@ def test_signatures_of_the_originals() -> None:
     filled = ["grad_output", "grad_value", "grad_sampling_loc", "grad_attn_weight"]
     assert list(inspect.signature(compat.ms_deform_attn_forward).parameters) == [*shared, "im2col_step"]
     assert list(inspect.signature(compat.ms_deform_attn_backward).parameters) == [*shared, *filled, "im2col_step"]
-    core = list(inspect.signature(compat.ms_deform_attn_core_pytorch).parameters)
-    assert core == [shared[0], shared[1], shared[3], shared[4]]
+    for plain in (compat.ms_deform_attn_core_pytorch, compat.multi_scale_deformable_attn_pytorch):
+        assert list(inspect.signature(plain).parameters) == [shared[0], shared[1], shared[3], shared[4]]
     assert compat.MultiScaleDeformableAttnFunction is compat.MSDeformAttnFunction
-    assert compat.multi_scale_deformable_attn_pytorch is compat.ms_deform_attn_core_pytorch
 
 
 def test_functions_agree_with_the_core_and_differentiate(device: str) -> None:
@@ -98,6 +97,7 @@ def test_functions_agree_with_the_core_and_differentiate(device: str) -> None:
     value, shapes, starts, locations, weights = tensors(x)
     core = compat.ms_deform_attn_core_pytorch(value, shapes, locations, weights)
     assert relative(compat.MSDeformAttnFunction.apply(value, shapes, starts, locations, weights, 2), core) <= 1e-12
+    assert relative(compat.multi_scale_deformable_attn_pytorch(value, shapes, locations, weights), core) <= 1e-12
     assert torch.autograd.gradcheck(
         lambda v, p, w: compat.MSDeformAttnFunction.apply(v, shapes, starts, p, w, 2), x.leaves()
     )
@@ -109,7 +109,8 @@ def test_type_of_value_stays_under_autocast(device: str) -> None:
     with torch.autocast(device, torch.bfloat16):
         cast = compat.MSDeformAttnFunction.apply(*tensors(x), 64)
         core = compat.ms_deform_attn_core_pytorch(x.value, x.shapes, x.locations, x.weights)
-    assert torch.equal(cast, plain) and core.dtype == torch.float32
+        mmcv = compat.multi_scale_deformable_attn_pytorch(x.value, x.shapes, x.locations, x.weights)
+    assert torch.equal(cast, plain) and core.dtype == mmcv.dtype == torch.float32
 
 
 @pytest.fixture
@@ -283,6 +284,17 @@ def test_patched_model_equals_unpatched(
         for name, wanted in outputs_of(model, family).items():
             torch.testing.assert_close(wanted, outputs[name], rtol=0, atol=1e-4)
     assert not calls
+
+
+def test_discrete_model_stays_as_it_is(patch: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("rt_detr_v2")
+    for module in model.modules():
+        if isinstance(module, compat._attention_class("rt_detr_v2")):
+            module.method = "discrete"
+    before = outputs_of(model, "rt_detr_v2")
+    patch()
+    monkeypatch.setattr(compat, "ms_deform_attn", lambda *_: pytest.fail("our op ran"))
+    assert all(torch.equal(v, before[k]) for k, v in outputs_of(model, "rt_detr_v2").items())
 
 
 def attention_call(model: nn.Module, family: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:

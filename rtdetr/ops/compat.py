@@ -108,6 +108,14 @@ def ms_deform_attn_core_pytorch(
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights, backend="torch")
 
 
+def multi_scale_deformable_attn_pytorch(
+    value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
+) -> Tensor:
+    """Return (B, Q, H * D): the function that mmcv calls off the GPU, by the kernel of the device if there is one."""
+    with torch.autocast(value.device.type, enabled=False):
+        return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
+
+
 class MSDeformAttnFunction:
     """`apply` with the six arguments of the autograd.Function of this name; differentiable once."""
 
@@ -115,7 +123,6 @@ class MSDeformAttnFunction:
 
 
 MultiScaleDeformableAttnFunction = MSDeformAttnFunction
-multi_scale_deformable_attn_pytorch = ms_deform_attn_core_pytorch
 
 
 EXTENSION = "MultiScaleDeformableAttention"
