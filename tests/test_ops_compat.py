@@ -156,6 +156,15 @@ def test_uneven_points_per_level(points: list[int]) -> None:
     assert relative(attend(x.value, list(x.shapes), locations, weights, points), wanted) <= 1e-6
 
 
+def test_points_that_fill_up_a_level_read_nothing() -> None:
+    """The second level has one point and gets a second one, which must not touch the inf in the middle of the map."""
+    value = torch.ones(1, 18, 1, 4)
+    value[:, [4, 13]] = float("inf")
+    attend = compat._uneven_function(lambda *_: pytest.fail("the original ran"))
+    output = attend(value, [(3, 3), (3, 3)], torch.full((1, 1, 1, 3, 2), 0.1), torch.ones(1, 1, 1, 3), [2, 1])
+    assert output.isfinite().all()
+
+
 def test_discrete_method_stays_with_the_original() -> None:
     x = make_inputs(SHAPES, 1, 5, 2, 8, 2)
     attend = compat._uneven_function(lambda *arguments: torch.tensor(arguments[-1] == "discrete"))

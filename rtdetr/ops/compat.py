@@ -241,10 +241,12 @@ def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def patch_transformers(*, any_version: bool = False) -> list[str]:
     """Let the deformable attention of transformers' models run on our op; return the names of what was changed.
 
-    Models that exist already and models built later both change; weights, outputs and their types do not. Where the
-    library `kernels` is in use, the entry of transformers' kernel mapping becomes ours as well, so `use_kernels=True`
-    does not bring back the kernel of the hub. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers'
-    own code. Raises ModuleNotFoundError without transformers, RuntimeError for a version outside KNOWN_VERSIONS (unless
+    Models that exist already and models built later both change; weights and outputs do not. Under autocast the
+    attention of D-FINE and DEIMv2 returns the autocast type where it returned float32. Where the library `kernels` is
+    in use, the entry of transformers' kernel mapping becomes ours as well, so `use_kernels=True` does not bring back
+    the hub's kernel. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers' own code.
+
+    Raises ModuleNotFoundError without transformers, RuntimeError for a version outside KNOWN_VERSIONS (unless
     `any_version`) or one whose functions take other arguments than the known ones; nothing is changed then.
     """
     if _undo:
