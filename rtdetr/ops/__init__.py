@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from rtdetr.ops.backend import BACKENDS, Backend, resolve_backend, why_not_compiled
+from rtdetr.ops.deformable_aggregation import DeformableFeatureAggregation, deformable_aggregation
 from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
 
 __all__ = [
     "BACKENDS",
     "Backend",
+    "DeformableFeatureAggregation",
     "MSDeformAttnFunction",
+    "deformable_aggregation",
     "ms_deform_attn",
     "ms_deform_attn_fused",
     "resolve_backend",

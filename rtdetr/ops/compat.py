@@ -1,0 +1,341 @@
+"""The attention op under the names other libraries know: Deformable DETR's extension, mmcv, transformers.
+
+`import rtdetr.ops.compat as MSDA` stands for `import MultiScaleDeformableAttention as MSDA`; `install` makes the second
+line itself work; `patch_transformers` changes the models of the installed transformers. Letters as in `rtdetr.ops`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.ops import SpatialShapes, ms_deform_attn, resolve_backend
+from rtdetr.ops.reference import compute_dtype
+
+__all__ = [
+    "MSDeformAttnFunction",
+    "MultiScaleDeformableAttnFunction",
+    "install",
+    "ms_deform_attn_backward",
+    "ms_deform_attn_core_pytorch",
+    "ms_deform_attn_forward",
+    "multi_scale_deformable_attn_pytorch",
+    "patch_transformers",
+    "uninstall",
+    "unpatch_transformers",
+]
+
+logger = logging.getLogger("rtdetr")
+
+
+# Deformable DETR and mmcv. The extension of the first takes its arguments by place, so mmcv's names serve both.
+
+
+def ms_deform_attn_forward(
+    value: Tensor,
+    value_spatial_shapes: Tensor,
+    value_level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    im2col_step: int = 64,
+) -> Tensor:
+    """Return (B, Q, H * D) of the type of `value`, also under autocast, as the extensions do.
+
+    `im2col_step` is accepted and means nothing; the batch need not be a multiple of it.
+    """
+    with torch.autocast(value.device.type, enabled=False):
+        return ms_deform_attn(
+            value, value_spatial_shapes, value_level_start_index, sampling_locations, attention_weights
+        )
+
+
+def ms_deform_attn_backward(
+    value: Tensor,
+    value_spatial_shapes: Tensor,
+    value_level_start_index: Tensor,
+    sampling_locations: Tensor,
+    attention_weights: Tensor,
+    grad_output: Tensor,
+    grad_value: Tensor | int = 64,
+    grad_sampling_loc: Tensor | None = None,
+    grad_attn_weight: Tensor | None = None,
+    im2col_step: int = 64,
+) -> list[Tensor] | None:
+    """Return the gradients of value, locations and weights, each of the type of its tensor.
+
+    With seven arguments, as Deformable DETR calls it, the last is its `im2col_step`. With three tensors after
+    `grad_output`, as mmcv calls it, the gradients are written into them and the result is None.
+    """
+    inputs = (value, sampling_locations, attention_weights)
+    dtype, grad = compute_dtype(value), grad_output.to(value.dtype)
+    points = [t.detach().to(dtype) for t in inputs[1:]]
+    if resolve_backend("auto", value) == "torch":
+        leaves = [t.detach().requires_grad_() for t in (value, *points)]
+        with torch.enable_grad(), torch.autocast(value.device.type, enabled=False):
+            output = ms_deform_attn(leaves[0], value_spatial_shapes, None, leaves[1], leaves[2], backend="torch")
+        grads = torch.autograd.grad(output, leaves, grad)
+    else:
+        levels = [t.to(value.device, torch.int64) for t in (value_spatial_shapes, value_level_start_index)]
+        flags = (True, True, True, torch.are_deterministic_algorithms_enabled())
+        grads = torch.ops.rtdetr.ms_deform_attn_backward(grad, value.detach(), [], *levels, *points, *flags)
+    found = [g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
+    if not isinstance(grad_value, Tensor):
+        return found
+    if grad_sampling_loc is None or grad_attn_weight is None:
+        raise TypeError(
+            "grad_value: given as a tensor to fill, so grad_sampling_loc and grad_attn_weight are needed too"
+        )
+    for into, g in zip((grad_value, grad_sampling_loc, grad_attn_weight), found, strict=True):
+        into.copy_(g)
+    return None
+
+
+def ms_deform_attn_core_pytorch(
+    value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
+) -> Tensor:
+    """Return (B, Q, H * D) by grid_sample on any device: the twin that the kernels are compared with."""
+    with torch.autocast(value.device.type, enabled=False):
+        return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights, backend="torch")
+
+
+def multi_scale_deformable_attn_pytorch(
+    value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
+) -> Tensor:
+    """Return (B, Q, H * D): the function that mmcv calls off the GPU, by the kernel of the device if there is one."""
+    with torch.autocast(value.device.type, enabled=False):
+        return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
+
+
+class MSDeformAttnFunction:
+    """`apply` with the six arguments of the autograd.Function of this name; differentiable once."""
+
+    apply = staticmethod(ms_deform_attn_forward)
+
+
+MultiScaleDeformableAttnFunction = MSDeformAttnFunction
+
+
+EXTENSION = "MultiScaleDeformableAttention"
+_replaced: ModuleType | None = None
+
+
+def install(*, replace: bool = False) -> None:
+    """Let `import MultiScaleDeformableAttention` find this module, in this process, from now on.
+
+    Raises RuntimeError if another module of this name is imported already and `replace` is False. Files that imported
+    the other one keep it.
+    """
+    global _replaced
+    ours, present = sys.modules[__name__], sys.modules.get(EXTENSION)
+    if present is ours:
+        return
+    if present is not None and not replace:
+        where = getattr(present, "__file__", None) or "no file"
+        raise RuntimeError(
+            f"{EXTENSION} is imported already ({where}); call install() before that import, or install(replace=True)"
+        )
+    _replaced = present
+    sys.modules[EXTENSION] = ours
+
+
+def uninstall() -> None:
+    """Undo `install`: the module that was there before comes back, or none."""
+    global _replaced
+    if sys.modules.get(EXTENSION) is sys.modules[__name__]:
+        del sys.modules[EXTENSION]
+        if _replaced is not None:
+            sys.modules[EXTENSION] = _replaced
+    _replaced = None
+
+
+# transformers. It writes the op in three forms, the same text in every family: a layer without parameters, a function,
+# and a function with a number of points of its own for every level.
+
+LAYER, FUNCTION, UNEVEN = EXTENSION, "multi_scale_deformable_attention", "multi_scale_deformable_attention_v2"
+FAMILIES = (
+    *("d_fine", "deformable_detr", "deimv2", "grounding_dino", "lw_detr", "mask2former", "mm_grounding_dino"),
+    *("omdet_turbo", "oneformer", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4", "rf_detr"),
+    *("rt_detr", "rt_detr_v2"),
+)
+KNOWN_VERSIONS = (5, 17), (5, 23)  # first and last; the three forms read the same in all between
+# In these families every attention module keeps the function that it found when it was built, under this name.
+KEEPERS = {"d_fine": "ms_deformable_attn_core", "deimv2": "ms_deformable_attn_core"}
+
+_undo: list[Callable[[], None]] = []
+_changed: list[str] = []
+
+
+class _Layer(nn.Module):
+    """What the layer of transformers does, by our op; also in the form in which its kernel mapping takes a layer."""
+
+    can_torch_compile = True
+    has_backward = True
+
+    def forward(
+        self,
+        value: Tensor,
+        value_spatial_shapes: Tensor,
+        value_spatial_shapes_list: Sequence[tuple[int, int]],
+        level_start_index: Tensor,
+        sampling_locations: Tensor,
+        attention_weights: Tensor,
+        im2col_step: int,
+    ) -> Tensor:
+        return ms_deform_attn(value, value_spatial_shapes_list, None, sampling_locations, attention_weights)
+
+
+class _Repository:
+    """An entry of transformers' kernel mapping that fetches nothing."""
+
+    def load(self) -> type[nn.Module]:
+        return _Layer
+
+    def __str__(self) -> str:
+        return f"{__name__} (layer {LAYER})"
+
+
+def _function(
+    value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
+) -> Tensor:
+    return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
+
+
+def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return the third form: locations (B, Q, H, points of all levels, 2), weights (B, Q, H, points of all levels)."""
+
+    def attend(
+        value: Tensor,
+        value_spatial_shapes: SpatialShapes,
+        sampling_locations: Tensor,
+        attention_weights: Tensor,
+        num_points_list: list[int],
+        method: str = "default",
+    ) -> Tensor:
+        if method != "default":  # "discrete" rounds to whole cells, which our op does not
+            return original(value, value_spatial_shapes, sampling_locations, attention_weights, num_points_list, method)
+        most = max(num_points_list)
+        if min(num_points_list) == most:
+            shape = (len(num_points_list), most)
+            locations, weights = sampling_locations.unflatten(3, shape), attention_weights.unflatten(3, shape)
+        else:  # every level gets as many points as the longest has: -1 lies outside the map and has weight 0
+            gaps = [most - n for n in num_points_list]
+            parts = zip(sampling_locations.split(num_points_list, 3), gaps, strict=True)
+            locations = torch.stack([F.pad(part, (0, 0, 0, gap), value=-1.0) for part, gap in parts], 3)
+            parts = zip(attention_weights.split(num_points_list, 3), gaps, strict=True)
+            weights = torch.stack([F.pad(part, (0, gap)) for part, gap in parts], 3)
+        return ms_deform_attn(value, value_spatial_shapes, None, locations, weights)
+
+    return attend
+
+
+def patch_transformers(*, any_version: bool = False) -> list[str]:
+    """Let the deformable attention of transformers' models run on our op; return the names of what was changed.
+
+    Models that exist already and models built later both change; weights and outputs do not. Under autocast the
+    attention of D-FINE and DEIMv2 returns the autocast type where it returned float32. Where the library `kernels` is
+    in use, the entry of transformers' kernel mapping becomes ours as well, so `use_kernels=True` does not bring back
+    the hub's kernel. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers' own code.
+
+    Raises ModuleNotFoundError without transformers, RuntimeError for a version outside KNOWN_VERSIONS (unless
+    `any_version`) or one whose functions take other arguments than the known ones; nothing is changed then.
+    """
+    if _undo:
+        return list(_changed)
+    if find_spec("transformers") is None:
+        raise ModuleNotFoundError("transformers is not installed; to patch it: pip install transformers")
+    version = importlib.import_module("transformers").__version__
+    (first, last), found = KNOWN_VERSIONS, tuple(int(part) for part in version.split(".")[:2])
+    if not (any_version or first <= found <= last):
+        known = " to ".join(".".join(map(str, v)) for v in KNOWN_VERSIONS)
+        raise RuntimeError(
+            f"transformers {version}: patch_transformers knows {known}; install one of these, or try any_version=True"
+        )
+    present = [family for family in FAMILIES if find_spec(f"transformers.models.{family}") is not None]
+    for change in [_change(family, version) for family in present]:
+        _set(*change)
+    _replace_hub_layer()
+    _changed.extend(f"{family}.{_attention_class(family).__name__}" for family in present)
+    logger.info("transformers %s: our op in all but the method 'discrete' of %s", version, ", ".join(_changed))
+    return list(_changed)
+
+
+def unpatch_transformers() -> None:
+    """Undo `patch_transformers`, for models that exist already too, except those kernelized with `use_kernels=True`
+    meanwhile: transformers itself cannot undo that."""
+    while _undo:
+        _undo.pop()()
+    _changed.clear()
+
+
+def _modeling(family: str) -> ModuleType:
+    return importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+
+
+def _attention_class(family: str) -> type[nn.Module]:
+    """The module with the projections, which the layers of the model call."""
+    (found,) = (
+        thing for name, thing in vars(_modeling(family)).items() if name.endswith("MultiscaleDeformableAttention")
+    )
+    return found
+
+
+def _change(family: str, version: str) -> tuple[Any, str, Any]:
+    """Owner, attribute and new value of the one thing that makes a family use our op."""
+    modeling = _modeling(family)
+    change: tuple[Any, str, Any]
+    old: Any = None
+    new: Any = None
+    if layer := getattr(modeling, LAYER, None):
+        old, new = layer.forward, _Layer.forward
+        change = layer, "forward", new
+    elif old := getattr(modeling, FUNCTION, None):
+        new = _function
+        change = modeling, FUNCTION, new
+    elif old := getattr(modeling, UNEVEN, None):
+        new = _uneven_function(old)
+        kept = KEEPERS.get(family)
+        change = (_attention_class(family), kept, _shown(kept, new)) if kept else (modeling, UNEVEN, new)
+    if old is None or new is None or _arguments(old) != _arguments(new):
+        raise RuntimeError(
+            f"transformers {version}: the deformable attention of {modeling.__name__} is not written as in the versions"
+            " that patch_transformers knows; nothing was patched"
+        )
+    return change
+
+
+def _arguments(function: Callable[..., Tensor]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+def _shown(name: str, new: Callable[..., Tensor]) -> property:
+    """A class attribute that shows `new` in place of what an instance keeps under `name`, and leaves that as it is."""
+
+    def keep(self: nn.Module, value: Any) -> None:
+        self.__dict__[name] = value
+
+    return property(lambda self: new, keep)
+
+
+def _set(owner: Any, name: str, new: Any) -> None:
+    old = vars(owner).get(name)
+    _undo.append(lambda: delattr(owner, name) if old is None else setattr(owner, name, old))
+    setattr(owner, name, new)
+
+
+def _replace_hub_layer() -> None:
+    hub = importlib.import_module("transformers.integrations.hub_kernels")
+    if hub.is_kernels_available():
+        mapping = hub.get_kernel_mapping_transformers()
+        theirs = mapping[LAYER]
+        _undo.append(lambda: mapping.update({LAYER: theirs}))
+        mapping[LAYER] = {"cuda": _Repository()}

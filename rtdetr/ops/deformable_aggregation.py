@@ -1,0 +1,216 @@
+"""Deformable aggregation (Sparse4D): key points of every anchor gather features from several cameras and scales.
+
+Letters: B batch, A anchors, P key points per anchor, N cameras, L levels, G groups of channels, C channels,
+S cells of all cameras and levels: camera after camera, within it level after level, rows before columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.ops.backend import Backend, resolve_backend
+from rtdetr.ops.reference import compute_dtype
+
+CameraShapes = Tensor | Sequence[Sequence[tuple[int, int]]]
+
+
+def deformable_aggregation(
+    features: Tensor,
+    spatial_shapes: CameraShapes,
+    level_start_index: Tensor | None,
+    sampling_locations: Tensor,
+    weights: Tensor,
+    *,
+    backend: Backend = "auto",
+) -> Tensor:
+    """Return (B, A, C), of the type of `features`: the weighted sum of what all points of an anchor see.
+
+    features:           (B, S, C) float32, float64, float16 or bfloat16
+    spatial_shapes:     for every camera its L pairs (height, width), or a tensor (N, L, 2)
+    level_start_index:  (N, L) first cell of each map, or None; the maps follow one another in any case
+    sampling_locations: (B, A, P, N, 2) x before y, normalised: 0 and 1 are the outer edges of a picture
+    weights:            (B, A, P, N, L, G); group g weighs the g-th of G equal runs of channels
+    backend:            auto, cuda, cpu or torch, as in `ms_deform_attn`
+
+    A point with x or y <= 0 or >= 1 counts for nothing in that camera. Locations, weights and sums are float32 (float64
+    for float64 features). Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run. On
+    CUDA more than 32 maps need a tensor of `spatial_shapes` on the device.
+    """
+    device = features.device.type
+    if features.dtype != torch.float64 and torch.is_autocast_enabled(device):
+        features = features.to(torch.get_autocast_dtype(device))
+    _check(features, spatial_shapes, sampling_locations, weights)
+    dtype = compute_dtype(features)
+    locations, weights = sampling_locations.to(dtype), weights.to(dtype)
+    # Where, not a product: an infinite or NaN weight of a point outside counts for nothing either.
+    weights = torch.where(_inside(locations)[..., None, None], weights, 0)
+    if resolve_backend(backend, features) == "torch":
+        with torch.autocast(device, enabled=False):  # einsum would round weights and samples
+            return deformable_aggregation_reference(features, _host_shapes(spatial_shapes), locations, weights)
+    return _by_attention(features, spatial_shapes, level_start_index, locations, weights)
+
+
+def _by_attention(
+    features: Tensor, spatial_shapes: CameraShapes, starts: Tensor | None, locations: Tensor, weights: Tensor
+) -> Tensor:
+    """The kernels of attention: groups are heads, anchors queries, maps levels. They want the locations written out for
+    every group and level; a kernel that shares them would replace this function."""
+    groups, levels = weights.shape[5], weights.shape[4]
+    value = features.unflatten(2, (groups, -1))  # (B, S, G, C / G)
+    # (B, A, P, N, 2) -> (B, A, G, N * L, P, 2), and (B, A, P, N, L, G) -> (B, A, G, N * L, P)
+    places = locations.transpose(2, 3)[:, :, None, :, None].expand(-1, -1, groups, -1, levels, -1, -1).flatten(3, 4)
+    shares = weights.permute(0, 1, 5, 3, 4, 2).flatten(3, 4)
+    if not isinstance(spatial_shapes, Tensor):
+        hw = [size for camera in spatial_shapes for pair in camera for size in pair]
+        return torch.ops.rtdetr.ms_deform_attn(value, hw, None, None, places, shares)
+    shapes = spatial_shapes.to(features.device, torch.int64, non_blocking=True).flatten(0, 1)
+    cells = shapes[:, 0] * shapes[:, 1]
+    first = cells.cumsum(0) - cells if starts is None else starts.to(shapes, non_blocking=True).flatten()
+    return torch.ops.rtdetr.ms_deform_attn(value, [], shapes, first, places, shares)
+
+
+def deformable_aggregation_reference(
+    features: Tensor, shapes: Sequence[Sequence[tuple[int, int]]], locations: Tensor, weights: Tensor
+) -> Tensor:
+    """Return what `deformable_aggregation` does, by grid_sample map after map. Points outside have weight 0 already."""
+    dtype, groups = compute_dtype(features), weights.shape[5]
+    sizes = [h * w for camera in shapes for h, w in camera]
+    if sum(sizes) != features.shape[1]:
+        raise ValueError(f"spatial_shapes: the maps hold {sum(sizes)} cells, but features has {features.shape[1]}")
+    maps = iter(features.to(dtype).transpose(1, 2).split(sizes, 2))  # N * L times (B, C, h * w)
+    # -1 and 2 lie beyond the reach of any cell, so clamping changes no result; it only turns infinite into far outside.
+    grid = 2 * locations.clamp(-1, 2) - 1
+    if grid.is_cuda:  # there grid_sample takes a NaN for a place outside
+        weights = weights + (grid * 0).sum(-1)[..., None, None]
+    output = features.new_zeros(*locations.shape[:2], groups, features.shape[2] // groups, dtype=dtype)
+    for n, camera in enumerate(shapes):
+        for level, (h, w) in enumerate(camera):
+            cells = next(maps).unflatten(2, (h, w))
+            samples = F.grid_sample(cells, grid[:, :, :, n], align_corners=False)  # (B, C, A, P)
+            seen = samples.unflatten(1, (groups, -1))
+            output = output + torch.einsum("bgcap,bapg->bagc", seen, weights[:, :, :, n, level])
+    return output.flatten(2).to(features.dtype)
+
+
+class DeformableFeatureAggregation(nn.Module):
+    """What the anchors see at their key points, weighed by what they are: Sparse4D's block, with its weight names.
+
+    channels, groups, levels, cameras, points: C, G, L, N, P
+    camera_embedding:  weights depend on the camera's projection too, and cameras may change in number between calls
+    residual:          "add" to the instance feature, or "cat" behind the output
+    attention_dropout: share of the (camera, point) pairs that are left out in training; dropout: of the output
+    """
+
+    def __init__(
+        self,
+        channels: int = 256,
+        groups: int = 8,
+        levels: int = 4,
+        cameras: int = 6,
+        points: int = 13,
+        *,
+        camera_embedding: bool = True,
+        residual: Literal["add", "cat"] = "add",
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        if channels % groups:
+            raise ValueError(f"channels: expected a multiple of {groups=}, got {channels}")
+        if residual not in ("add", "cat"):
+            raise ValueError(f"residual: expected add or cat, got {residual!r}")
+        self.groups, self.levels, self.points = groups, levels, points
+        self.residual, self.attention_dropout, self.backend = residual, attention_dropout, backend
+        self.camera_encoder = _camera_encoder(channels) if camera_embedding else None
+        self.weights_fc = nn.Linear(channels, groups * levels * points * (1 if camera_embedding else cameras))
+        self.output_proj = nn.Linear(channels, channels)
+        self.proj_drop = nn.Dropout(dropout)
+        nn.init.zeros_(self.weights_fc.weight)
+        nn.init.zeros_(self.weights_fc.bias)
+        nn.init.xavier_uniform_(self.output_proj.weight)
+        nn.init.zeros_(self.output_proj.bias)
+
+    def forward(
+        self,
+        instances: Tensor,
+        anchor_embedding: Tensor,
+        key_points: Tensor,
+        features: Tensor,
+        spatial_shapes: CameraShapes,
+        level_start_index: Tensor | None,
+        projection: Tensor,
+        image_size: Tensor,
+    ) -> Tensor:
+        """Return (B, A, C), with residual "cat" (B, A, 2 * C).
+
+        instances, anchor_embedding: (B, A, C)
+        key_points: (B, A, P, 3) in the frame that `projection` takes
+        features, spatial_shapes, level_start_index: as in `deformable_aggregation`
+        projection: (B, N, 4, 4) from that frame to pixels times depth; image_size: (B, N, 2) width, height in pixels
+        """
+        weights = self.weights(instances + anchor_embedding, projection)
+        locations = project_points(key_points, projection, image_size)
+        levels = (spatial_shapes, level_start_index)
+        seen = deformable_aggregation(features, *levels, locations, weights, backend=self.backend)
+        output = self.proj_drop(self.output_proj(seen))
+        return output + instances if self.residual == "add" else torch.cat((output, instances), -1)
+
+    def weights(self, query: Tensor, projection: Tensor) -> Tensor:
+        """Return (B, A, P, N, L, G), for each group a softmax over the points in all cameras and levels."""
+        if self.camera_encoder is not None:
+            query = query[:, :, None] + self.camera_encoder(projection[:, :, :3].flatten(2).to(query))[:, None]
+        logits = self.weights_fc(query).reshape(*query.shape[:2], -1, self.groups)  # (B, A, N * L * P, G)
+        shares = logits.softmax(-2).unflatten(2, (-1, self.levels, self.points)).permute(0, 1, 4, 2, 3, 5)
+        if self.training and self.attention_dropout > 0:
+            kept = torch.rand_like(shares[..., :1, :1]) >= self.attention_dropout
+            shares = shares * kept / (1 - self.attention_dropout)
+        return shares
+
+    def extra_repr(self) -> str:
+        return f"groups={self.groups}, levels={self.levels}, points={self.points}, backend={self.backend!r}"
+
+
+def project_points(key_points: Tensor, projection: Tensor, image_size: Tensor) -> Tensor:
+    """Return (B, A, P, N, 2) normalised places in every picture, x before y: at least float32, under autocast too.
+
+    A depth below 1e-5, behind the camera too, counts as 1e-5, which takes nearly every such point far outside.
+    """
+    with torch.autocast(key_points.device.type, enabled=False):
+        dtype = compute_dtype(key_points)
+        points = F.pad(key_points.to(dtype), (0, 1), value=1.0)
+        x, y, depth, _ = torch.einsum("bnij,bapj->ibapn", projection.to(dtype), points)
+        return torch.stack((x, y), -1) / depth.clamp(min=1e-5)[..., None] / image_size[:, None, None].to(dtype)
+
+
+def _camera_encoder(channels: int) -> nn.Sequential:
+    first = (nn.Linear(12, channels), nn.ReLU(), nn.LayerNorm(channels))
+    return nn.Sequential(*first, nn.Linear(channels, channels), nn.ReLU(), nn.LayerNorm(channels))
+
+
+def _inside(locations: Tensor) -> Tensor:
+    """(B, A, P, N): whether a point lies in the picture. A NaN counts as inside, and makes its anchor NaN."""
+    return ~((locations <= 0) | (locations >= 1)).any(-1)
+
+
+def _host_shapes(spatial_shapes: CameraShapes) -> Sequence[Sequence[tuple[int, int]]]:
+    return spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
+
+
+def _check(features: Tensor, spatial_shapes: CameraShapes, locations: Tensor, weights: Tensor) -> None:
+    if features.dim() != 3:
+        raise ValueError(f"features: expected 3 dimensions (B, S, C), got {tuple(features.shape)}")
+    cameras, levels = len(spatial_shapes), len(spatial_shapes[0])
+    if locations.dim() != 5 or locations.shape[::3] != (features.shape[0], cameras) or locations.shape[4] != 2:
+        wanted = f"(B, A, P, N, 2) with B={features.shape[0]}, N={cameras}"
+        raise ValueError(f"sampling_locations: expected {wanted}, got {tuple(locations.shape)}")
+    if weights.dim() != 6 or weights.shape[:5] != (*locations.shape[:4], levels):
+        wanted = f"(B, A, P, N, L, G) that starts with {(*locations.shape[:4], levels)}"
+        raise ValueError(f"weights: expected {wanted}, got {tuple(weights.shape)}")
+    if features.shape[2] % weights.shape[5]:
+        raise ValueError(f"features: expected channels in {weights.shape[5]} equal groups, got {features.shape[2]}")
