@@ -61,7 +61,9 @@ class Trainer:
             )
         self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
         if device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, in evaluation too
+            torch.set_float32_matmul_precision(
+                "high"
+            )  # TF32 for what autocast leaves in float32; evaluation does without
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         self.model: nn.Module = build_model(cfg.model, len(self.classes))
         for weights in (cfg.model.backbone.weights, tuning):
