@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,29 @@ def test_evaluation_stops_when_asked(tmp_path: Path) -> None:
     classes = Classes(("pen", "mug", "never seen"), (3, 7, 90))
     with pytest.raises(EvaluationStopped):
         evaluate(Oracle(), oracle_batches(truth), path, classes, EvalConfig(), torch.device("cpu"), lambda: True)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_evaluation_is_in_true_float32_and_leaves_the_settings(fails: bool) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def settings() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+
+    def batches() -> Iterator[Batch]:
+        seen.append(settings())
+        if fails:
+            raise DataError("a broken picture")
+        yield from ()
+
+    before = settings()
+    try:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
+        with pytest.raises(DataError if fails else EvaluationStopped):
+            evaluate(nn.Identity(), batches(), "", Classes((), ()), EvalConfig(), torch.device("cpu"), lambda: True)
+        assert settings() == ("high", True)
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+    assert seen == [("highest", False)]

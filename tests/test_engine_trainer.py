@@ -223,6 +223,38 @@ def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
         assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name], parameter), name
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp_path: Path, precision: str) -> None:
+    """As on a GPU: a fused optimiser, and losses that are looked at when the next step is done. The failed step's
+    gradients are finite in float32; in float16 the loss itself is NaN, which the scaler sees once."""
+    trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)
+    trainer.watch.lag = 1
+    trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
+    for group in trainer.state.optimizer.param_groups:
+        group["fused"] = precision == "fp32"
+    criterion, train_step = trainer.criterion, trainer.train_step
+    before: list[dict[str, Tensor]] = []
+
+    def spoiled(*arguments: Any) -> dict[str, Tensor]:
+        losses = criterion(*arguments)
+        if trainer.state.iteration == 1:
+            losses["loss_giou"] = losses["loss_giou"].detach() / 0
+            losses["loss"] = losses["loss"] * (float("nan") if precision == "fp16" else 1.0)
+        return losses
+
+    def noted(batches: list[Batch]) -> StepRecord:
+        before.append({name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()})
+        return train_step(batches)
+
+    trainer.criterion, trainer.train_step = spoiled, noted  # type: ignore[assignment, method-assign]
+    with pytest.raises(TrainingFailed, match="iteration 1"):
+        trainer.run()
+    kept = torch.load(tmp_path / "failed_batch.pth", weights_only=True)["model"]
+    assert len(before) == 3 and any(not torch.equal(before[0][name], before[1][name]) for name in before[0])
+    for name, parameter in before[1].items():
+        assert torch.equal(kept[name], parameter), name
+
+
 def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
     for precision in ("bf16", "fp16"):
         trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)

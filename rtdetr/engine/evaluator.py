@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,14 +64,15 @@ def evaluate(
     device: torch.device,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> EvalResult | None:
-    """Detects on every batch of this process, in float32, and scores all processes' detections on the first one; the
-    others get None. Raises EvaluationStopped on all of them when `should_stop()` became true on one.
+    """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
+    first one; the others get None. Raises EvaluationStopped on all of them when `should_stop()` became true on one.
     """
     own: list[dict[str, Any]] = []
-    for batch in loader:
-        if should_stop():
-            break
-        own += detect(model, batch, classes, cfg.max_detections, device)
+    with _true_float32():
+        for batch in loader:
+            if should_stop():
+                break
+            own += detect(model, batch, classes, cfg.max_detections, device)
     if distributed.any_process(should_stop()):
         raise EvaluationStopped
     gathered = distributed.gather_objects(own)
@@ -79,6 +80,19 @@ def evaluate(
         return None
     detections = [each for part in gathered for each in part]
     return score(detections, annotations, cfg.evaluator)
+
+
+@contextlib.contextmanager
+def _true_float32() -> Iterator[None]:
+    """Training lets GPUs round to TF32, and torch does so in convolutions; figures must not depend on who asks."""
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
 
 
 @torch.inference_mode()

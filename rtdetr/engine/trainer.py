@@ -62,7 +62,8 @@ class Trainer:
             )
         self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
         if device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, in evaluation too
+            # TF32 for what autocast leaves in float32; evaluation does without.
+            torch.set_float32_matmul_precision("high")
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         self.model: nn.Module = build_model(cfg.model, len(self.classes))
         for weights in (cfg.model.backbone.weights, tuning):
@@ -87,6 +88,7 @@ class Trainer:
         self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
+        self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self._saved = time.perf_counter()
 
     def run(self) -> int | None:
@@ -177,7 +179,7 @@ class Trainer:
             parallel, more = self.parallel, number < len(batches)
             with parallel.no_sync() if more and isinstance(parallel, DistributedDataParallel) else nullcontext():
                 losses = self._losses(batch, boxes if len(boxes) > 1 else [])
-                state.scaler.scale(losses["loss"] / len(batches)).backward()
+                state.scaler.scale(losses["loss"] * self._sound / len(batches)).backward()
             names = tuple(losses)
             values = torch.stack([value.detach().float() for value in losses.values()]) / len(batches)
             total = values if number == 1 else total + values
@@ -188,16 +190,24 @@ class Trainer:
             scale = state.scaler.scale(torch.ones((1,), device=self.device))
             names, total = (*names, "loss_scale"), torch.cat((total, scale))
         record = self.watch.record(lr, names, total, batches)
-        if record.ready is None:
+        if self.watch.lag:
+            self._keep_weights_of_refused_step(total)
+        else:
             self.watch.check(record)
-        elif not state.scaler.is_enabled():
-            # The fused AdamW leaves the weights alone when this is not 0: the check comes one step too late for them.
-            state.optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined]
         state.scaler.step(state.optimizer)
         state.scaler.update()
         state.ema.update()
         state.iteration += 1
         return record
+
+    def _keep_weights_of_refused_step(self, values: Tensor) -> None:
+        """Where checks come late, makes nothing of a step that will be refused, and of those until its check. A scaler
+        skips steps with NaN gradients; without one the fused AdamW leaves the weights alone when found_inf is not 0."""
+        scaled = self.state.scaler.is_enabled()
+        finite = torch.isfinite(values[:-2] if scaled else values).all()  # float16 gradients may overflow
+        self._sound = torch.where(finite, self._sound, torch.nan)
+        if not scaled:
+            self.state.optimizer.found_inf = (~torch.isfinite(self._sound)).float()  # type: ignore[attr-defined]
 
     def _losses(self, batch: Batch, group: list[int]) -> dict[str, Tensor]:
         dtype = AUTOCAST.get(self.cfg.train.precision)
