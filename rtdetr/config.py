@@ -20,6 +20,7 @@ import yaml
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 Precision = Literal["bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
+MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 
 
 class ConfigError(ValueError):
@@ -89,6 +90,7 @@ class LossConfig:
     match_class_cost: float = 2.0
     match_l1_cost: float = 5.0
     match_giou_cost: float = 2.0
+    match_backend: MatchBackend = "auto"  # of rtdetr.ops.linear_assignment
     dense_iou_weight: float = 2.5
     dense_dfl_weight: float = 0.5
     atss_epochs: int = 30  # the dense head's assigner is ATSS before this epoch (from 0), task-aligned from it on

@@ -24,23 +24,19 @@ class SetLosses(NamedTuple):
 
 
 class Criterion:
-    """All losses, named as in the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py.
+    """All losses; names of the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py."""
 
-    `match_threads` > 1 solves the matchings of a batch side by side; 1 is the plain loop.
-    """
-
-    def __init__(self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, match_threads: int = 1) -> None:
+    def __init__(self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int) -> None:
         self.cfg = cfg
         self.num_classes = num_classes
         self.one_to_many_repeats = one_to_many_repeats
-        self.match_threads = match_threads
 
     def __call__(self, outputs: TrainingOutputs, targets: Targets, epoch: int) -> dict[str, Tensor]:
         """Scalars by name, and "loss", their total. `epoch` counts from 0 and picks the assigner of the dense head.
 
-        Computes in float32, or in float64 if the predictions are. Waits for the device once, to match. Raises
-        ValueError when outputs do not fit targets or the number of classes, and FloatingPointError when a query's
-        prediction is not finite.
+        Computes in float32, or in float64 if the predictions are. Nothing waits for a GPU. Raises ValueError when
+        outputs do not fit targets or the number of classes. A query whose prediction is not finite raises
+        FloatingPointError on a CPU, and makes the total NaN on a GPU.
         """
         self._check(outputs, targets)
         with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):
@@ -51,7 +47,7 @@ class Criterion:
         problems = [(one_to_one, 1)]
         if one_to_many is not None:
             problems.append((one_to_many, self.one_to_many_repeats))
-        indices = match_together(problems, targets, self.cfg, self.match_threads)
+        indices, spoilt = match_together(problems, targets, self.cfg)
 
         num_groups = one_to_one.logits.shape[1]
         num_boxes = self._mean_num_boxes(targets, 1)
@@ -73,7 +69,7 @@ class Criterion:
             task_aligned = epoch >= self.cfg.atss_epochs
             losses |= dense_losses(dense, targets, task_aligned, self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight)
             total = total + losses["loss_aux_o2m"]
-        losses["loss"] = total
+        losses["loss"] = total.masked_fill(spoilt.any(), torch.nan)
         return losses
 
     def _entries(self, sums: SetLosses, scale: Tensor, suffix: str) -> dict[str, Tensor]:

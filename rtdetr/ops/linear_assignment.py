@@ -1,4 +1,4 @@
-"""Linear assignment: which query gets which box at the least total cost, for many pictures and many sets of queries at once.
+"""Linear assignment: which query gets which box at the least total cost, for many pictures and sets of queries at once.
 
 Letters: B pictures, T boxes of all pictures together, Q queries.
 """

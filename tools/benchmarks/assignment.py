@@ -1,6 +1,7 @@
-"""Measures `rtdetr.ops.linear_assignment` at the size of RT-DETRv3-R18's training step: every backend on the problems of
-four prediction layers, four one-to-one groups of 300 queries and one one-to-many group of 450 in which a box is offered
-four times, 16 pictures. Times are medians in milliseconds; on a GPU by events, costs already there.
+"""Measures `rtdetr.ops.linear_assignment` at the size of RT-DETRv3-R18's training step.
+
+The problems are those of 16 pictures in four prediction layers: four one-to-one groups of 300 queries, and a one-to-many
+group of 450 in which a box is offered four times. Times are medians in milliseconds; on a GPU by events.
 """
 
 from __future__ import annotations
