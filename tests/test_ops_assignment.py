@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.ops import compiled
-from rtdetr.ops.linear_assignment import (
+from rtdetr.ops.assignment import (
     MAX_COLUMNS,
     linear_assignment,
     linear_assignment_checked,

@@ -13,7 +13,7 @@ from torch import Tensor
 from rtdetr.boxes import cxcywh_to_xyxy, giou
 from rtdetr.config import LossConfig
 from rtdetr.losses.functional import at_least_float32, focal_class_cost
-from rtdetr.ops.linear_assignment import linear_assignment_checked
+from rtdetr.ops.assignment import linear_assignment_checked
 from rtdetr.types import QueryOutputs, Targets
 
 

@@ -1,7 +1,7 @@
 """Measures `rtdetr.ops.linear_assignment` at the size of RT-DETRv3-R18's training step.
 
-The problems are those of 16 pictures in four prediction layers: four one-to-one groups of 300 queries, and a one-to-many
-group of 450 in which a box is offered four times. Times are medians in milliseconds; on a GPU by events.
+The problems are those of 16 pictures in four prediction layers: four one-to-one groups of 300 queries, and one group of
+450 in which a box is offered four times. Times are medians in milliseconds; on a GPU by events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rtdetr.config import LossConfig
 from rtdetr.losses.matcher import matching_cost
-from rtdetr.ops.linear_assignment import AssignmentBackend, linear_assignment
+from rtdetr.ops.assignment import AssignmentBackend, linear_assignment
 from rtdetr.types import QueryOutputs, Targets
 
 LAYERS, CLASSES = 4, 80

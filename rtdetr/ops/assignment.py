@@ -10,7 +10,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rtdetr.ops import compiled
@@ -65,7 +64,7 @@ def resolve_assignment_backend(
         raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "scipy":
         return "scipy"
-    device = "cuda" if cost.is_cuda else "cpu"
+    device: Literal["cpu", "cuda"] = "cuda" if cost.is_cuda else "cpu"
     if backend not in ("auto", device):
         raise RuntimeError(f"backend={backend!r} needs costs on {backend}, got {cost.device=!s}; move them or use auto")
     columns = max(cost.shape[-1], repeats * max(counts, default=0))
@@ -80,6 +79,8 @@ def resolve_assignment_backend(
 
 
 def _by_scipy(cost: Tensor, counts: list[int], repeats: int) -> tuple[Tensor, Tensor]:
+    from scipy.optimize import linear_sum_assignment  # here because importing it takes longer than `import rtdetr.ops`
+
     on_host = cost.detach().cpu().numpy()
     index = np.full((*cost.shape[:-2], len(counts), cost.shape[-1]), -1, dtype=np.int64)
     bad = np.zeros(index.shape[:-1], dtype=bool)
