@@ -20,6 +20,7 @@ from rtdetr.config_file import ConfigError, Origins, Range, apply_updates, build
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 Precision = Literal["bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
+MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 Depth = Literal[18, 34, 50, 101]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
@@ -99,6 +100,7 @@ class LossConfig:
     match_class_cost: Amount = 2.0
     match_l1_cost: Amount = 5.0
     match_giou_cost: Amount = 2.0
+    match_backend: MatchBackend = "auto"  # of rtdetr.ops.linear_assignment
     dense_iou_weight: Amount = 2.5
     dense_dfl_weight: Amount = 0.5
     # The dense head's assigner is ATSS before this epoch (from 0), task-aligned from it on.

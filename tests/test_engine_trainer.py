@@ -207,10 +207,11 @@ def spoil_loss(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "named"), [(spoil_pictures, "matching cost"), (spoil_loss, "loss_giou = inf")])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
-    data: Path, tmp_path: Path, spoil: Callable[[Trainer], None], named: str
+    data: Path, tmp_path: Path, device: str, spoil: Callable[[Trainer], None], named: str
 ) -> None:
-    trainer = Trainer(tiny_config(data), tmp_path, CPU)
+    trainer = Trainer(tiny_config(data), tmp_path, torch.device(device))
     spoil(trainer)
     with pytest.raises(TrainingFailed) as error:
         trainer.run()
@@ -220,7 +221,7 @@ def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
     assert all(picture[1] in text for picture in kept["pictures"]) and len(kept["pictures"]) == 4
     assert kept["batches"][0][0].shape == (4, 3, 64, 64)
     for name, parameter in trainer.model.named_parameters():  # the weights are still those of before the step
-        assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name], parameter), name
+        assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name], parameter.cpu()), name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

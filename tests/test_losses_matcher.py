@@ -11,7 +11,7 @@ from conftest import golden_dir
 from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy
-from rtdetr.config import LossConfig
+from rtdetr.config import LossConfig, MatchBackend
 from rtdetr.losses.matcher import match, match_together, matching_cost
 from rtdetr.types import QueryOutputs, Targets
 
@@ -81,11 +81,12 @@ def test_more_boxes_than_queries_uses_every_query() -> None:
     assert (match(outputs, targets, CONFIG, repeats=4) >= 0).all()
 
 
-def test_threads_and_one_copy_give_what_the_plain_loop_gives() -> None:
+def test_every_backend_gives_what_scipy_gives() -> None:
     (outputs, targets), (others, _) = _random((4, 0, 3, 1)), _random((4, 0, 3, 1), shape=(2, 1), num_queries=25)
-    plain = [match(outputs, targets, CONFIG), match(others, targets, CONFIG, repeats=3)]
-    fast = match_together([(outputs, 1), (others, 3)], targets, CONFIG, threads=3)
-    assert all(torch.equal(a, b) for a, b in zip(plain, fast, strict=True))
+    plain = LossConfig(match_backend="scipy")
+    expected = [match(outputs, targets, plain), match(others, targets, plain, repeats=3)]
+    fast, spoilt = match_together([(outputs, 1), (others, 3)], targets, CONFIG)
+    assert all(torch.equal(a, b) for a, b in zip(expected, fast, strict=True)) and not spoilt.any()
 
 
 def test_pictures_and_batches_without_boxes_match_nothing() -> None:
@@ -97,12 +98,12 @@ def test_pictures_and_batches_without_boxes_match_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_non_finite_prediction_is_named(bad: float, threads: int) -> None:
+@pytest.mark.parametrize("backend", ["auto", "scipy"])
+def test_non_finite_prediction_is_named(bad: float, backend: MatchBackend) -> None:
     outputs, targets = _random((2, 3))
     outputs.boxes[1, 2, 1, 4, 0] = bad
     with pytest.raises(FloatingPointError, match="layer 1, group 2, picture 1 "):
-        match(outputs, targets, CONFIG, threads=threads)
+        match(outputs, targets, LossConfig(match_backend=backend))
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,15 @@ def test_cost_is_computed_in_float32_at_least(dtype: torch.dtype, expected: torc
     outputs, targets = _random((2, 3))
     cost = matching_cost(QueryOutputs(*(each.to(dtype) for each in outputs)), targets, CONFIG)
     assert cost.dtype == expected and cost.shape == (2, 3, 5, 9)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_spoilt_picture_is_flagged_and_matches_nothing() -> None:
+    outputs, targets = _random((2, 3))
+    expected = match(outputs, targets, CONFIG)
+    outputs.boxes[1, 2, 1, 4, 0] = float("nan")
+    moved = QueryOutputs(outputs.logits.cuda(), outputs.boxes.cuda())
+    (index,), spoilt = match_together([(moved, 1)], targets.to("cuda"), CONFIG)
+    assert spoilt.tolist() == [False, True]
+    assert (index[1, 2, 1] == -1).all()
+    assert torch.equal(index[:, :, 0].cpu(), expected[:, :, 0]) and torch.equal(index[0].cpu(), expected[0])

@@ -1,4 +1,8 @@
-"""Measures speed. `rtdetr benchmark op`: the deformable attention op, every backend, type and case."""
+"""Measures speed, prints a table and writes JSON.
+
+`rtdetr benchmark op`: the deformable attention op, every backend, type and case.
+`rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
 import torch
+from benchmarks import assignment as benchmark_assignment
 from benchmarks import op as benchmark_op
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -27,7 +32,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     op.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: all on a GPU, float32 on a CPU")
     op.add_argument("--backends", nargs="+", choices=("cuda", "cpu", "torch"), help="default: all that run there")
     op.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    return measure_op(parser.parse_args(arguments))
+    op.set_defaults(measure=measure_op)
+    assignment = commands.add_parser("assignment", help="linear assignment at the size of a training step")
+    assignment.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
+    assignment.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    assignment.set_defaults(measure=measure_assignment)
+    args = parser.parse_args(arguments)
+    return int(args.measure(args))
+
+
+def measure_assignment(args: argparse.Namespace) -> int:
+    """Prints the table and writes the JSON file."""
+    device = torch.device(args.device)
+    environment = benchmark_op.environment(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    rows = [
+        row
+        for case in args.cases or benchmark_assignment.COUNTS
+        for trained in (False, True)
+        for row in benchmark_assignment.measure(case, trained, ["scipy", device.type], device)
+    ]
+    print(benchmark_assignment.table(rows))
+    if args.json:
+        record = {**environment, "measurements": [asdict(row) for row in rows]}
+        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return 0
 
 
 def measure_op(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from tqdm import tqdm
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
 from rtdetr.engine.run_state import RunState
+from rtdetr.losses.matcher import SPOILT
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import save_checkpoint
 
@@ -88,12 +89,15 @@ class Watch:
         if record.ready is not None:
             record.ready.synchronize()
         values = dict(zip(record.names, record.values.tolist()))
+        spoilt = values.pop("spoilt_picture", 0.0)
         watched = dict(values)
         if self.state.scaler.is_enabled():
             del watched["grad_norm"]  # float16 gradients may overflow: the scaler skips the step and scales down
         bad = {name: value for name, value in watched.items() if not math.isfinite(value)}
         if bad:
             what = ", ".join(f"{name} = {value}" for name, value in bad.items())
+            if spoilt and len(record.batches) == 1:
+                what = f"{record.batches[0].infos[int(spoilt) - 1].file_name}: {SPOILT}"
             self.fail(record.iteration, what, values, record.batches)
         if math.isfinite(values["grad_norm"]):
             self._moved = record.iteration

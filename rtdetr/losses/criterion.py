@@ -25,16 +25,12 @@ class SetLosses(NamedTuple):
 
 
 class Criterion:
-    """All losses, named as in the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py.
+    """All losses; names of the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py."""
 
-    `match_threads` > 1 solves the matchings of a batch side by side; 1 is the plain loop.
-    """
-
-    def __init__(self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, match_threads: int = 1) -> None:
+    def __init__(self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int) -> None:
         self.cfg = cfg
         self.num_classes = num_classes
         self.one_to_many_repeats = one_to_many_repeats
-        self.match_threads = match_threads
 
     def __call__(
         self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int] = ()
@@ -46,9 +42,10 @@ class Criterion:
         as the score that divides it comes from predictions: the score of the group is taken to be that of this batch,
         box for box.
 
-        Computes in float32, or in float64 if the predictions are. Waits for the device once, to match. Raises
-        ValueError when outputs do not fit targets or the number of classes, and FloatingPointError when a query's
-        prediction is not finite.
+        Computes in float32, or in float64 if the predictions are. Nothing waits for a GPU. Raises ValueError when
+        outputs do not fit targets or the number of classes. A query whose prediction is not finite raises
+        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "spoilt_picture" says which picture it was,
+        counted from 1 (0: none).
         """
         self._check(outputs, targets)
         with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):
@@ -61,7 +58,7 @@ class Criterion:
         problems = [(one_to_one, 1)]
         if one_to_many is not None:
             problems.append((one_to_many, self.one_to_many_repeats))
-        indices = match_together(problems, targets, self.cfg, self.match_threads)
+        indices, spoilt = match_together(problems, targets, self.cfg)
 
         num_groups = one_to_one.logits.shape[1]
         num_boxes = self._mean_num_boxes(targets, 1, group)
@@ -85,6 +82,9 @@ class Criterion:
             weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
             losses |= dense_losses(dense, targets, task_aligned, *weights, share)
             total = total + losses["loss_aux_o2m"]
+        if total.is_cuda:  # looked at when the losses are: to raise here would wait for the device
+            total = total.masked_fill(spoilt.any(), torch.nan)
+            losses["spoilt_picture"] = torch.where(spoilt.any(), spoilt.int().argmax() + 1, 0).to(total.dtype)
         losses["loss"] = total
         return losses
 

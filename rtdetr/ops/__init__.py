@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rtdetr.ops.assignment import linear_assignment
 from rtdetr.ops.backend import BACKENDS, Backend, resolve_backend, why_not_compiled
 from rtdetr.ops.deformable_aggregation import DeformableFeatureAggregation, deformable_aggregation
 from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
@@ -21,6 +22,7 @@ __all__ = [
     "DeformableFeatureAggregation",
     "MSDeformAttnFunction",
     "deformable_aggregation",
+    "linear_assignment",
     "ms_deform_attn",
     "ms_deform_attn_fused",
     "resolve_backend",

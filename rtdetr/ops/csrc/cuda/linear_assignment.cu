@@ -1,0 +1,244 @@
+// Shortest augmenting paths in float64, one block to a problem, all problems in one launch. The algorithm, its names and its
+// two roles are those of cpu/linear_assignment.cpp; here a thread owns the columns t, t + kThreads, ... in registers.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "../linear_assignment.h"
+
+namespace rtdetr::cuda {
+namespace {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+constexpr int kMaxPictures = 512;  // to a launch: their counts travel as its arguments
+constexpr double kLargest = 1e300;  // of a cost: sums along a path stay finite
+constexpr int kMaxColumns = 16 * kThreads;
+constexpr int kRoot = -1, kFree = -1;
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+struct Launch {
+  const void* cost;
+  int64_t* index;
+  bool* bad;
+  int64_t T, B, first_picture;
+  int Q, repeats, max_rows;
+  int starts[kMaxPictures + 1];  // of each picture's boxes, for the pictures of this launch
+};
+
+// What a search for the nearest column compares: distance first, then whether it is free, then its number.
+struct Candidate {
+  double distance;
+  int column, owner;
+};
+
+__device__ __forceinline__ bool nearer(const Candidate& a, const Candidate& b) {
+  if (a.distance != b.distance) return a.distance < b.distance;
+  if ((a.owner < 0) != (b.owner < 0)) return a.owner < 0;
+  return a.column < b.column;
+}
+
+__device__ __forceinline__ Candidate nearest_of_warp(Candidate mine) {
+#if __CUDA_ARCH__ >= 800
+  // Distances in an order that unsigned integers share; two halves, then who holds the least, the free ones first.
+  const long long bits = __double_as_longlong(mine.distance);
+  const unsigned long long key = bits < 0 ? ~bits : bits | 0x8000000000000000ull;
+  const unsigned high = key >> 32, low = key;
+  const unsigned least_high = __reduce_min_sync(kFullWarp, high);
+  const unsigned least_low = __reduce_min_sync(kFullWarp, high == least_high ? low : kFullWarp);
+  const bool least = high == least_high && low == least_low;
+  const unsigned all = __ballot_sync(kFullWarp, least);
+  const unsigned free = __ballot_sync(kFullWarp, least && mine.owner < 0);
+  const int lane = __ffs(free ? free : all) - 1;
+  return {__shfl_sync(kFullWarp, mine.distance, lane), __shfl_sync(kFullWarp, mine.column, lane),
+          __shfl_sync(kFullWarp, mine.owner, lane)};
+#else
+  for (int step = 16; step > 0; step /= 2) {
+    const Candidate other{__shfl_xor_sync(kFullWarp, mine.distance, step), __shfl_xor_sync(kFullWarp, mine.column, step),
+                          __shfl_xor_sync(kFullWarp, mine.owner, step)};
+    if (nearer(other, mine)) mine = other;
+  }
+  return mine;
+#endif
+}
+
+// The cost of a row and a column; with kSwapped a row is a query and a column is a copy of one of n boxes.
+template <class T, bool kSwapped>
+__device__ __forceinline__ double cost_at(const T* cost, int row, int column, int n, int Q) {
+  return static_cast<double>(kSwapped ? cost[static_cast<int64_t>(column % n) * Q + row]
+                                      : cost[static_cast<int64_t>(row) * Q + column]);
+}
+
+template <class T, int K, bool kSwapped>
+__device__ void solve(const T* cost, int n, int Q, int rows, int columns, int room, int64_t* index, double* row_dual,
+                      int* entry, int* path, Candidate (*best)[kWarps]) {
+  const int t = threadIdx.x;
+  double column_dual[K], distance[K];
+  int owner[K];
+#pragma unroll
+  for (int k = 0; k < K; ++k) column_dual[k] = 0.0, owner[k] = kFree;
+  for (int row = t; row < rows; row += kThreads) row_dual[row] = 0.0;
+  __syncthreads();
+  int turn = 0;
+  for (int root = 0; root < rows; ++root) {
+    for (int left = room; left > 0;) {
+      unsigned inside = 0;  // bit k: the tree holds column k
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        distance[k] = INFINITY;
+        if (t + k * kThreads >= columns) inside |= 1u << k;
+      }
+      double low = 0.0;
+      int row = root, sink, given = 1;
+      bool scan = true;  // whether `row` has just entered
+      while (true) {
+        Candidate mine{INFINITY, 0x7fffffff, 0};
+        if (scan) {
+          const double base = low - row_dual[row];
+#pragma unroll
+          for (int k = 0; k < K; ++k) {
+            const int column = t + k * kThreads;
+            if (inside >> k & 1) continue;
+            if (owner[k] == row) {  // all columns of a row are as near as the row itself, whatever rounding says
+              distance[k] = low, inside |= 1u << k;
+              continue;
+            }
+            const double through = base + cost_at<T, kSwapped>(cost, row, column, n, Q) - column_dual[k];
+            if (through < distance[k]) distance[k] = through, path[column] = row;
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          const Candidate candidate{distance[k], t + k * kThreads, owner[k]};
+          if (!(inside >> k & 1) && nearer(candidate, mine)) mine = candidate;
+        }
+        mine = nearest_of_warp(mine);
+        if (t % 32 == 0) best[turn][t / 32] = mine;
+        __syncthreads();
+        mine = best[turn][0];
+#pragma unroll
+        for (int warp = 1; warp < kWarps; ++warp)
+          if (nearer(best[turn][warp], mine)) mine = best[turn][warp];
+        turn ^= 1;
+        low = mine.distance;
+        sink = mine.column;
+        const bool direct = mine.owner < 0 && path[sink] == root && given < left;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+          if (sink != t + k * kThreads) continue;
+          inside |= 1u << k;
+          if (direct) owner[k] = root;  // taken without detour, so no path changes and the tree may go on
+        }
+        scan = mine.owner >= 0;
+        if (scan) {
+          row = mine.owner;
+          if (t == 0) entry[row] = sink;
+        } else if (direct) {
+          ++given;
+        } else {
+          break;
+        }
+      }
+      left -= given;
+      __syncthreads();
+      // Reduced costs stay at least 0, and 0 on what is taken.
+      if (t == 0) row_dual[root] += low;
+#pragma unroll
+      for (int k = 0; k < K; ++k) {
+        const int column = t + k * kThreads;
+        if (column >= columns || !(inside >> k & 1)) continue;
+        column_dual[k] -= low - distance[k];
+        if (owner[k] >= 0 && owner[k] != root && entry[owner[k]] == column) row_dual[owner[k]] += low - distance[k];
+      }
+      int column = sink;
+      while (true) {  // every thread follows the path and moves the columns it owns
+        const int next = path[column];
+        const int before = next == root ? kRoot : entry[next];
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+          if (column == t + k * kThreads) owner[k] = next;
+        if (before == kRoot) break;
+        column = before;
+      }
+      __syncthreads();
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    const int column = t + k * kThreads;
+    if (column >= columns) continue;
+    if (!kSwapped) index[column] = owner[k];
+    else if (owner[k] >= 0) index[owner[k]] = column % n;
+  }
+}
+
+template <class T, int K>
+__global__ void __launch_bounds__(kThreads) solve_all(const __grid_constant__ Launch launch) {
+  extern __shared__ double row_dual[];
+  int* const entry = reinterpret_cast<int*>(row_dual + launch.max_rows);
+  int* const path = entry + launch.max_rows;
+  __shared__ Candidate best[2][kWarps];
+  const int b = blockIdx.x, Q = launch.Q, n = launch.starts[b + 1] - launch.starts[b];
+  const T* const cost = static_cast<const T*>(launch.cost) + (blockIdx.y * launch.T + launch.starts[b]) * Q;
+  const int64_t problem = blockIdx.y * launch.B + launch.first_picture + b;
+  int64_t* const index = launch.index + problem * Q;
+  bool finite = true;
+  for (int64_t i = threadIdx.x; i < static_cast<int64_t>(n) * Q; i += kThreads)
+    finite = finite && fabs(static_cast<double>(cost[i])) <= kLargest;
+  const bool bad = !__syncthreads_and(finite);
+  if (threadIdx.x == 0) launch.bad[problem] = bad;
+  if (n == 0 || bad) {
+    for (int q = threadIdx.x; q < Q; q += kThreads) index[q] = -1;
+    return;
+  }
+  const int copies = n * launch.repeats;
+  if (copies <= Q) solve<T, K, false>(cost, n, Q, n, Q, launch.repeats, index, row_dual, entry, path, best);
+  else solve<T, K, true>(cost, n, Q, Q, copies, 1, index, row_dual, entry, path, best);
+}
+
+template <class T, int K>
+cudaError_t launch_with(const Launch& launch, dim3 blocks, size_t bytes, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(solve_all<T, K>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return error;
+  solve_all<T, K><<<blocks, kThreads, bytes, stream>>>(launch);
+  return cudaGetLastError();
+}
+
+template <class T>
+cudaError_t launch_for(const Launch& launch, int64_t columns, dim3 blocks, size_t bytes, cudaStream_t stream) {
+  if (columns <= 3 * kThreads) return launch_with<T, 3>(launch, blocks, bytes, stream);
+  if (columns <= 4 * kThreads) return launch_with<T, 4>(launch, blocks, bytes, stream);
+  if (columns <= 8 * kThreads) return launch_with<T, 8>(launch, blocks, bytes, stream);
+  return launch_with<T, 16>(launch, blocks, bytes, stream);
+}
+
+}  // namespace
+
+const char* linear_assignment(const Assignment& problems, void* stream) {
+  if (problems.N > 65535) return "more than 65,535 sets of problems; call it in parts";
+  for (int64_t first = 0; first < problems.B; first += kMaxPictures) {
+    const int64_t pictures = std::min<int64_t>(kMaxPictures, problems.B - first);
+    Launch launch{problems.cost, problems.index, problems.bad, problems.T, problems.B, first};
+    launch.Q = static_cast<int>(problems.Q), launch.repeats = static_cast<int>(problems.repeats);
+    int64_t start = 0, columns = 0, rows = 1;
+    for (int64_t b = 0; b < first; ++b) start += problems.counts[b];
+    for (int64_t b = 0; b < pictures; ++b) {
+      const int64_t n = problems.counts[first + b], copies = n * problems.repeats;
+      launch.starts[b] = static_cast<int>(start);
+      start += n;
+      columns = std::max(columns, std::max(problems.Q, copies));
+      rows = std::max(rows, copies <= problems.Q ? n : problems.Q);
+    }
+    launch.starts[pictures] = static_cast<int>(start);
+    if (columns > kMaxColumns) return "more than 2,048 queries, or copies of the boxes of a picture";
+    launch.max_rows = static_cast<int>(rows);
+    const dim3 blocks(pictures, problems.N);
+    const size_t bytes = rows * (sizeof(double) + sizeof(int)) + columns * sizeof(int);
+    const auto run = problems.is_double ? launch_for<double> : launch_for<float>;
+    if (const cudaError_t error = run(launch, columns, blocks, bytes, static_cast<cudaStream_t>(stream)); error != cudaSuccess)
+      return cudaGetErrorString(error);
+  }
+  return nullptr;
+}
+
+}  // namespace rtdetr::cuda

@@ -1,0 +1,68 @@
+// The dispatcher side of linear_assignment, like ms_deform_attn.cpp: compiled into _cpu.so, which also declares the schema,
+// and with RTDETR_LIBRARY_CUDA into _cuda.so.
+#include "linear_assignment.h"
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <tuple>
+#include <vector>
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+std::tuple<Tensor, Tensor> linear_assignment(Tensor cost, std::vector<int64_t> counts, int64_t repeats) {
+  const ScalarType type = cost.scalar_type();
+  STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, "cost: expected float32 or float64, got ",
+                  torch::headeronly::toString(type));
+  STD_TORCH_CHECK(cost.dim() >= 2, "cost: expected (..., T, Q), got ", cost.dim(), " dimensions");
+  STD_TORCH_CHECK(repeats >= 1, "repeats: expected at least 1, got ", repeats);
+  int64_t boxes = 0;
+  for (const int64_t count : counts) {
+    STD_TORCH_CHECK(count >= 0 && count <= cost.size(-2), "counts: expected 0 to T boxes for each picture, got ", count);
+    boxes += count;
+  }
+  STD_TORCH_CHECK(boxes == cost.size(-2), "counts: expected to add up to T = ", cost.size(-2), ", got ", boxes);
+  std::vector<int64_t> shape(cost.sizes().begin(), cost.sizes().end() - 2);
+  int64_t sets = 1;
+  for (const int64_t size : shape) sets *= size;
+  shape.push_back(static_cast<int64_t>(counts.size()));
+  Tensor bad = torch::stable::new_empty(cost, shape, ScalarType::Bool);
+  shape.push_back(cost.size(-1));
+  Tensor index = torch::stable::new_empty(cost, shape, ScalarType::Long);
+  if (bad.numel() == 0) return {index, bad};
+  cost = torch::stable::contiguous(cost);
+  const rtdetr::Assignment problems{cost.const_data_ptr(), type == ScalarType::Double, sets, boxes, cost.size(-1),
+                                    static_cast<int64_t>(counts.size()), counts.data(), repeats,
+                                    static_cast<int64_t*>(index.mutable_data_ptr()), static_cast<bool*>(bad.mutable_data_ptr())};
+#ifdef RTDETR_LIBRARY_CUDA
+  torch::stable::accelerator::DeviceGuard guard(cost.get_device_index());
+  void* stream = nullptr;
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(cost.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
+                  "linear_assignment: the current CUDA stream could not be read");
+  const char* error = rtdetr::cuda::linear_assignment(problems, stream);
+#else
+  const char* error = rtdetr::cpu::linear_assignment(
+      problems, [](int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
+        STD_TORCH_CHECK(torch_parallel_for(0, count, grain, body, context) == AOTI_TORCH_SUCCESS,
+                        "linear_assignment: a thread failed");
+      });
+#endif
+  STD_TORCH_CHECK(error == nullptr, "linear_assignment: ", error);
+  return {index, bad};
+}
+
+}  // namespace
+
+#ifdef RTDETR_LIBRARY_CUDA
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("linear_assignment", TORCH_BOX(&linear_assignment)); }
+#else
+STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
+  m.def("linear_assignment(Tensor cost, int[] counts, int repeats) -> (Tensor index, Tensor bad)");
+}
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CPU, m) { m.impl("linear_assignment", TORCH_BOX(&linear_assignment)); }
+#endif

@@ -1,0 +1,202 @@
+"""Linear assignment: every backend against brute force and scipy, and a sentence for what does not fit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rtdetr.ops import compiled
+from rtdetr.ops.assignment import (
+    MAX_COLUMNS,
+    linear_assignment,
+    linear_assignment_checked,
+    resolve_assignment_backend,
+)
+
+needs_cpu = pytest.mark.skipif(compiled.WHY_NOT["cpu"] is not None, reason=str(compiled.WHY_NOT["cpu"]))
+BACKENDS = [
+    pytest.param("scipy"),
+    pytest.param("cpu", marks=needs_cpu),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+KINDS = ("uniform", "ties", "all equal", "huge", "tiny", "negative", "steep", "float64")
+
+
+def device_of(backend: str) -> str:
+    return "cuda" if backend == "cuda" else "cpu"
+
+
+def random_cost(kind: str, shape: tuple[int, ...], rng: np.random.Generator) -> Tensor:
+    values = rng.random(shape)
+    if kind == "ties":
+        values = np.floor(4 * values)
+    elif kind == "all equal":
+        values = np.zeros(shape)
+    elif kind == "huge":
+        values = 1e35 * values
+    elif kind == "tiny":
+        values = 1e-35 * (values - 0.5)
+    elif kind == "negative":
+        values = -10 * values
+    elif kind == "steep":
+        values = values * np.exp(5 * rng.normal(size=shape))
+    return torch.tensor(values, dtype=torch.float64 if kind == "float64" else torch.float32)
+
+
+def total(cost: Tensor, index: Tensor) -> float:
+    """Cost of one picture's assignment, (n, Q) and (Q,), summed in float64."""
+    queries = torch.nonzero(index >= 0).flatten()
+    return float(cost.double()[index[queries], queries].sum())
+
+
+def assert_valid(cost: Tensor, index: Tensor, repeats: int) -> None:
+    """As many pairs as there can be, and no box more often than it was offered."""
+    boxes, queries = cost.shape
+    assert int((index >= 0).sum()) == min(boxes * repeats, queries)
+    assert index.numel() == 0 or -1 <= int(index.min()) <= int(index.max()) < max(boxes, 1)
+    if boxes:
+        assert int(torch.bincount(index[index >= 0], minlength=boxes).max()) <= repeats
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_other_assignment_is_cheaper(backend: str) -> None:
+    """Brute force over every way to give each of three boxes a query, and each of four queries a box."""
+    cost = torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(0))
+    index = linear_assignment(cost.to(device_of(backend)), (3,), backend=backend).cpu()[:, 0]
+    for own, found in zip(cost, index):
+        ways = itertools.permutations(range(4), 3)
+        assert total(own, found) == pytest.approx(min(float(own[range(3), way].sum()) for way in ways))
+    index = linear_assignment(cost.to(device_of(backend)), (3,), repeats=2, backend=backend).cpu()[:, 0]
+    for own, found in zip(cost, index):
+        ways = (way for way in itertools.product(range(3), repeat=4) if max(map(way.count, way)) <= 2)
+        assert total(own, found) == pytest.approx(min(float(own[way, range(4)].sum()) for way in ways))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_total_cost_equals_scipys(backend: str, kind: str) -> None:
+    rng = np.random.default_rng(KINDS.index(kind))
+    for _ in range(40):
+        queries, repeats = int(rng.choice([1, 2, 17, 64, 150])), int(rng.choice([1, 2, 4]))
+        counts = [int(n) for n in rng.choice([0, 1, 2, 7, 40], size=3)]
+        cost = random_cost(kind, (2, sum(counts), queries), rng)
+        found, bad = linear_assignment_checked(cost.to(device_of(backend)), counts, repeats, backend=backend)
+        expected = linear_assignment(cost, counts, repeats, backend="scipy")
+        assert not bad.any() and found.shape == expected.shape
+        for g, b in np.ndindex(2, 3):
+            own, index = cost[g].split(counts)[b], found[g, b].cpu()
+            assert_valid(own, index, repeats)
+            scale = float(own.abs().max()) * queries if own.numel() else 0.0
+            assert total(own, index) == pytest.approx(total(own, expected[g, b]), rel=1e-12, abs=1e-12 * scale)
+            if kind in ("uniform", "negative", "float64"):  # a single best assignment: the same one
+                assert torch.equal(index, expected[g, b])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_costs_that_are_not_finite_are_named_and_harm_no_other_picture(backend: str) -> None:
+    cost = torch.rand(2, 9, 6, generator=torch.Generator().manual_seed(0))
+    clean = linear_assignment(cost.to(device_of(backend)), (4, 0, 5), backend=backend).cpu()
+    for value in (float("nan"), float("inf"), -float("inf")):
+        broken = cost.clone()
+        broken[1, 6, 2] = value  # the third picture of the second set
+        index, bad = linear_assignment_checked(broken.to(device_of(backend)), (4, 0, 5), backend=backend)
+        assert bad.cpu().tolist() == [[False, False, False], [False, False, True]]
+        assert (index[1, 2] == -1).all()
+        assert torch.equal(index.cpu()[0], clean[0]) and torch.equal(index.cpu()[1, :2], clean[1, :2])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_problems_and_strides(backend: str) -> None:
+    device = device_of(backend)
+    assert (
+        linear_assignment(torch.empty(3, 0, 7, device=device), (0, 0), backend=backend).tolist() == [[[-1] * 7] * 2] * 3
+    )
+    assert linear_assignment(torch.empty(0, 2, 7, device=device), (2,), backend=backend).shape == (0, 1, 7)
+    assert linear_assignment(torch.empty(2, 0, device=device), (2,), backend=backend).shape == (1, 0)
+    cost = torch.rand(8, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    apart = linear_assignment(cost.t(), (5,), backend=backend)
+    assert torch.equal(apart, linear_assignment(cost.t().contiguous(), (5,), backend=backend))
+
+
+@needs_cpu
+def test_the_number_of_threads_changes_nothing() -> None:
+    cost = torch.rand(4, 60, 80, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    results = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        results.append(linear_assignment(cost, (20, 0, 40), 2, backend="cpu"))
+    torch.set_num_threads(before)
+    assert torch.equal(*results)
+
+
+@needs_cpu
+def test_the_operator_is_registered_as_pytorch_wants_it() -> None:
+    cost = torch.rand(2, 6, 9)
+    torch.library.opcheck(torch.ops.rtdetr.linear_assignment.default, (cost, [2, 4], 2))
+    compiled_call = torch.compile(lambda c: linear_assignment(c, (2, 4), 2), fullgraph=True, backend="eager")
+    assert torch.equal(compiled_call(cost), linear_assignment(cost, (2, 4), 2))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    cost = torch.rand(3, 5)
+    with pytest.raises(ValueError, match=r"counts: expected numbers that add up to T = 3, got \[1, 1\]"):
+        linear_assignment(cost, (1, 1))
+    with pytest.raises(ValueError, match="counts"):
+        linear_assignment(cost, (4, -1))
+    with pytest.raises(ValueError, match="repeats: expected at least 1"):
+        linear_assignment(cost, (3,), 0)
+    with pytest.raises(ValueError, match="float32 or float64"):
+        linear_assignment(cost.half(), (3,))
+    with pytest.raises(ValueError, match="backend: expected one of"):
+        linear_assignment(cost, (3,), backend="gpu")  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="needs costs on cuda"):
+        linear_assignment(cost, (3,), backend="cuda")
+
+
+def test_auto_takes_a_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = torch.rand(3, 5)
+    monkeypatch.setitem(compiled.WHY_NOT, "cpu", None)
+    assert resolve_assignment_backend("auto", cost, (3,), 1) == "cpu"
+    monkeypatch.setitem(compiled.WHY_NOT, "cpu", "not built")
+    assert resolve_assignment_backend("auto", cost, (3,), 1) == "scipy"
+    with pytest.raises(RuntimeError, match="backend='cpu' cannot run: not built"):
+        linear_assignment(cost, (3,), backend="cpu")
+
+
+@pytest.mark.gpu
+def test_a_problem_too_wide_for_the_gpu_goes_to_scipy() -> None:
+    cost = torch.rand(2, MAX_COLUMNS + 1, device="cuda")
+    assert (linear_assignment(cost, (2,)) >= 0).sum() == 2
+    with pytest.raises(RuntimeError, match=f"up to {MAX_COLUMNS}"):
+        linear_assignment(cost, (2,), backend="cuda")
+
+
+@pytest.mark.gpu
+def test_the_gpu_does_not_wait_and_graphs_capture() -> None:
+    cost = torch.rand(4, 600, 300, device="cuda")
+    counts = (300,) * 2
+    expected = linear_assignment(cost, counts, backend="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = linear_assignment(cost, counts, backend="cuda")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = linear_assignment(cost, counts, backend="cuda")
+    graph.replay()
+    assert torch.equal(again, expected) and torch.equal(captured, expected)
+
+
+@pytest.mark.gpu
+def test_more_pictures_than_one_launch_takes() -> None:
+    counts = [i % 3 for i in range(1100)]
+    cost = torch.rand(sum(counts), 8, generator=torch.Generator().manual_seed(0))
+    found = linear_assignment(cost.cuda(), counts, backend="cuda").cpu()
+    assert torch.equal(found, linear_assignment(cost, counts, backend="scipy"))

@@ -1,0 +1,112 @@
+"""Measures `rtdetr.ops.linear_assignment` at the size of RT-DETRv3-R18's training step.
+
+The problems are those of 16 pictures in four prediction layers: four one-to-one groups of 300 queries, and one group of
+450 in which a box is offered four times. Times are medians in milliseconds; on a GPU by events.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rtdetr.config import LossConfig
+from rtdetr.losses.matcher import matching_cost
+from rtdetr.ops.assignment import AssignmentBackend, linear_assignment
+from rtdetr.types import QueryOutputs, Targets
+
+LAYERS, CLASSES = 4, 80
+GROUPS = ((4, 300, 1), (1, 450, 4))  # groups, queries, repeats
+# 221 boxes in 16 pictures, as COCO's pictures have them; and pictures with a hundred each.
+COUNTS = {"221 boxes": (5, 2, 8, 60, 1, 3, 10, 4, 36, 7, 2, 22, 6, 14, 30, 11), "16 x 100 boxes": (100,) * 16}
+
+
+@dataclass(frozen=True)
+class Measurement:
+    case: str
+    costs: str  # random, or as a trained model's: most queries near a box
+    backend: str
+    cost_ms: float  # making the cost matrices
+    assignment_ms: float
+    same_as_scipy: float  # share of the pictures, of all layers and groups
+
+
+def predictions(counts: tuple[int, ...], trained: bool) -> tuple[Targets, list[tuple[QueryOutputs, int]]]:
+    generator = torch.Generator().manual_seed(0)
+
+    def rand(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator)
+
+    boxes = [torch.cat((rand(n, 2) * 0.8 + 0.1, rand(n, 2) * 0.3 + 0.02), dim=1) for n in counts]
+    labels = [torch.randint(CLASSES, (n,), generator=generator) for n in counts]
+    outputs = []
+    for groups, queries, repeats in GROUPS:
+        shape = (LAYERS, groups, len(counts), queries)
+        found = torch.cat((rand(*shape, 2), rand(*shape, 2) * 0.4 + 0.02), dim=-1)
+        logits = torch.randn(*shape, CLASSES, generator=generator) - 4
+        for b, n in enumerate(counts if trained else ()):
+            near = torch.randint(n, (LAYERS, groups, queries * 3 // 4), generator=generator)
+            noise = 1 + 0.08 * torch.randn(*near.shape, 4, generator=generator)
+            found[:, :, b, : near.shape[2]] = boxes[b][near] * noise
+            logits[:, :, b, : near.shape[2]].scatter_add_(-1, labels[b][near][..., None], torch.full_like(noise, 4))
+        outputs.append((QueryOutputs(logits, found.clamp(1e-3, 1)), repeats))
+    return Targets.stack(labels, boxes, boxes), outputs
+
+
+def milliseconds(call: Callable[[], object], device: torch.device, times: int = 9) -> float:
+    call()
+    taken = []
+    for _ in range(times):
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            taken.append(start.elapsed_time(end))
+        else:
+            started = time.perf_counter()
+            call()
+            taken.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(taken)
+
+
+@torch.no_grad()
+def measure(case: str, trained: bool, backends: list[AssignmentBackend], device: torch.device) -> list[Measurement]:
+    counts = COUNTS[case]
+    targets, outputs = predictions(counts, trained)
+    targets = targets.to(device)
+    on_device = [(QueryOutputs(*(tensor.to(device) for tensor in each)), repeats) for each, repeats in outputs]
+    config = LossConfig()
+
+    def make_costs() -> list[tuple[Tensor, int]]:
+        return [(matching_cost(each, targets, config), repeats) for each, repeats in on_device]
+
+    costs = make_costs()
+    cost_ms = milliseconds(make_costs, device)
+    expected = [linear_assignment(cost, counts, repeats, backend="scipy") for cost, repeats in costs]
+    rows = []
+    for backend in backends:
+
+        def solve(backend: AssignmentBackend = backend) -> list[Tensor]:
+            return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in costs]
+
+        same = torch.cat([(a == b).all(-1).flatten() for a, b in zip(solve(), expected)])
+        times = 3 if backend == "scipy" else 9
+        taken = milliseconds(solve, device, times)
+        rows.append(
+            Measurement(case, "trained" if trained else "random", backend, cost_ms, taken, float(same.float().mean()))
+        )
+    return rows
+
+
+def table(rows: list[Measurement]) -> str:
+    lines = [f"{'case':16s} {'costs':8s} {'backend':8s} {'cost ms':>8s} {'assignment ms':>14s} {'same as scipy':>14s}"]
+    for row in rows:
+        numbers = f"{row.cost_ms:8.2f} {row.assignment_ms:14.2f} {row.same_as_scipy:14.2%}"
+        lines.append(f"{row.case:16s} {row.costs:8s} {row.backend:8s} {numbers}")
+    return "\n".join(lines)
