@@ -29,7 +29,10 @@ IN_TRAINING = ("first_worker", "worker_init", "step", "while_saving", "evaluatio
 ON_CPU = ("--device", "cpu")
 WORKERS = ("data.num_workers=2", "train.eval_every=1")
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts processes in /proc"),
+]
 
 
 @pytest.fixture(scope="module")

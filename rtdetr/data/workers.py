@@ -33,6 +33,7 @@ def prepare_worker(worker_id: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     if hasattr(signal, "sigtimedwait"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a worker that was not forked is born without
         threading.Thread(target=_leave_with_main, daemon=True).start()
     else:  # macOS; there torch's own look at the main process has to do
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
