@@ -10,17 +10,18 @@ from torch import Tensor, nn
 from rtdetr.config import Config, config_from_dict
 from rtdetr.data.classes import Classes
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
-from rtdetr.weights.checkpoint import FORMAT, CheckpointError, load_checkpoint, read_own
+from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, load_checkpoint, read_torch_file
 from rtdetr.weights.compare import LoadReport, compare, describe
+from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.official import load_foreign_weights
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Model entries under our names, from a checkpoint (its average if it has one) or a foreign weight file."""
-    content = read_own(Path(path))
-    if content is not None and content.get("format") == FORMAT:
-        return load_checkpoint(path)["ema"] or content["model"]
-    return load_foreign_weights(Path(path))
+    """Model entries of a checkpoint (its average if it has one) or of a foreign weight file. Raises CheckpointError."""
+    content = None if Path(path).suffix in PADDLE_SUFFIXES else read_torch_file(path)
+    if is_checkpoint(content):
+        return checked(content, path)["ema"] or content["model"]
+    return load_foreign_weights(path)
 
 
 def warm_start(model: nn.Module, path: str | Path) -> LoadReport:
@@ -41,9 +42,12 @@ def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Pa
     report = compare(model, weights)
     wrong = report.mismatched + [f"{n} missing" for n in report.missing] + [f"{n} left over" for n in report.unexpected]
     if wrong:
+        given, expected = describe(weights), describe(model.state_dict())
+        words = f"both look like {given}, but"  # models can differ where the words do not tell
+        if given != expected:
+            words = f"they look like {given}, expected {expected};"
         raise CheckpointError(
-            f"{path}: weights of another model: they look like {describe(weights)}, expected "
-            f"{describe(model.state_dict())}; {len(wrong)} entries differ (shape in the file, in the model): "
+            f"{path}: weights of another model: {words} {len(wrong)} entries differ (shape in the file, in the model): "
             f"{', '.join(wrong[:3])}"
         )
     model.load_state_dict(weights, strict=all(name in weights for name in model.state_dict()))
