@@ -90,7 +90,7 @@ class Trainer:
         self.model: nn.Module = build_model(cfg.model, len(self.classes))
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
-                self._report(weights, warm_start(self.model, weights))
+                self._report(weights, warm_start(self.model, weights, self.classes))
         self.model.to(device)
         if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
