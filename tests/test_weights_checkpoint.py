@@ -70,7 +70,7 @@ def test_missing_foreign_and_damaged_files(saved: Path, tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "none.pth")
     assert "none.pth" in one_line(error)
     cases = {
-        "text.pth": (b"hello", "not a checkpoint nor other weights of torch, it begins with b'hello'"),
+        "text.pth": (b"hello", "not a checkpoint nor other torch weights, it begins with b'hello'"),
         "empty.pth": (b"", "the file is empty"),
         "cut.pth": (saved.read_bytes()[:5000], "cut off"),
     }

@@ -146,11 +146,11 @@ class TestTorchFiles:
             (b"", "the file is empty"),
             (
                 b"<!DOCTYPE html>\n<html>",
-                "not a checkpoint nor other weights of torch, it begins with b'<!DOCTYPE html",
+                "not a checkpoint nor other torch weights, it begins with b'<!DOCTYPE html",
             ),
             (
                 b"version https://git-lfs",
-                "not a checkpoint nor other weights of torch, it begins with b'version https:",
+                "not a checkpoint nor other torch weights, it begins with b'version https:",
             ),
             (b"PK\x03\x04 and no more", "cut off or damaged"),
             (saved(WEIGHTS)[:-100], "cut off or damaged"),

@@ -156,7 +156,7 @@ def _why_no_torch_file(path: Path) -> str | None:
         if head == LEGACY_HEAD:
             return None
         if not head.startswith(b"PK"):
-            return f"not a checkpoint nor other weights of torch, it begins with {head!r}; check the path, or copy it again"
+            return f"not a checkpoint nor other torch weights, it begins with {head!r}; check the path or copy it again"
         with zipfile.ZipFile(path) as parts:
             packed = sum(part.file_size for part in parts.infolist())
     except OSError as error:

@@ -26,7 +26,7 @@ SLICES_KEY = "UnpackBigParamInfor@@"  # name -> {"OriginShape", "slices"}: array
 # Bool, signed and unsigned integers, floats. Everything else (objects, strings, records) has no place among weights.
 NUMBER_TYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
 MAX_DIMENSIONS = 32
-MAX_INSTRUCTIONS = 1_000_000  # an array takes some 40: the largest model has 60,000
+MAX_INSTRUCTIONS = 1_000_000  # an array takes up to 40: the largest model needs 50,000
 
 
 class ConvertError(CheckpointError):
