@@ -132,8 +132,8 @@ MUTANTS = (
     Mutant(
         "any pickle global allowed",
         "rtdetr/weights/pdparams.py",
-        "        if allowed is None:\n",
-        "        if allowed is None:\n            return super().find_class(module, name)\n",
+        "    if allowed is None:\n",
+        "    if allowed is None:\n        return getattr(__import__(module), name)\n",
         f"{CONVERT}::TestRefusals::test_foreign_globals_are_named_and_not_run",
     ),
 )

@@ -30,12 +30,9 @@ GRACE = 10.0  # seconds that a group has to disappear
 
 def send(number: int = signal.SIGTERM, to: int | None = None) -> None:
     """To the whole group, or to process `to`, from outside, as workers obey a SIGTERM of their own main process."""
-    group = os.getpgrp()
-    sender = os.fork()
-    if sender == 0:
-        os.setsid()
-        os.killpg(group, number) if to is None else os.kill(to, number)
-        os._exit(0)
+    target = f"-{os.getpgrp()}" if to is None else str(to)
+    # Not a fork: the handlers that run around one may be where the signal arrives.
+    sender = os.posix_spawn("/bin/sh", ["sh", "-c", f"kill -{int(number)} -- {target}"], os.environ, setsid=True)
     os.waitpid(sender, 0)
 
 

@@ -221,7 +221,7 @@ def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
     assert all(picture[1] in text for picture in kept["pictures"]) and len(kept["pictures"]) == 4
     assert kept["batches"][0][0].shape == (4, 3, 64, 64)
     for name, parameter in trainer.model.named_parameters():  # the weights are still those of before the step
-        assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name], parameter.cpu()), name
+        assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name].cpu(), parameter.cpu()), name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -265,8 +265,13 @@ def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
         if precision == "fp16":
             assert trainer.state.scaler.is_enabled()
             trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0)  # the usual 65536 skips the first steps
-        for _ in range(2):
-            losses.append(trainer.train_step([made_up_batch((2, 1))]).values)
+        try:
+            for _ in range(2):
+                losses.append(trainer.train_step([made_up_batch((2, 1))]).values)
+        except RuntimeError as error:
+            if "pack_vnni2" not in str(error):
+                raise
+            pytest.skip(f"torch {torch.__version__} has no bfloat16 attention at this ATEN_CPU_CAPABILITY: {error}")
         assert all(torch.isfinite(values[:-2]).all() for values in losses)
         assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
         assert any(not torch.equal(before[name], p) for name, p in trainer.model.named_parameters())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -303,6 +304,10 @@ def test_ten_thousand_calls_leave_the_memory_as_it_was(size: tuple[int, int]) ->
     before = torch.cuda.memory_allocated()
     for _ in range(10_000):
         step()
+    for _ in range(100):  # the engine's own thread may still hold the last gradients
+        if torch.cuda.memory_allocated() == before:
+            break
+        time.sleep(0.02)
     assert torch.cuda.memory_allocated() == before
 
 

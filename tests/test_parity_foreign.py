@@ -14,6 +14,7 @@ from parity import config_of, official_state, write_pdparams
 from torch import Tensor
 
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.compare import compare
 from rtdetr.weights.foreign import read_official
 from rtdetr.weights.load import warm_start
@@ -119,7 +120,7 @@ class TestForeignWeights:
         with pytest.raises(ConvertError, match="expected a dict of tensors, got list"):
             read_official(tmp_path / "list.pth")
         (tmp_path / "cut.pth").write_bytes(buffer.getvalue()[:200])
-        with pytest.raises(ConvertError, match=r"cut\.pth"):
+        with pytest.raises(CheckpointError, match=r"cut\.pth: the file is cut off or damaged"):
             read_official(tmp_path / "cut.pth")
 
 

@@ -93,10 +93,10 @@ class Step:
             dense_module.assign_task_aligned,
         )
 
-        def matched(*args: Any, **kwargs: Any) -> list[Tensor]:
-            found = match(*args, **kwargs)
+        def matched(*args: Any, **kwargs: Any) -> tuple[list[Tensor], Tensor]:
+            found, spoilt = match(*args, **kwargs)
             self.seen["match"] = self.stored_matches(found) if given else found
-            return self.seen["match"]
+            return self.seen["match"], spoilt
 
         def assigned(assign: Any) -> Any:
             def call(*args: Any) -> Any:

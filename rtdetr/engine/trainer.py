@@ -250,7 +250,7 @@ class Trainer:
         self._saved = time.perf_counter()
 
     def _warm_start(self, path: str | Path) -> None:
-        report = warm_start(self.model, path)
+        report = warm_start(self.model, path, self.classes)
         if distributed.is_main():
             say(f"{path}: {report.text()}")
             self.output_dir.mkdir(parents=True, exist_ok=True)

@@ -6,12 +6,14 @@ may be None.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,6 +22,14 @@ from rtdetr.config import Config, config_to_dict
 from rtdetr.data.classes import Classes
 
 FORMAT, VERSION = "rtdetr", 1
+NONE = type(None)
+PARTS = {"config": (dict,), "classes": (dict,), "model": (dict,), "ema": (dict, NONE), "training": (dict, NONE)}
+WEIGHT_SUFFIXES = (".pth", ".pt", ".pdparams", ".pdema")
+LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number before a torch file that is no zip
+
+# What torch.load and zipfile raise for damaged files besides UnpicklingError, found by mutating bytes as
+# tests/test_weights_damaged.py does. LookupError: stack or memo of a pickle; AssertionError: torch's own checks.
+DAMAGE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError, AssertionError, EOFError, struct.error)
 
 
 class CheckpointError(ValueError):
@@ -63,30 +73,100 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint of this project, on the CPU. No code of the file runs. Raises CheckpointError."""
-    content = read_own(Path(path))
-    if content is None or content.get("format") != FORMAT:
+    content = read_torch_file(path)
+    if not is_checkpoint(content):
         raise CheckpointError(
             f"{path}: not a checkpoint of this project; weights of other origin can start a training with -t, "
             "or become a checkpoint with tools/convert.py"
         )
+    return checked(content, path)
+
+
+def is_checkpoint(content: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(content, dict) and content.get("format") == FORMAT
+
+
+def checked(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
+    """`content`, every part of which is there and of its kind. Raises CheckpointError."""
     if content.get("version") != VERSION:
-        raise CheckpointError(f"{path}: checkpoint version {content.get('version')}, this program reads {VERSION}")
+        raise CheckpointError(f"{path}: checkpoint version {content.get('version')!r}, this program reads {VERSION}")
+    for part, kinds in PARTS.items():
+        if not isinstance(content.get(part, ...), kinds):  # None is a kind of some parts
+            raise CheckpointError(f"{path}: the checkpoint is damaged, its part {part!r} is not there; copy it again")
+    names, ids = content["classes"].get("names"), content["classes"].get("category_ids")
+    if not _all_are(str, names) or not _all_are(int, ids) or len(names) != len(ids):
+        raise CheckpointError(f"{path}: the checkpoint is damaged, its classes do not fit their ids; copy it again")
+    for part in ("model", "ema"):
+        check_tensors(content[part] or {}, path)
     return content
 
 
-def read_own(path: Path) -> dict[str, Any] | None:
-    """The dict in a torch file, or None when `path` is something else."""
-    if not path.is_file():
-        raise CheckpointError(f"{path}: no such weight file")
-    if not zipfile.is_zipfile(path):
-        with open(path, "rb") as file:
-            if file.read(2) == b"PK":  # the head of a zip without its end
-                raise CheckpointError(f"{path}: the file is cut off; copy it again")
-        return None
+def check_tensors(entries: Mapping[Any, Any], path: str | Path) -> None:
+    """Raises CheckpointError unless all entries are named, ordinary tensors whose numbers can be in the file."""
+    size = Path(path).stat().st_size
+    for name, tensor in entries.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            reason = "is not a tensor"
+        elif (
+            tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_complex() or tensor.is_quantized
+        ):
+            reason = "is not a plain tensor of numbers"
+        elif math.prod(tensor.shape) * tensor.element_size() > size:  # one number seen through strides of 0
+            reason = f"claims the shape {tuple(tensor.shape)}, which is more than the file holds"
+        else:
+            continue
+        raise CheckpointError(f"{path}: entry {name!r:.100} {reason}; copy the file again, or save it anew")
+
+
+def read_torch_file(path: str | Path) -> Any:
+    """What torch.save wrote, on the CPU, read without running code. Raises CheckpointError."""
+    path = Path(path)
+    if reason := why_no_weight_file(path) or _why_no_torch_file(path):
+        raise CheckpointError(f"{path}: {reason}")
+    # torch's own sentences are not passed on: one advises to load with weights_only=False, which runs the file.
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        return None  # holds more than tensors and plain values: not written by this project
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: the file is damaged ({str(error).splitlines()[0]}); copy it again") from error
-    return content if isinstance(content, dict) else None
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path}: damaged, or holds Python objects beside tensors and plain values; nothing of it was run; copy it "
+            "again, or save its weights alone (a state dict) where it was made"
+        ) from error
+    except DAMAGE as error:
+        raise CheckpointError(f"{path}: the file is damaged; copy or download it again") from error
+
+
+def why_no_weight_file(path: Path) -> str | None:
+    """A sentence about a path at which no weight file can be, else None."""
+    if path.is_dir():
+        inside = sorted(each for each in path.iterdir() if each.suffix in WEIGHT_SUFFIXES)
+        best = [each for each in inside if each.name in ("best.pth", "last.pth")] or inside[:2]
+        return (
+            f"is a folder; did you mean {' or '.join(map(str, best))}?" if best else "is a folder without weight files"
+        )
+    if not path.is_file():
+        return "no such weight file"
+    return None if path.stat().st_size else "the file is empty; copy or download it again"
+
+
+def _why_no_torch_file(path: Path) -> str | None:
+    """A sentence about a file that torch.save did not write, or not to its end, else None."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(len(LEGACY_HEAD))
+        if head == LEGACY_HEAD:
+            return None
+        if not head.startswith(b"PK"):
+            return f"not a checkpoint nor other torch weights, it begins with {head!r}; check the path or copy it again"
+        with zipfile.ZipFile(path) as parts:
+            packed = sum(part.file_size for part in parts.infolist())
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except (zipfile.BadZipFile, *DAMAGE):
+        return "the file is cut off or damaged; copy or download it again"
+    if packed > path.stat().st_size:  # torch.save does not pack; a packed file can grow a thousandfold in memory
+        return "holds packed or overlapping parts, which torch.save does not write; save it again with torch.save"
+    return None
+
+
+def _all_are(kind: type, values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, kind) for each in values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -17,22 +17,28 @@ class LoadReport(NamedTuple):
     missing: list[str]  # in the model only
     unexpected: list[str]  # in the file only
     mismatched: list[str]  # in both, with different shapes: "name (file's shape, model's shape)"
+    partial: Sequence[str] = ()  # heads that took the rows of some classes, or of none
+    classes: str = ""  # what became of the classes, in a line
 
     def text(self, shown: int = SHOWN_NAMES) -> str:
         """Several lines: share of the model that was loaded, then up to `shown` names of each kind that was not."""
-        total = len(self.matched) + len(self.missing) + len(self.mismatched)
+        total = len(self.matched) + len(self.partial) + len(self.missing) + len(self.mismatched)
         lines = [
             f"loaded {len(self.matched)} of {total} entries of the model ({len(self.matched) / max(total, 1):.1%})"
         ]
-        for kind, names in (
+        kinds: tuple[tuple[str, Sequence[str]], ...] = (
+            ("heads with rows for each class, loaded in part", self.partial),
             ("missing in the file, kept as they were", self.missing),
             ("of another shape, kept as they were", self.mismatched),
             ("left over in the file", self.unexpected),
-        ):
-            if names:
-                more = f", and {len(names) - shown} more" if len(names) > shown else ""
-                lines.append(f"  {len(names)} {kind}: {', '.join(names[:shown])}{more}")
-        return "\n".join(lines)
+        )
+        lines += [f"  {len(names)} {kind}: {listed(names, shown)}" for kind, names in kinds if names]
+        return "\n".join(lines + ([f"  classes: {self.classes}"] if self.classes else []))
+
+
+def listed(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
+    more = f", and {len(names) - shown} more" if len(names) > shown else ""
+    return f"{', '.join(names[:shown])}{more}"
 
 
 def compare(model: nn.Module, weights: Mapping[str, Tensor]) -> LoadReport:
@@ -49,14 +55,23 @@ def compare(model: nn.Module, weights: Mapping[str, Tensor]) -> LoadReport:
 
 
 def describe(weights: Mapping[str, Tensor]) -> str:
-    """A few words on the model that has these entries."""
+    """A few words on the model that has these entries; models of other depths or widths get other words."""
     blocks = {name.split(".")[3] for name in weights if name.startswith("backbone.stages.2.")}
     wide = any(name.startswith("backbone.stages.2.0.conv3.") for name in weights)
-    head = weights.get("decoder.score_heads.0.weight")
-    if not blocks or head is None:
+    if not blocks or "decoder.score_heads.0.weight" not in weights:
         return f"something else than RT-DETRv3 (first name {next(iter(weights), 'none')})"
     depth = {(2, False): "R18", (6, False): "R34", (6, True): "R50", (23, True): "R101"}.get((len(blocks), wide), "R?")
-    layers = len({name.split(".")[2] for name in weights if name.startswith("decoder.score_heads.")})
-    stem = weights["backbone.stem.0.conv.weight"].shape[0] if "backbone.stem.0.conv.weight" in weights else 0
-    width = "" if stem == 32 else f" with a stem of {stem} channels"
-    return f"RT-DETRv3 {depth}{width}, {layers} decoder layers of width {head.shape[1]}, {head.shape[0]} classes"
+
+    def rows(name: str) -> int:
+        return weights[name].shape[0] if name in weights and weights[name].dim() else 0
+
+    def count(start: str) -> int:
+        return len({name.split(".")[start.count(".")] for name in weights if name.startswith(start)})
+
+    return (
+        f"RT-DETRv3 {depth} with a stem of {rows('backbone.stem.0.conv.weight')} channels, "
+        f"encoder of width {rows('encoder.aifi.norm1.weight')} ({rows('encoder.aifi.linear1.weight')} inside), "
+        f"{count('decoder.score_heads.')} decoder layers of width {rows('decoder.layers.0.norm1.weight')} "
+        f"({rows('decoder.layers.0.linear1.weight')} inside) on {count('decoder.input_proj.')} levels, "
+        f"{count('query_groups.selectors.')} extra query groups, {rows('decoder.score_heads.0.weight')} classes"
+    )

@@ -6,7 +6,6 @@ PyTorch conversions; RT-DETR v1 and v2 `.pth`; PyTorch conversions of RT-DETRv3 
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rtdetr.weights.checkpoint import check_tensors, read_torch_file
 from rtdetr.weights.official_names import official_layout
 from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
@@ -51,13 +51,14 @@ RTDETR_PADDLE_RULES: tuple[tuple[str, str], ...] = (
 def read_official(path: str | Path) -> dict[str, Tensor]:
     """Entries of a weight file under official names (`.running_mean` becomes `._mean` and so on), in torch's layout.
 
-    Entries whose names are unknown keep them. Raises ConvertError with one sentence if the file cannot be read or holds
-    no detector or backbone that is known here.
+    Entries whose names are unknown keep them. Raises CheckpointError with one sentence if the file cannot be read
+    or holds no detector or backbone that is known here.
     """
     path = Path(path)
     paddle = path.suffix in PADDLE_SUFFIXES
     tensors = _paddle_tensors(path) if paddle else _torch_tensors(path)
     tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
+    check_tensors(tensors, path)
     names = _official_names(tensors, path)
     official = {}
     for name, tensor in tensors.items():
@@ -72,8 +73,8 @@ def read_official(path: str | Path) -> dict[str, Tensor]:
 
 def _without_padding_row(embedding: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """RT-DETR in PyTorch keeps the zero row for padding inside the table; official tables have a row per class."""
-    heads = [tensor for name, tensor in tensors.items() if name.endswith("dec_score_head.0.bias")]
-    return embedding[:-1] if heads and len(embedding) == len(heads[0]) + 1 else embedding
+    heads = [tensor for name, tensor in tensors.items() if name.endswith("dec_score_head.0.bias") and tensor.dim()]
+    return embedding[:-1] if heads and embedding.dim() and len(embedding) == len(heads[0]) + 1 else embedding
 
 
 def _paddle_tensors(path: Path) -> dict[str, Tensor]:
@@ -87,17 +88,7 @@ def _paddle_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _torch_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ConvertError(f"{path}: no such weight file")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ConvertError(
-            f"{path}: neither a Paddle weight file (.pdparams, .pdema) nor a torch file of plain tensors;"
-            f" nothing of it was run ({str(error).strip().splitlines()[0]})"
-        ) from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise ConvertError(f"{path}: cut short or damaged ({str(error).splitlines()[0]}); download it again") from error
+    content = read_torch_file(path)
     for keys in CONTAINERS:
         inner: Any = content
         for key in keys:
@@ -107,7 +98,7 @@ def _torch_tensors(path: Path) -> dict[str, Tensor]:
             break
     if not isinstance(content, dict):
         raise ConvertError(f"{path}: expected a dict of tensors, got {type(content).__name__}")
-    tensors = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise ConvertError(f"{path}: no weights found at the top or under 'ema', 'model' or 'state_dict'")
     for wrapper in WRAPPERS:

@@ -4,36 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
 from rtdetr.config import Config, config_from_dict
 from rtdetr.data.classes import Classes
+from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
-from rtdetr.weights.checkpoint import FORMAT, CheckpointError, load_checkpoint, read_own
+from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, load_checkpoint, read_torch_file
+from rtdetr.weights.class_rows import CarriedRows, carry_rows
 from rtdetr.weights.compare import LoadReport, compare, describe
-from rtdetr.weights.official import load_foreign_weights
+from rtdetr.weights.foreign import PADDLE_SUFFIXES
+from rtdetr.weights.official import guess_classes, load_foreign_weights
 
 
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Model entries under our names, from a checkpoint (its average if it has one) or a foreign weight file."""
-    content = read_own(Path(path))
-    if content is not None and content.get("format") == FORMAT:
-        return load_checkpoint(path)["ema"] or content["model"]
-    return load_foreign_weights(Path(path))
+class WeightFile(NamedTuple):
+    weights: dict[str, Tensor]  # under our names
+    class_names: tuple[str, ...] | None  # in the order of the heads' rows; None: unknown
+    names_from: str = ""  # where the file does not name them itself
 
 
-def warm_start(model: nn.Module, path: str | Path) -> LoadReport:
-    """Copies what fits from a weight file and reports the rest. Raises CheckpointError when nothing fits."""
-    weights = read_weights(path)
-    report = compare(model, weights)
-    if not report.matched:
+def read_weights(path: str | Path) -> WeightFile:
+    """Model entries of a checkpoint (its average if it has one) or of a foreign weight file. Raises CheckpointError."""
+    content = None if Path(path).suffix in PADDLE_SUFFIXES else read_torch_file(path)
+    if is_checkpoint(content):
+        content = checked(content, path)
+        names = tuple(content["classes"]["names"])
+        numbered = names == guess_classes(len(names)).names != COCO_CLASSES.names  # by the converter
+        return WeightFile(content["ema"] or content["model"], None if numbered else names)
+    weights = load_foreign_weights(path)
+    head = weights.get("decoder.score_heads.0.bias")
+    if head is None or len(head) != len(COCO_CLASSES):
+        return WeightFile(weights, None)
+    return WeightFile(weights, COCO_CLASSES.names, f"the file's {len(COCO_CLASSES)} are taken for COCO's; ")
+
+
+def warm_start(model: nn.Module, path: str | Path, classes: Classes | None = None) -> LoadReport:
+    """Copies what fits from a weight file and reports the rest. Raises CheckpointError when nothing fits.
+
+    classes: those of the model. With them the rows of the heads go over by class name, without them by index.
+    """
+    file = read_weights(path)
+    carried = CarriedRows(file.weights, [], "")
+    if classes is not None:
+        carried = carry_rows(model.state_dict(), file.weights, classes.names, file.class_names)
+    report = compare(model, carried.weights)
+    whole = [name for name in report.matched if name not in set(carried.partial)]
+    if not whole:
         raise CheckpointError(
-            f"{path}: weights of another model: none of its {len(weights)} entries fits; "
-            f"first names there: {', '.join(list(weights)[:3])}"
+            f"{path}: weights of another model: none of its {len(file.weights)} entries fits; "
+            f"first names there: {', '.join(list(file.weights)[:3])}"
         )
-    model.load_state_dict({name: weights[name] for name in report.matched}, strict=False)
-    return report
+    model.load_state_dict({name: carried.weights[name] for name in report.matched}, strict=False)
+    text = file.names_from + carried.text if carried.text else ""
+    return report._replace(matched=whole, partial=carried.partial, classes=text)
 
 
 def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
@@ -41,9 +66,12 @@ def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Pa
     report = compare(model, weights)
     wrong = report.mismatched + [f"{n} missing" for n in report.missing] + [f"{n} left over" for n in report.unexpected]
     if wrong:
+        given, expected = describe(weights), describe(model.state_dict())
+        words = f"both look like {given}, but"  # models can differ where the words do not tell
+        if given != expected:
+            words = f"they look like {given}, expected {expected};"
         raise CheckpointError(
-            f"{path}: weights of another model: they look like {describe(weights)}, expected "
-            f"{describe(model.state_dict())}; {len(wrong)} entries differ (shape in the file, in the model): "
+            f"{path}: weights of another model: {words} {len(wrong)} entries differ (shape in the file, in the model): "
             f"{', '.join(wrong[:3])}"
         )
     model.load_state_dict(weights, strict=all(name in weights for name in model.state_dict()))

@@ -34,6 +34,7 @@ from rtdetr.weights.pdparams import ConvertError
 
 OFFICIAL_LICENCE = "Apache-2.0"  # of the official RT-DETRv3 repository, which offers its weights without other terms
 NUM_LEVELS, NUM_HEADS = 3, 8
+IMPOSSIBLE_SIZES = "its entries have sizes that no model has; download the file again, or name its config with -c"
 
 
 class Conversion(NamedTuple):
@@ -58,7 +59,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
         if "transformer.dec_score_head.0.weight" not in official:
             raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
     num_classes = config.num_classes or _num_classes(official)
-    model = _bodiless(config.model, num_classes)
+    model = _bodiless(config.model, num_classes, path)
     weights = under_our_names(official, model)
     report = compare(model, weights)
     fitting = {name: weights[name].contiguous().float() for name in report.matched}
@@ -94,8 +95,7 @@ def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
     """
     official = read_official(path)
     config = recognise(official, path)
-    weights = under_our_names(official, _bodiless(config.model, _num_classes(official)))
-    return {name: tensor.contiguous() for name, tensor in weights.items()}
+    return under_our_names(official, _bodiless(config.model, _num_classes(official), path))
 
 
 def under_our_names(official: Mapping[str, Tensor], model: RTDETRv3) -> dict[str, Tensor]:
@@ -111,17 +111,19 @@ def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
     ConvertError if there is no known ResNet-vd among the entries.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in official.items()}
-    backbone = _recognise_backbone(shapes, path)
-    model = ModelConfig(
-        backbone=backbone,
-        encoder=_recognise_encoder(shapes),
-        decoder=_recognise_decoder(shapes),
-        supervision=_recognise_supervision(shapes),
-    )
+    try:
+        model = ModelConfig(
+            backbone=_recognise_backbone(shapes, path),
+            encoder=_recognise_encoder(shapes),
+            decoder=_recognise_decoder(shapes),
+            supervision=_recognise_supervision(shapes),
+        )
+    except (IndexError, ZeroDivisionError) as error:  # too few axes, an axis of length 0
+        raise ConvertError(f"{path}: {IMPOSSIBLE_SIZES}") from error
     num_classes = _num_classes(official)
     data = {80: "coco", 1203: "lvis"}.get(num_classes, f"{num_classes}classes")
     schedule = "_6x" if num_classes in (80, 1203) else ""
-    return Config(name=f"rtdetrv3_r{backbone.depth}vd{schedule}_{data}", num_classes=num_classes, model=model)
+    return Config(name=f"rtdetrv3_r{model.backbone.depth}vd{schedule}_{data}", num_classes=num_classes, model=model)
 
 
 def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> BackboneConfig:
@@ -183,13 +185,16 @@ def _count(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:
 
 def _num_classes(official: Mapping[str, Tensor]) -> int:
     head = official.get("transformer.dec_score_head.0.weight")
-    return 80 if head is None else head.shape[0]
+    return head.shape[0] if head is not None and head.dim() else 80
 
 
-def _bodiless(config: ModelConfig, num_classes: int) -> RTDETRv3:
+def _bodiless(config: ModelConfig, num_classes: int, path: str | Path) -> RTDETRv3:
     """The model without memory for its weights: only names and shapes are wanted."""
-    with torch.device("meta"):
-        return build_model(config, num_classes)
+    try:
+        with torch.device("meta"):
+            return build_model(config, num_classes)
+    except (AssertionError, RuntimeError, ValueError, ZeroDivisionError) as error:  # torch's own checks of sizes
+        raise ConvertError(f"{path}: {IMPOSSIBLE_SIZES}") from error
 
 
 def guess_classes(num_classes: int) -> Classes:

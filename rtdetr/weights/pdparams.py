@@ -1,20 +1,22 @@
 """Reads Paddle's weight files without Paddle, and without running what is in them.
 
 A `.pdparams` (or `.pdema`) is a pickle of a dict name -> NumPy array. A pickle may name any function of any module and
-have it called, so this reader hands out inert stand-ins for the few globals that such a file needs and refuses every
-other one by name. Not even NumPy's own unpickling code is reached: arrays are rebuilt here from shape, type and bytes.
+have it called, and Python's reader reserves whatever memory an instruction claims. So the instructions are carried out
+here, those few that a dict of arrays needs: the globals in it become inert stand-ins, every other one is refused by
+name, and arrays are rebuilt from shape, type and bytes. Neither pickle's reader nor NumPy's is reached.
 """
 
 from __future__ import annotations
 
 import math
-import pickle
+import mmap
+import pickletools
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import numpy as np
 
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, why_no_weight_file
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +25,8 @@ SLICES_KEY = "UnpackBigParamInfor@@"  # name -> {"OriginShape", "slices"}: array
 
 # Bool, signed and unsigned integers, floats. Everything else (objects, strings, records) has no place among weights.
 NUMBER_TYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
+MAX_DIMENSIONS = 32
+MAX_INSTRUCTIONS = 1_000_000  # an array takes up to 40: the largest model needs 50,000
 
 
 class ConvertError(CheckpointError):
@@ -30,7 +34,7 @@ class ConvertError(CheckpointError):
 
 
 class _StandIn:
-    """What a pickle gets in place of a global: it can be called as the file needs it, and nothing else."""
+    """What a file gets in place of a global: it can be called as the file needs it, and nothing else."""
 
     __slots__ = ("name",)
 
@@ -40,8 +44,7 @@ class _StandIn:
     def __call__(self, *arguments: Any) -> Any:
         raise ConvertError(f"calls `{self.name}` in a way that no Paddle weight file does")
 
-    def __setstate__(self, state: Any) -> NoReturn:
-        # Without this method the pickle instruction BUILD would set attributes of the stand-in itself.
+    def set_state(self, state: Any) -> NoReturn:
         raise ConvertError(f"tries to change `{self.name}`")
 
 
@@ -60,8 +63,9 @@ class _MakeDtype(_StandIn):
     def __call__(self, *arguments: Any) -> _StoredDtype:
         code = arguments[0] if arguments else None
         if not isinstance(code, str) or code not in NUMBER_TYPES:
-            kind = "object " if isinstance(code, str) and code.startswith("O") else ""
-            raise ConvertError(f"holds an array of the {kind}dtype {code!r}; only numbers are read")
+            shown = _shown(code) if isinstance(code, str) else _kind(code)
+            kind = "object " if shown.startswith("O") else ""
+            raise ConvertError(f"holds an array of the {kind}dtype '{shown}'; only numbers are read")
         return _StoredDtype(code)
 
 
@@ -93,12 +97,12 @@ class _StoredDtype:
     def __init__(self, code: str) -> None:
         self.dtype: np.dtype[Any] = np.dtype(code)
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         """state: (version, byte order, None for the parts of structured types, ...)."""
         if not isinstance(state, tuple) or len(state) < 5 or any(part is not None for part in state[2:5]):
             raise ConvertError("holds an array of a structured dtype; only numbers are read")
         if state[1] not in ("<", ">", "|", "="):
-            raise ConvertError(f"names an unknown byte order {state[1]!r}")
+            raise ConvertError("names an unknown byte order")
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
@@ -108,13 +112,13 @@ class _StoredArray:
     def __init__(self) -> None:
         self.array: Array | None = None
 
-    def __setstate__(self, state: Any) -> None:
+    def set_state(self, state: Any) -> None:
         """state: (version, shape, dtype, is Fortran order, bytes)."""
         if not isinstance(state, tuple) or len(state) != 5 or not isinstance(state[2], _StoredDtype):
             raise ConvertError("holds an array whose description is broken")
         shape, dtype, fortran, data = state[1], state[2].dtype, state[3], state[4]
-        if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
-            raise ConvertError(f"holds an array of the impossible shape {shape!r}")
+        if not isinstance(shape, tuple) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+            raise ConvertError("holds an array of an impossible shape")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
             got = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
             raise ConvertError(f"holds an array of shape {shape} and dtype {dtype} with {got} of data")
@@ -135,18 +139,119 @@ ALLOWED_GLOBALS: dict[tuple[str, str], _StandIn] = {
 }
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = ALLOWED_GLOBALS.get((module, name))
-        if allowed is None:
-            raise ConvertError(
-                f"names the Python object `{module}.{name}`, which a weight file does not need and which could run"
-                " code; nothing was run and nothing was read"
-            )
-        return allowed
+CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+INTEGERS, FLOATS = ("BININT", "BININT1", "BININT2", "LONG1"), ("BINFLOAT",)
+TEXTS, BYTES = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), ("SHORT_BINBYTES", "BINBYTES", "BINBYTES8")
+WITH_VALUE = frozenset(INTEGERS + FLOATS + TEXTS + BYTES)
+TUPLE_SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise ConvertError(f"refers to an object outside of the file ({pid!r})")
+
+class _Reader:
+    """Carries out the instructions of a pickle that build dicts of arrays. One reader reads one file."""
+
+    def __init__(self, file: mmap.mmap) -> None:
+        self.file = file
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []  # stacks below the marks
+        self.memo: dict[int, Any] = {}
+        self.spare = 2 * len(file)  # bytes that may still be made: text turned into bytes, bytes into arrays
+
+    def load(self) -> Any:
+        """The object of the file. Raises ConvertError without the file's name, ValueError, LookupError or TypeError."""
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], self.file))):
+            if count > MAX_INSTRUCTIONS:
+                raise ConvertError("has more instructions than the weights of any model")
+            self._carry_out(opcode.name, argument)
+        return self.stack.pop()
+
+    def _carry_out(self, name: str, argument: Any) -> None:
+        if name in WITH_VALUE:
+            self.stack.append(argument)
+        elif name in CONSTANTS:
+            self.stack.append(CONSTANTS[name])
+        elif name in ("EMPTY_DICT", "EMPTY_LIST"):
+            self.stack.append({} if name == "EMPTY_DICT" else [])
+        elif name == "MARK":
+            self.outer.append(self.stack)
+            self.stack = []
+        elif name in TUPLE_SIZES:
+            self.stack.append(tuple(self._pop(TUPLE_SIZES[name])))
+        elif name == "TUPLE":
+            items = tuple(self._pop_mark())  # which changes self.stack
+            self.stack.append(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            self._set_items(self._pop(2) if name == "SETITEM" else self._pop_mark())
+        elif name in ("APPEND", "APPENDS"):
+            self._extend(self._pop(1) if name == "APPEND" else self._pop_mark())
+        elif name in ("GLOBAL", "STACK_GLOBAL"):
+            self.stack.append(_stand_in(*(argument.split(" ", 1) if name == "GLOBAL" else self._pop(2))))
+        elif name == "REDUCE":
+            self._call()
+        elif name == "BUILD":
+            self._build()
+        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            self.memo[len(self.memo) if name == "MEMOIZE" else argument] = self.stack[-1]
+        elif name in ("BINGET", "LONG_BINGET"):
+            self.stack.append(self.memo[argument])
+        elif name == "BINPERSID":
+            raise ConvertError("refers to an object outside of the file")
+        elif name not in ("PROTO", "FRAME", "STOP"):  # frames are for reading ahead only
+            raise ConvertError(f"uses the pickle instruction {name}, which a weight file does not need")
+
+    def _pop(self, count: int) -> list[Any]:
+        if len(self.stack) < count:
+            raise IndexError("stack is empty")
+        items = self.stack[-count:]
+        del self.stack[-count:]
+        return items
+
+    def _pop_mark(self) -> list[Any]:
+        items, self.stack = self.stack, self.outer.pop()
+        return items
+
+    def _set_items(self, items: list[Any]) -> None:
+        target, keys = self.stack[-1], items[::2]
+        # Keys other than text would be hashed, and hashing a tuple nested deeply enough ends the process.
+        if not isinstance(target, dict) or len(items) % 2 or not all(isinstance(key, str) for key in keys):
+            raise ConvertError("fills a dict with something else than named entries")
+        target.update(zip(keys, items[1::2]))
+
+    def _extend(self, items: list[Any]) -> None:
+        if not isinstance(self.stack[-1], list):
+            raise ConvertError("appends to something else than a list")
+        self.stack[-1].extend(items)
+
+    def _call(self) -> None:
+        function, arguments = self._pop(2)
+        if not isinstance(function, _StandIn) or not isinstance(arguments, tuple):
+            raise ConvertError("calls something else than the makers of arrays")
+        made = function(*arguments)
+        self._spend(len(made) if isinstance(made, bytes) else 0)
+        self.stack.append(made)
+
+    def _build(self) -> None:
+        state = self._pop(1)[0]
+        target = self.stack[-1]
+        if not isinstance(target, (_StandIn, _StoredArray, _StoredDtype)):
+            raise ConvertError(f"tries to change a {_kind(target)}")
+        if isinstance(target, _StoredArray) and isinstance(state, tuple) and isinstance(state[-1], bytes):
+            self._spend(len(state[-1]))
+        target.set_state(state)
+
+    def _spend(self, size: int) -> None:
+        self.spare -= size
+        if self.spare < 0:  # the same bytes again and again
+            raise ConvertError("describes more numbers than it holds")
+
+
+def _stand_in(module: Any, name: Any) -> _StandIn:
+    allowed = ALLOWED_GLOBALS.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
+    if allowed is None:
+        raise ConvertError(
+            f"names the Python object `{_shown(module)}.{_shown(name)}`, which a weight file does not need and which"
+            " could run code; nothing was run and nothing was read"
+        )
+    return allowed
 
 
 def read_pdparams(path: str | Path) -> dict[str, Array]:
@@ -156,20 +261,20 @@ def read_pdparams(path: str | Path) -> dict[str, Array]:
     object other than those in ALLOWED_GLOBALS.
     """
     path = Path(path)
-    if not path.is_file():
-        raise ConvertError(f"{path}: no such weight file")
+    if reason := why_no_weight_file(path):
+        raise ConvertError(f"{path}: {reason}")
     try:
-        with path.open("rb") as file:
-            content = _Reader(file, encoding="latin1").load()
+        # A mapped file never reads, nor reserves memory, beyond its end, whatever length an instruction claims.
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            content = _Reader(mapped).load()
     except ConvertError as error:
         raise ConvertError(f"{path}: refused, the file {error}") from None
-    except RecursionError as error:
-        raise ConvertError(f"{path}: refused, the file is nested too deeply for a weight file") from error
-    except Exception as error:  # a broken pickle may end in nearly any exception type; all of them mean the same here
+    except (ValueError, LookupError, TypeError) as error:  # ValueError: what pickletools raises
         raise ConvertError(
-            f"{path}: cut short or not a Paddle weight file ({type(error).__name__}: {error}); download it again or"
-            " check the path"
+            f"{path}: cut short or not a Paddle weight file; download it again or check the path"
         ) from error
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read ({error.strerror})") from error
     return _arrays(path, content)
 
 
@@ -182,18 +287,29 @@ def _arrays(path: Path, content: Any) -> dict[str, Array]:
     for name, value in content.items():
         if isinstance(value, tuple) and len(value) == 2:
             value = value[1]
-        if not isinstance(name, str) or not isinstance(value, _StoredArray) or value.array is None:
+        if not isinstance(value, _StoredArray) or value.array is None:
             raise ConvertError(
-                f"{path}: entry {name!r} is {_kind(value)}, not an array; is this an optimiser file (.pdopt)?"
+                f"{path}: entry '{_shown(name)}' is {_kind(value)}, not an array; is this an optimiser file (.pdopt)?"
             )
         arrays[name] = value.array
     try:
         for name, parts in slices.items():
+            if not all(isinstance(piece, str) for piece in parts["slices"]):
+                raise TypeError("slices")
             pieces = [arrays.pop(piece).ravel() for piece in parts["slices"]]
             arrays[name] = np.concatenate(pieces).reshape(parts["OriginShape"])
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConvertError(f"{path}: the entry `{SLICES_KEY}` does not fit the arrays ({error!r})") from error
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise ConvertError(f"{path}: the entry `{SLICES_KEY}` does not fit the arrays") from error
     return arrays
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _shown(text: Any) -> str:
+    """Text of a file as it can stand in a message: short, on one line, of letters that every terminal has."""
+    return ascii(text[:100])[1:-1] if isinstance(text, str) else _kind(text)
 
 
 def _kind(value: Any) -> str:

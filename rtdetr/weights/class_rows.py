@@ -1,0 +1,91 @@
+"""Rows of the heads by class name: what a new model takes over of the classes that a weight file knows.
+
+Row i of a class entry belongs to the network's class index i: the score heads of decoder layers and selectors, the
+label embedding of denoising, and the class convolutions of the dense head.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rtdetr.weights.compare import listed
+
+CLASS_ENTRY = re.compile(r"\.(score_heads?|class_heads)(\.\d+)?\.(weight|bias)$|\.label_embedding\.weight$")
+
+
+class CarriedRows(NamedTuple):
+    """Weights whose class entries fit the new classes."""
+
+    weights: dict[str, Tensor]  # of the file; class entries have the new model's rows where the file has none
+    partial: list[str]  # class entries of which some rows, or all, are the new model's
+    text: str  # one line for the load report
+
+
+def carry_rows(
+    own: Mapping[str, Tensor], weights: dict[str, Tensor], names: Sequence[str], file_names: Sequence[str] | None
+) -> CarriedRows:
+    """Entries of a file for a model of other classes: rows of the classes that both know, the model's own elsewhere.
+
+    own, weights: entries of the model and of the file; names, file_names: their classes in the order of the rows, None
+    where the file does not tell. Class entries whose rows are of another shape stay as they are in the file.
+    """
+    entries = [name for name in weights if name in own and CLASS_ENTRY.search(name)]
+    counts = {weights[name].shape[:1] for name in entries}  # one, unless the file is odd
+    if not entries:
+        return CarriedRows(weights, [], "")
+    if file_names is None or counts != {(len(file_names),)}:
+        became = "taken over by index" if counts == {(len(names),)} else "left new, their number differs"
+        return CarriedRows(weights, [], f"class names of the file are unknown; rows were {became}")
+    pairs = pair_names(names, file_names)
+    rows = {name: _merged(own[name], weights[name], pairs) for name in entries if _of_same_width(name, own, weights)}
+    if not rows:
+        text = "the heads of the file are of another width; all rows stay new"
+    else:
+        text = _text(pairs, names, file_names)
+    # A bias without its weight is worth nothing, and would go over by index where the number of classes is equal.
+    kept = {name: own[name] for name in entries if name not in rows and name.endswith("bias")}
+    partial = [*kept, *(rows if len(pairs) < len(names) else ())]
+    return CarriedRows({**weights, **rows, **kept}, partial, text)
+
+
+def _of_same_width(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
+    weight = re.sub("bias$", "weight", name)
+    return weight in weights and own[weight].shape[1:] == weights[weight].shape[1:]
+
+
+def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int]:
+    """Index in `names` -> index in `file_names` of the same class: by the exact name, else by the name without regard
+    to case and outer spaces; a name that stands for several classes of one side pairs nothing.
+    """
+    if list(names) == list(file_names):
+        return dict(enumerate(range(len(names))))
+    pairs: dict[int, int] = {}
+    for new, old in ((names, file_names), ([_plain(n) for n in names], [_plain(n) for n in file_names])):
+        new_counts, old_counts = Counter(new), Counter(old)
+        for i, name in enumerate(new):
+            if new_counts[name] == old_counts[name] == 1:
+                pairs.setdefault(i, old.index(name))
+    return dict(sorted(pairs.items()))
+
+
+def _plain(name: str) -> str:
+    return name.strip().casefold()
+
+
+def _merged(own: Tensor, given: Tensor, pairs: Mapping[int, int]) -> Tensor:
+    merged = own.clone()
+    for new, old in pairs.items():
+        merged[new] = given[old]
+    return merged
+
+
+def _text(pairs: Mapping[int, int], names: Sequence[str], file_names: Sequence[str]) -> str:
+    old, new = [names[i] for i in pairs], [name for i, name in enumerate(names) if i not in pairs]
+    text = f"{len(old)} of {len(names)} carried over by name"
+    text += f" ({listed(old)})" if old else f" (the file has {listed(file_names)})"
+    return text + (f"; new: {listed(new)}" if new else "")
