@@ -25,6 +25,7 @@ from rtdetr.engine.evaluator import evaluate
 from rtdetr.engine.trainer import Trainer, TrainingFailed
 from rtdetr.inference.draw import draw
 from rtdetr.inference.predictor import Detector
+from rtdetr.threads import making_room
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 from rtdetr.weights.load import model_from_checkpoint
 
@@ -176,7 +177,8 @@ def _guarded(work: Callable[[], int]) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
-        return work()
+        with making_room():
+            return work()
     except (ConfigError, DataError, CheckpointError, distributed.DeviceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {"ops": 0, "boxes": 0, "types": 0, "config": 0, "models": 1, "losses": 1, "data": 1, "weights": 2}
 FLOORS |= {"engine": 3, "inference": 3, "cli": 4}
+FLOORS |= {"threads": 0}
 GROUND = 0
 FILES = sorted((ROOT / "rtdetr").rglob("*.py"))
 
