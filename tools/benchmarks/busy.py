@@ -1,6 +1,6 @@
 """Steps per second of the demo's training, alone and beside a busy program, with and without rtdetr/threads.py.
 
-`python tools/benchmarks/busy.py` on a machine that does nothing else. They take turns, so that what drifts drifts for all.
+`python tools/benchmarks/busy.py`, on a machine that does nothing else. They take turns, so that drift hits all alike.
 """
 
 from __future__ import annotations
