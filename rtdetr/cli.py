@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import rtdetr
 from rtdetr.commands import benchmark, convert, evaluate, predict, train
+from rtdetr.threads import making_room
 
 
 class Command(NamedTuple):
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
-        return COMMANDS[name].run(rest)
+        with making_room():
+            return COMMANDS[name].run(rest)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

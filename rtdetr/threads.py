@@ -1,0 +1,102 @@
+"""Threads that make room when other programs want the processor.
+
+GNU OpenMP's threads spin for milliseconds while they wait for work. On an idle machine that is the fastest way to wait.
+Beside a busy program, the one that spins holds the core that the one it waits for needs, and a training step takes ten
+times as long. OMP_WAIT_POLICY=PASSIVE or a small GOMP_SPINCOUNT cures that, at the price of a tenth on an idle machine.
+
+libgomp itself stops spinning while a process has more OpenMP threads than there are processors. So while this process's
+threads queue for a processor, a second team of OpenMP threads sleeps beside the first one. The team that computes stays
+as it is, and so do the results.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # who sets one of these has decided
+TASKS = Path("/proc/self/task")  # Linux alone has it; torch brings libgomp on Linux alone, too
+INTERVAL = 0.5  # seconds between two looks
+# Seconds per second that threads queued, all together. A data worker makes about 0.1 of it, a busy program 0.5 to 1.
+BUSY, QUIET = 0.3, 0.2
+PATIENCE = 4  # quiet looks in a row after which the machine is no longer crowded
+
+
+@contextmanager
+def making_room() -> Iterator[None]:
+    """In here, OpenMP threads that wait for work spin only as long as nobody else wants the processor."""
+    if any(name in os.environ for name in CHOICES) or not (TASKS.parent / "schedstat").is_file():
+        yield
+        return
+    stop = threading.Event()
+    watch = threading.Thread(target=_watch, args=(stop,), name="making_room", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watch.join()
+
+
+class SleepingTeam:
+    """OpenMP threads that are there and do nothing, until `end`."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._stay, name="sleeping_team", daemon=True)
+        self.thread.start()
+
+    def _stay(self) -> None:
+        import torch
+
+        torch.ones(2**20).add_(1)  # work for all threads: each Python thread has an OpenMP team of its own
+        self.ended.wait()
+
+    def end(self) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
+def crowded(shares: Iterable[float]) -> Iterator[bool]:
+    """Whether the machine is crowded, after each look at the share of time that threads queued."""
+    now, quiet = False, 0
+    for share in shares:
+        quiet = quiet + 1 if share < QUIET else 0
+        now = share > BUSY or (now and quiet < PATIENCE)
+        yield now
+
+
+def seconds_queued() -> float:
+    """How long the threads of this process have been ready to run and did not, all together, since each began."""
+    total = 0
+    for task in TASKS.iterdir():
+        try:
+            total += int((task / "schedstat").read_bytes().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # a thread that has just ended
+    return total / 1e9
+
+
+def _looks(stop: threading.Event) -> Iterator[float]:
+    queued, looked = seconds_queued(), time.monotonic()
+    while not stop.wait(INTERVAL):
+        before, since = queued, looked
+        queued, looked = seconds_queued(), time.monotonic()
+        yield (queued - before) / (looked - since)
+
+
+def _watch(stop: threading.Event) -> None:
+    team: SleepingTeam | None = None
+    for now in crowded(_looks(stop)):
+        if now and team is None and "torch" in sys.modules:
+            team = SleepingTeam()
+        elif team is not None and not now:
+            team.end()
+            team = None
+    if team is not None:
+        team.end()
