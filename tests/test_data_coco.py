@@ -243,7 +243,7 @@ def test_no_picture_is_opened_where_sizes_are_given(tmp_path: Path, monkeypatch:
     arguments = write_set(tmp_path)
     opened = []
     original = Image.open
-    monkeypatch.setattr(Image, "open", lambda path: opened.append(Path(path).name) or original(path))
+    monkeypatch.setattr(Image, "open", lambda path, formats: opened.append(Path(path).name) or original(path))
     CocoDetection(*arguments)
     assert opened == ["empty.png"]
 
