@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, some
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, upright_size
 from rtdetr.types import ImageInfo
 
@@ -117,7 +117,7 @@ class DetectionSet:
         if missing:
             raise DataError(
                 f"{self.folder / missing[0]}: no such picture; {len(missing)} of the {len(names)} in "
-                f"{self.annotation_file} are missing, check the picture folder"
+                f"{self.annotation_file} are missing, this is the first; {_where_else(self.folder, missing[0])}"
             )
 
     def _keep_boxes(self, boxes: BoxList) -> None:
@@ -139,6 +139,22 @@ class DetectionSet:
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
         return [names[i] for i in keep.tolist()]
+
+
+def _where_else(folder: Path, name: str) -> str:
+    """Advice on a picture that is not where it was looked for. Looks one folder up and one folder down."""
+    if Path(name).is_absolute():
+        return "`file_name` is a whole path there: make it relative to the picture folder"
+    near = [folder.parent, *sorted(each for each in folder.iterdir() if each.is_dir())]
+    right = [str(each) for each in near if (each / name).is_file()]
+    if right:
+        return f"did you mean the picture folder {some(right, 3)}?"
+    plain = PureWindowsPath(name)  # takes / and \\ alike
+    if (folder / plain.name).is_file():
+        return f"{folder / plain.name} is there: remove the folder from `file_name`"
+    if "\\" in name and (folder / plain.as_posix()).is_file():
+        return "write `file_name` with / instead of \\"
+    return "check the picture folder"
 
 
 class Folders:

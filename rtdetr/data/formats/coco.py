@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, shown, some
 from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
+from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 logger = logging.getLogger(__name__)
@@ -86,17 +87,25 @@ def read_classes(annotations: str | Path) -> Classes:
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
+    if path.is_dir():
+        inside = some((str(file) for file in annotations_in(path)), 3)
+        advice = f"; did you mean {inside}?" if inside else ""
+        raise DataError(f"{path}: is a folder, expected a COCO detection JSON{advice}")
     if not path.is_file():
         raise DataError(f"{path}: no such annotation file, expected a COCO detection JSON")
     try:
-        document = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
-        raise DataError(f"{path}: not valid JSON ({error})") from error
+        raise DataError(f"{path}: not valid JSON ({error}){kind_of_bytes(content)}") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
-            raise DataError(f"{path}: no list `{key}` at the top, expected a COCO detection JSON")
+            raise DataError(
+                f"{path}: no list `{key}` at the top, expected a COCO detection JSON{kind_of_json(document)}"
+            )
         if not all(isinstance(entry, dict) for entry in document[key]):
             raise DataError(f"{path}: every entry of `{key}` must be a mapping, expected a COCO detection JSON")
     return document
@@ -105,7 +114,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
 def _image(entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
     name, url = entry.get("file_name"), entry.get("coco_url")
     if not _is_id(entry.get("id")) or not (isinstance(name, str) or (name is None and isinstance(url, str))):
-        raise DataError(f"{path}: an image needs an integer `id` and a `file_name` (or `coco_url`), got {entry}")
+        raise DataError(f"{path}: an image needs an integer `id` and a `file_name` (or `coco_url`), got {shown(entry)}")
     sides = {key: _number(entry, key, 0, f"{path}: image {entry['id']}") for key in ("height", "width")}
     if any(side < 0 or side != int(side) for side in sides.values()):
         raise DataError(f"{path}: image {entry['id']}: height and width must be whole pixels, got {sides}")
@@ -117,25 +126,25 @@ def _categories(entries: Sequence[Mapping[str, Any]], path: Path) -> list[dict[s
         raise DataError(f"{path}: `categories` is empty, so there is nothing to detect")
     for each in entries:
         if not _is_id(each.get("id")) or not isinstance(each.get("name"), str):
-            raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {each}")
+            raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {shown(each)}")
     _unique([each["id"] for each in entries], "category id", path)
     return [{"id": each["id"], "name": each["name"]} for each in sorted(entries, key=lambda each: int(each["id"]))]
 
 
 def _annotation(entry: Mapping[str, Any], images: set[int], categories: set[int], path: Path) -> dict[str, Any] | None:
     """The annotation in its one form; None for a crowd without a box."""
-    where = f"{path}: annotation {entry.get('id')}"
+    where = f"{path}: annotation {shown(entry.get('id'))}"
     image_id, category_id, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
     if not isinstance(image_id, (int, float)) or image_id not in images:
-        raise DataError(f"{where} belongs to image id {image_id!r}, which is not among the images")
+        raise DataError(f"{where} belongs to image id {shown(image_id)}, which is not among the images")
     if not isinstance(category_id, (int, float)) or category_id not in categories:
-        raise DataError(f"{where} has category id {category_id!r}, which is not among the categories")
+        raise DataError(f"{where} has category id {shown(category_id)}, which is not among the categories")
     if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
-        raise DataError(f"{where}: `iscrowd` must be 0 or 1, got {crowd!r}")
+        raise DataError(f"{where}: `iscrowd` must be 0 or 1, got {shown(crowd)}")
     if CROWD[crowd] and not box:
         return None
     if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(value) for value in box):
-        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {box}")
+        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}")
     return {
         "image_id": int(image_id),
         "category_id": int(category_id),
@@ -154,7 +163,7 @@ def _number(entry: Mapping[str, Any], key: str, default: float, where: str) -> f
     if value is None:
         return default
     if not _is_finite(value):
-        raise DataError(f"{where}: `{key}` must be a finite number, got {value!r}")
+        raise DataError(f"{where}: `{key}` must be a finite number, got {shown(value)}")
     return float(value)
 
 
@@ -168,9 +177,9 @@ def _is_id(value: object) -> bool:
 
 
 def _unique(ids: Sequence[int], what: str, path: Path) -> set[int]:
-    twice = [each for each, count in Counter(ids).items() if count > 1]
+    twice = [str(each) for each, count in Counter(ids).items() if count > 1]
     if twice:
-        raise DataError(f"{path}: {what} {twice[0]} is given twice")
+        raise DataError(f"{path}: {what} {some(twice, 1)} {'is' if len(twice) == 1 else 'are'} given twice")
     return set(ids)
 
 
