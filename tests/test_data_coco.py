@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -88,21 +87,6 @@ def test_pictures_without_boxes_can_be_dropped(tmp_path: Path) -> None:
         [2],
         [0, 2],
     ] and "1 more without boxes left out" in data.summary()
-
-
-def test_classes_of_the_model_decide_the_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    larger = Classes(("ant", "circle", "bee", "triangle", "x-shape"), (1, 2, 3, 5, 11))
-    with caplog.at_level(logging.WARNING):
-        data = CocoDetection(*write_set(tmp_path), classes=larger)
-    assert data.classes == larger and data.targets(0)[1].tolist() == [1, 4]
-    assert "category 11 is called 'cross', by the model 'x-shape'" in caplog.text
-
-
-def test_categories_the_model_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"unknown to the model: 5 \(triangle\), 11 \(cross\); .* for 2 \(circle\)$"):
-        CocoDetection(*write_set(tmp_path), classes=Classes(("circle",), (2,)))
-    with pytest.raises(DataError, match="'circle' has id 2, but the model knows it as id 5"):
-        CocoDetection(*write_set(tmp_path), classes=Classes(("triangle", "circle", "cross"), (2, 5, 11)))
 
 
 def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import NO_ID, Classes, DataError
 from rtdetr.engine.evaluator import FIGURES, EvaluationStopped, evaluate, score
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
@@ -175,6 +175,13 @@ def test_results_carry_the_datas_own_ids_and_pixels(tmp_path: Path) -> None:
     assert [d["category_id"] for d in result.detections] == [7, 7, 7]
     assert [d["image_id"] for d in result.detections] == [100, 101, 102]
     assert result.detections[1]["bbox"] == pytest.approx([51.0, 60.0, 100.0, 40.0], abs=1e-3)
+
+
+def test_detections_of_classes_that_the_data_do_not_have_are_left_out(tmp_path: Path) -> None:
+    path, truth = write_truth(tmp_path)
+    classes = Classes(("pen", "mug", "never seen"), (3, NO_ID, 90))  # the oracle sees mugs alone
+    result = evaluate(Oracle(), oracle_batches(truth), path, classes, EvalConfig(max_detections=1), torch.device("cpu"))
+    assert result is not None and result.detections == []
 
 
 def test_evaluation_stops_when_asked(tmp_path: Path) -> None:

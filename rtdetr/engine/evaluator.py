@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.formats.coco import CocoDocument, read_document
 from rtdetr.engine import distributed
 from rtdetr.models.postprocess import postprocess
@@ -65,7 +65,8 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> EvalResult | None:
     """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
-    first one; the others get None. Raises EvaluationStopped on all of them when `should_stop()` became true on one.
+    first one; the others get None. classes: the loader's, whose ids are those of the annotations.
+    Raises EvaluationStopped on all of them when `should_stop()` became true on one.
     """
     own: list[dict[str, Any]] = []
     with _true_float32():
@@ -99,7 +100,7 @@ def _true_float32() -> Iterator[None]:
 def detect(
     model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """COCO results of one batch."""
+    """COCO results of one batch, without those of classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
     predictions = model(batch.images.to(device, non_blocking=True))
     found = postprocess(predictions, sizes.to(device, non_blocking=True), max_detections)
@@ -108,6 +109,7 @@ def detect(
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
         for info, picture in zip(batch.infos, zip(found.scores.tolist(), found.labels.tolist(), boxes.tolist()))
         for confidence, label, box in zip(*picture)
+        if classes.category_ids[label] != NO_ID
     ]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -13,13 +12,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from rtdetr.data.classes import Classes, DataError, shown, some
+from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown, some
 from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
 from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
 from rtdetr.data.pictures import MAX_MEGAPIXELS
-
-logger = logging.getLogger(__name__)
-
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
 
@@ -37,8 +33,8 @@ class CocoDetection(DetectionSet):
     """Pictures and boxes of one COCO detection JSON.
 
     images: the folder that `file_name` in the JSON is relative to. classes: None takes them from the JSON; otherwise
-    boxes get the index of their category id in `classes`. drop_empty leaves out pictures without boxes.
-    max_megapixels: larger pictures are refused. Crowd boxes are left out and counted.
+    boxes get the index in them that their category has by `match`, its id or its name. drop_empty leaves out pictures
+    without boxes. max_megapixels: larger pictures are refused. Crowd boxes are left out and counted.
     Raises DataError for whatever is missing or contradicts itself in the files.
     """
 
@@ -49,21 +45,21 @@ class CocoDetection(DetectionSet):
         classes: Classes | None = None,
         drop_empty: bool = False,
         max_megapixels: float = MAX_MEGAPIXELS,
+        match: Match = "id",
     ) -> None:
         folder, path = Path(images), Path(annotations)
         document = read_document(path)
         if not folder.is_dir():
             raise DataError(f"{folder}: no such picture folder, expected the pictures of {path}")
         own = _classes(document.categories)
-        if classes is not None:
-            _check_same_classes(own, classes, path)
+        used = own if classes is None else match_classes(own, classes, match, path)
         pictures = PictureList(
             [each["id"] for each in document.images],
             _file_names(document.images, folder),
             [(each["height"], each["width"]) for each in document.images],
         )
-        boxes = _boxes(document, pictures.ids, classes or own)
-        super().__init__(folder, path, classes or own, pictures, boxes, drop_empty, max_megapixels)
+        boxes = _boxes(document, pictures.ids, used)
+        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels)
 
 
 def read_document(annotations: str | Path) -> CocoDocument:
@@ -213,24 +209,3 @@ def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxL
 
 def _classes(categories: Sequence[Mapping[str, Any]]) -> Classes:
     return Classes(tuple(each["name"] for each in categories), tuple(each["id"] for each in categories))
-
-
-def _check_same_classes(own: Classes, expected: Classes, path: Path) -> None:
-    """Every category of the file must be a class of the model, under the same id."""
-    name_of = dict(zip(expected.category_ids, expected.names))
-    id_of = dict(zip(expected.names, expected.category_ids))
-    unknown = [f"{i} ({name})" for i, name in zip(own.category_ids, own.names) if i not in name_of]
-    if unknown:
-        known = ", ".join(f"{i} ({name})" for i, name in list(name_of.items())[:10])
-        raise DataError(
-            f"{path}: category ids unknown to the model: {', '.join(unknown)}; it was trained for {known}"
-            + (", ..." if len(name_of) > 10 else "")
-        )
-    for category_id, name in zip(own.category_ids, own.names):
-        if name == name_of[category_id]:
-            continue
-        if id_of.get(name, category_id) != category_id:
-            raise DataError(
-                f"{path}: category {name!r} has id {category_id}, but the model knows it as id {id_of[name]}"
-            )
-        logger.warning("%s: category %d is called %r, by the model %r", path, category_id, name, name_of[category_id])
