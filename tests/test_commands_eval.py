@@ -21,3 +21,18 @@ def test_matched_by_name_the_results_are_the_same_but_for_the_ids(
     new_id = {2: 4, 3: 3, 5: 13, 7: 1, 11: 0}
     assert found[1] == [each | {"category_id": new_id[each["category_id"]]} for each in found[0]]
     assert figures[0] == figures[1] and len({each["category_id"] for each in found[1]}) > 1
+
+
+def test_the_summary_and_the_table_count_the_same_boxes(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = folder / "shapes" / "renumbered.json"
+    document = json.loads(path.read_text())
+    first = document["annotations"][0]
+    document["annotations"] += [first | {"id": 900 + i, "bbox": [96 * i, 5, 9, 0 if i == 0 else 9]} for i in range(3)]
+    path.write_text(json.dumps(document))
+    assert run(f"{RENUMBERED} --match-classes name") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "14 boxes of 5 classes; left out 0 crowd boxes and 3 boxes without area" in lines[0]
+    assert sum(int(line.split()[2]) for line in lines[14:]) == 14

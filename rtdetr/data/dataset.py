@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,9 +123,7 @@ class DetectionSet:
     def _keep_boxes(self, boxes: BoxList) -> None:
         """Fills boxes, labels and offsets, by picture, and counts what was left out."""
         owner = np.array(boxes.pictures, np.int64)
-        limits = self._sizes[owner][:, [1, 0, 1, 0]]
-        clipped = np.asarray(np.clip(boxes.corners, 0, limits), np.float32)
-        keep = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
+        clipped, keep = clip_to_picture(boxes.corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
         order = np.argsort(owner[keep], kind="stable")
         self._boxes = clipped[keep][order]
@@ -139,6 +137,13 @@ class DetectionSet:
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
         return [names[i] for i in keep.tolist()]
+
+
+def clip_to_picture(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The boxes (n, 4) xyxy in pixels cut to their pictures, of `sizes` (n, 2) h and w, and which of them (n,) have an
+    area there. The others are left out of training and evaluation alike."""
+    clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
+    return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
 
 
 def _where_else(folder: Path, name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown, some
 from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
@@ -193,16 +194,21 @@ def _file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     return names
 
 
+def corners_of(annotations: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """The boxes (n, 4) xyxy in pixels."""
+    corners = np.array([each["bbox"] for each in annotations], np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    return corners
+
+
 def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxList:
     position = {image_id: i for i, image_id in enumerate(ids)}
     label_of = {category_id: i for i, category_id in enumerate(classes.category_ids)}
     kept = [each for each in document.annotations if not each["iscrowd"]]
-    corners = np.array([each["bbox"] for each in kept], np.float64).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
     return BoxList(
         [position[each["image_id"]] for each in kept],
         [label_of[each["category_id"]] for each in kept],
-        corners,
+        corners_of(kept),
         len(document.annotations) - len(kept) + document.num_boxless_crowds,
     )
 
