@@ -91,7 +91,11 @@ def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> N
     """Every category of the file must be a class of the model, under the same id."""
     name_of = dict(zip(model.category_ids, model.names))
     id_of = dict(zip(model.names, model.category_ids))
-    advice = "; all names agree: `rtdetr eval --match-classes name` goes by them" if names_agree else ""
+    advice = (
+        "; all names agree: `rtdetr eval --match-classes name` goes by them, training wants equal ids"
+        if names_agree
+        else ""
+    )
     unknown = [f"{i} ({name!r})" for i, name in zip(own.category_ids, own.names) if i not in name_of]
     if unknown:
         known = some((f"{i} ({name!r})" for i, name in name_of.items()), 10)

@@ -150,7 +150,7 @@ def _where_else(folder: Path, name: str) -> str:
     """Advice on a picture that is not where it was looked for. Looks one folder up and one folder down."""
     if Path(name).is_absolute():
         return "`file_name` is a whole path there: make it relative to the picture folder"
-    near = [folder.parent, *sorted(each for each in folder.iterdir() if each.is_dir())]
+    near = [folder.parent, *sorted(Path(each) for each in os.scandir(folder) if each.is_dir())]
     right = [str(each) for each in near if (each / name).is_file()]
     if right:
         return f"did you mean the picture folder {some(right, 3)}?"
