@@ -45,6 +45,7 @@ class Row(NamedTuple):
 
 PREDICT = "predict -w model.pth --device cpu"
 ALL_FOUND = "predict -w model.pth --device cpu --threshold 0"
+RENUMBERED = "eval -w model.pth --device cpu -u data.val.annotations=shapes/renumbered.json"
 TABLE = {
     # the command itself
     "help": Row("--help", 0, ("train ", "eval ", "predict ", "convert ", "benchmark ", "detect objects in pictures")),
@@ -96,6 +97,35 @@ TABLE = {
         0,
         ("instances_val.json: 4 pictures", "left out 0", "AP  IoU .50:.95", "4/4"),
         ("new/d.json",),
+    ),
+    # annotations of another kind, or with other ids
+    "other ids": Row(
+        f"{RENUMBERED} --save-json new/d.json", 2, ("ids unknown to the model: 0 ('Cross'), ", "--match-classes name")
+    ),
+    "matched by name": Row(
+        f"{RENUMBERED} --match-classes name --save-json new/d.json",
+        0,
+        ("4 pictures", "Cross         0 "),
+        ("new/d.json",),
+    ),
+    "other names": Row(
+        "eval -w model.pth -u data.val.annotations=shapes/other.json --match-classes name",
+        2,
+        ("other.json: categories whose name is that of no class", "8 ('dog')", "'circle', 'square'"),
+    ),
+    "matched by nothing": Row("eval -w model.pth --match-classes colour", 2, ("choice: 'colour'",)),
+    "a folder as annotations": Row(
+        "eval -w model.pth -u data.val.annotations=shapes",
+        2,
+        ("did you mean shapes/annotations/instances_train.json,",),
+    ),
+    "text as annotations": Row(
+        "eval -w model.pth -u data.val.annotations=notes.txt", 2, ("notes.txt: not valid JSON",)
+    ),
+    "pictures elsewhere": Row(
+        "eval -w model.pth -u data.val.images=shapes",
+        2,
+        ("4 of the 4 in", "did you mean the picture folder shapes/val?"),
     ),
     "convert onto a file": Row("convert notes.txt -o model.pth", 2, ("model.pth: exists already",)),
     "convert onto itself": Row(
@@ -209,7 +239,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "mixed" / "page.jpg").write_text("<html>404</html>")
     (folder / "mixed" / "x.jpg").mkdir()
     shutil.rmtree(data / "train")
+    document = json.loads((data / "annotations" / "instances_val.json").read_text())
+    renumber(document, {2: 4, 3: 3, 5: 13, 7: 1, 11: 0})
+    (data / "renumbered.json").write_text(json.dumps(document))
+    document["categories"].append({"id": 8, "name": "dog"})
+    (data / "other.json").write_text(json.dumps(document))
     return folder
+
+
+def renumber(document: dict[str, Any], ids: dict[int, int]) -> None:
+    """Gives the categories of a COCO document those ids, and names that start with a capital."""
+    for box in document["annotations"]:
+        box["category_id"] = ids[box["category_id"]]
+    document["categories"] = [{"id": ids[each["id"]], "name": each["name"].title()} for each in document["categories"]]
 
 
 def save(picture: Image.Image, file: Path) -> None:

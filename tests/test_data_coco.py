@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import logging
 import pickle
 from pathlib import Path
 from typing import Any
@@ -90,21 +89,6 @@ def test_pictures_without_boxes_can_be_dropped(tmp_path: Path) -> None:
     ] and "1 more without boxes left out" in data.summary()
 
 
-def test_classes_of_the_model_decide_the_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    larger = Classes(("ant", "circle", "bee", "triangle", "x-shape"), (1, 2, 3, 5, 11))
-    with caplog.at_level(logging.WARNING):
-        data = CocoDetection(*write_set(tmp_path), classes=larger)
-    assert data.classes == larger and data.targets(0)[1].tolist() == [1, 4]
-    assert "category 11 is called 'cross', by the model 'x-shape'" in caplog.text
-
-
-def test_categories_the_model_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"unknown to the model: 5 \(triangle\), 11 \(cross\); .* for 2 \(circle\)$"):
-        CocoDetection(*write_set(tmp_path), classes=Classes(("circle",), (2,)))
-    with pytest.raises(DataError, match="'circle' has id 2, but the model knows it as id 5"):
-        CocoDetection(*write_set(tmp_path), classes=Classes(("triangle", "circle", "cross"), (2, 5, 11)))
-
-
 def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
     """The set with one entry replaced."""
     document = copy.deepcopy(SET)
@@ -140,6 +124,7 @@ def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
         (("annotations", 0, "iscrowd"), 2, "annotation 1: `iscrowd` must be 0 or 1, got 2"),
         (("annotations", 0, "area"), "wide", "annotation 1: `area` must be a finite number, got 'wide'"),
         (("annotations", 0, "area"), float("inf"), "annotation 1: `area` must be a finite number, got inf"),
+        (("annotations", 0, "image_id"), "7", "annotation 1 belongs to image id '7', which is not among the images"),
         (("annotations", 0, "image_id"), [7], r"annotation 1 belongs to image id \[7\], which is not among the images"),
         (("annotations", 0, "category_id"), {}, r"annotation 1 has category id {}, which is not among the categories"),
         (("images", 0, "id"), 2**63, "an image needs an integer `id` and a `file_name`"),
@@ -153,6 +138,32 @@ def test_contradictions_are_named(tmp_path: Path, path: tuple[str | int, ...], v
     with pytest.raises(DataError, match=sentence) as caught:
         CocoDetection(*write_set(tmp_path, broken(path, value)))
     assert "\n" not in str(caught.value) and "a.json" in str(caught.value)
+
+
+def test_ids_that_are_text_are_in_quotes(tmp_path: Path) -> None:
+    document = broken(("annotations", 0), {"id": "12", "image_id": 7, "category_id": "11", "bbox": [1, 2, 3, 4]})
+    with pytest.raises(DataError, match=r"annotation '12' has category id '11', which is not among the categories"):
+        CocoDetection(*write_set(tmp_path, document))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("annotations", 0, "bbox"), [1] * 9999),
+        (("annotations", 0, "image_id"), "7" * 9999),
+        (("annotations", 0, "iscrowd"), "no" * 9999),
+        (("annotations", 0, "area"), "wide" * 999),
+        (("images", 0), {"id": "40", "file_name": "b.png", "regions": list(range(9999))}),
+        (("categories", 0), {"id": "11", "name": "cross", "keypoints": list(range(9999))}),
+        (("images",), [{"id": i // 2, "file_name": "b.png"} for i in range(9999)]),
+        (("categories",), [{"id": i // 2, "name": f"name {i}"} for i in range(9999)]),
+    ],
+)
+def test_long_values_are_cut(tmp_path: Path, path: tuple[str | int, ...], value: Any) -> None:
+    with pytest.raises(DataError) as caught:
+        CocoDetection(*write_set(tmp_path, broken(path, value)))
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))
+    assert "characters)" in str(caught.value) or "and 4998 more are given twice" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -208,6 +219,81 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         CocoDetection(pictures, annotations)
 
 
+@pytest.mark.parametrize(
+    ("content", "looks"),
+    [
+        ('[{"image_id": 1, "category_id": 2, "bbox": [0, 0, 1, 1], "score": 0.5}]', "looks like a COCO results list"),
+        ('[{"file": "a.jpg", "width": 5, "detections": []}]', "looks like a results.json of `rtdetr predict`"),
+        ("[1, 2, 3]", "it is a list of 3 entries"),
+        ("7", "it is a single int"),
+        ('{"shapes": [], "imagePath": "a.jpg", "version": "5"}', "looks like a LabelMe annotation of one picture"),
+        ('{"info": {}, "images": [], "categories": []}', "list of pictures without annotations, as of a test set"),
+        (
+            '{"image": [], "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}',
+            "at its top are 'image', 'b', 'c', 'd', 'e' and 1 more",
+        ),
+        ("{}", "at its top are no keys"),
+        ("", "the file is empty"),
+        ("0 0.5 0.5 0.25 0.125\n1 0.1 .2 3e-1 0.4\n", "it looks like YOLO labels of one picture"),
+        ("train: images/train\nval: images/val\n", "it looks like a YOLO data.yaml"),
+        ("<annotation>\n<folder>", "it looks like a Pascal VOC annotation of one picture"),
+        ('<?xml version="1.0"?>\n<annotation>', "it looks like a Pascal VOC annotation of one picture"),
+        ("<!doctype html><html>", "it looks like a web page"),
+        ("version https://git-lfs.github.com/spec/v1\noid", "it looks like a Git LFS pointer"),
+    ],
+)
+def test_files_of_another_kind_are_recognised(tmp_path: Path, content: str, looks: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(DataError) as caught:
+        read_document(tmp_path / "a.json")
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{tmp_path / 'a.json'}: ") and sentence.count("\n") == 0 and looks in sentence
+
+
+def test_a_folder_instead_of_the_file_in_it(tmp_path: Path) -> None:
+    pictures, annotations = write_set(tmp_path)
+    with pytest.raises(DataError, match=r"pictures: is a folder, expected a COCO detection JSON$"):
+        read_document(pictures)
+    (tmp_path / "annotations").mkdir()
+    right = annotations.rename(tmp_path / "annotations" / "instances_val.json")
+    (tmp_path / "annotations" / "captions_val.json").touch()
+    with pytest.raises(DataError) as caught:
+        read_document(tmp_path)
+    other = right.with_name("captions_val.json")
+    assert str(caught.value).endswith(f"is a folder, expected a COCO detection JSON; did you mean {right}, {other}?")
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "advice"),
+    [
+        ("b.png", "pictures/deep/b.png", "did you mean the picture folder {}/pictures/deep?"),
+        ("val/b.png", "val/b.png", "did you mean the picture folder {}?"),
+        ("val/b.png", "pictures/b.png", "{}/pictures/b.png is there: remove the folder from `file_name`"),
+        ("/home/me/b.png", "pictures/b.png", "`file_name` is a whole path there: make it relative"),
+        ("C:\\me\\b.png", "pictures/b.png", "{}/pictures/b.png is there: remove the folder from `file_name`"),
+        ("deep\\b.png", "pictures/deep/b.png", "write `file_name` with / instead of \\"),
+        ("b.png", "elsewhere/b.png", "check the picture folder"),
+    ],
+)
+def test_advice_on_missing_pictures(tmp_path: Path, name: str, at: str, advice: str) -> None:
+    pictures, annotations = write_set(tmp_path, broken(("images", 0, "file_name"), name))
+    (tmp_path / at).parent.mkdir(exist_ok=True)
+    (pictures / "b.png").rename(tmp_path / at)
+    with pytest.raises(DataError) as caught:
+        CocoDetection(pictures, annotations)
+    assert str(caught.value).startswith(f"{pictures / name}: no such picture; 1 of the 3 in {annotations} are missing")
+    assert advice.format(tmp_path) in str(caught.value)
+
+
+def test_a_picture_may_have_a_whole_path(tmp_path: Path) -> None:
+    whole = str(tmp_path / "pictures" / "b.png")
+    pictures, annotations = write_set(tmp_path, broken(("images", 0, "file_name"), whole))
+    pictures.rename(tmp_path / "moved")
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "moved" / "b.png").rename(whole)
+    assert CocoDetection(tmp_path / "moved", annotations).image(0).size == (60, 40)
+
+
 def test_pictures_that_cannot_be_trusted(tmp_path: Path) -> None:
     pictures, annotations = write_set(tmp_path)
     data = CocoDetection(pictures, annotations)
@@ -243,7 +329,7 @@ def test_no_picture_is_opened_where_sizes_are_given(tmp_path: Path, monkeypatch:
     arguments = write_set(tmp_path)
     opened = []
     original = Image.open
-    monkeypatch.setattr(Image, "open", lambda path: opened.append(Path(path).name) or original(path))
+    monkeypatch.setattr(Image, "open", lambda path, formats: opened.append(Path(path).name) or original(path))
     CocoDetection(*arguments)
     assert opened == ["empty.png"]
 

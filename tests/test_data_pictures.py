@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import random
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -136,7 +138,7 @@ def as_bytes(kind: str, **options: Any) -> bytes:
 
 BAD = {
     "empty.jpg": (b"", "the file is empty"),
-    "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", "its bytes are of no known picture format"),
+    "page.jpg": (b"<!DOCTYPE html><html><body>404</body></html>", "its bytes are of none of the formats JPEG, PNG, "),
     "truncated.jpg": (as_bytes("JPEG")[:-400], "truncated"),
     "truncated.png": (as_bytes("PNG")[:-40], "truncated"),
     "bomb.png": (png(60_000, 60_000, chunk(b"IDAT", b"")), "it claims to be larger than data.max_megapixels=179"),
@@ -148,6 +150,10 @@ BAD = {
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", b"\0\0\0\2") + chunk(b"IEND", b""),
         "Truncated IHDR",
     ),  # PIL: ValueError
+    "page.png": (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n",
+        "of none of the formats JPEG, PNG, ",
+    ),
     "table.tif": (as_bytes("TIFF")[:4] + b"\xff\xff\xff\x7f" + as_bytes("TIFF")[8:], ""),
 }
 
@@ -167,6 +173,35 @@ def test_bad_files_are_one_sentence_each(tmp_path: Path, name: str) -> None:
         sentence = str(caught.value)
         assert sentence.startswith(f"{tmp_path / name}: cannot be read as a picture") and reason in sentence
         assert "replace it or remove it" in sentence and "\n" not in sentence
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "MPO", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "TGA"])
+def test_the_bytes_tell_the_format_and_not_the_name(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.eps").write_bytes(as_bytes(kind))
+    assert read_picture(tmp_path / "a.eps").size == (48, 80)
+
+
+def test_postscript_is_not_handed_to_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        pytest.fail("started Ghostscript")
+
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", start)
+    (tmp_path / "a.jpg").write_bytes(as_bytes("EPS"))
+    with pytest.raises(DataError, match="none of the formats"):
+        read_picture(tmp_path / "a.jpg")
+
+
+@pytest.mark.parametrize("missing", ["AVIF", "WEBP"])
+def test_a_pil_that_lacks_a_format_reads_the_others(tmp_path: Path, missing: str) -> None:
+    """PIL raises KeyError for a name that it does not know, and older ones do not know AVIF."""
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom PIL import Image\nImage.init()\n"
+        "Image.OPEN.pop(sys.argv[1], None)\nfrom rtdetr.data.pictures import FORMATS, read_picture\n"
+        "assert sys.argv[1] not in FORMATS, FORMATS\nprint(read_picture(Path(sys.argv[2])).size)"
+    )
+    (tmp_path / "a.tga").write_bytes(as_bytes("TGA"))
+    done = subprocess.run([sys.executable, "-c", code, missing, tmp_path / "a.tga"], capture_output=True, text=True)
+    assert done.stdout == "(48, 80)\n", done.stderr
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
@@ -193,7 +228,7 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_failure_without_words_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, formats: tuple[str, ...]) -> None:
         raise AssertionError
 
     monkeypatch.setattr(Image, "open", fail)

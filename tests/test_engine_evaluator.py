@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import NO_ID, Classes, DataError
+from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.engine.evaluator import FIGURES, EvaluationStopped, evaluate, score
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
@@ -128,6 +130,38 @@ def test_annotations_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         score([], path, "pycocotools")
 
 
+WITHOUT_AREA = [
+    *([-40, 10, 40, 20], [-90, -90, 50, 50], [500, 10, 40, 20], [10, 600, 5, 5]),  # outside
+    *([10, 10, 0, 20], [10, 10, 20, 0], [200, 200, -20, 30], [200, 200, -20, -30]),
+]
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_boxes_that_training_leaves_out_do_not_count(tmp_path: Path, evaluator: Evaluator) -> None:
+    path, boxes = write_truth(tmp_path)
+    sound = score(as_detections(boxes, 6.0), path, evaluator)
+    bad = [{"id": 900 + i, "image_id": 103, "category_id": 3, "bbox": box} for i, box in enumerate(WITHOUT_AREA)]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": bad[:5] + boxes + bad[5:]}))
+    result = score(as_detections(boxes, 6.0), path, evaluator)
+    assert result.figures == sound.figures and str(result.classes) == str(sound.classes)
+    Image.new("RGB", (500, 500)).save(tmp_path / "0.jpg")
+    for i in range(1, 12):
+        (tmp_path / f"{i}.jpg").hardlink_to(tmp_path / "0.jpg")
+    data = CocoDetection(tmp_path, path)
+    assert data.num_degenerate == len(WITHOUT_AREA)
+    assert sum(len(data.targets(i)[0]) for i in range(12)) == sum(each.num_boxes for each in result.classes)
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_boxes_partly_outside_stay_as_they_are(tmp_path: Path, evaluator: Evaluator) -> None:
+    """As in the official evaluation: a detection that ends with the picture overlaps this box by half."""
+    box = {"id": 1, "image_id": 100, "category_id": 3, "bbox": [-100.0, 0.0, 200.0, 50.0], "iscrowd": 0}
+    path, _ = write_truth(tmp_path, annotations=[box])
+    found = {"image_id": 100, "category_id": 3, "score": 1.0}
+    assert score([found | {"bbox": box["bbox"]}], path, evaluator).figures["AP"] == pytest.approx(1.0)
+    assert score([found | {"bbox": [0.0, 0.0, 100.0, 50.0]}], path, evaluator).figures["AP75"] == 0
+
+
 def test_unknown_evaluator_is_an_error(tmp_path: Path) -> None:
     path, _ = write_truth(tmp_path)
     with pytest.raises(ValueError, match="expected faster-coco-eval or pycocotools"):
@@ -175,6 +209,24 @@ def test_results_carry_the_datas_own_ids_and_pixels(tmp_path: Path) -> None:
     assert [d["category_id"] for d in result.detections] == [7, 7, 7]
     assert [d["image_id"] for d in result.detections] == [100, 101, 102]
     assert result.detections[1]["bbox"] == pytest.approx([51.0, 60.0, 100.0, 40.0], abs=1e-3)
+
+
+def test_the_loader_gives_the_sizes_that_the_file_does_not(tmp_path: Path) -> None:
+    inside = {"id": 1, "image_id": 100, "category_id": 7, "bbox": [50.0, 60.0, 100.0, 40.0]}
+    outside = inside | {"id": 2, "bbox": [501.0, 60.0, 100.0, 40.0]}
+    images = [{"id": 100, "file_name": "0.jpg"}]
+    path, _ = write_truth(tmp_path, annotations=[inside, outside], images=images)
+    classes, cfg = Classes(("pen", "mug", "never seen"), (3, 7, 90)), EvalConfig(max_detections=1)
+    result = evaluate(Oracle(), oracle_batches([inside]), path, classes, cfg, torch.device("cpu"))
+    assert result is not None and result.figures["AP"] == pytest.approx(1.0)
+    assert [each.num_boxes for each in result.classes] == [0, 1, 0]
+
+
+def test_detections_of_classes_that_the_data_do_not_have_are_left_out(tmp_path: Path) -> None:
+    path, truth = write_truth(tmp_path)
+    classes = Classes(("pen", "mug", "never seen"), (3, NO_ID, 90))  # the oracle sees mugs alone
+    result = evaluate(Oracle(), oracle_batches(truth), path, classes, EvalConfig(max_detections=1), torch.device("cpu"))
+    assert result is not None and result.detections == []
 
 
 def test_evaluation_stops_when_asked(tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     add_update(parser)
     parser.add_argument("--evaluator", choices=("faster-coco-eval", "pycocotools"), help="default: eval.evaluator")
+    parser.add_argument(
+        "--match-classes",
+        choices=("id", "name"),
+        default="id",
+        help="which category of the annotations is which class of the model (default: id); results carry their ids",
+    )
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
     add_overwrite(parser)
     add_device(parser)
@@ -55,11 +61,13 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         annotations = cfg.data.val.annotations
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
-        loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size())
+        loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
         with signals.listening("stopping"):
             batches = _counted(loader)
             try:
-                result = evaluate(model.to(device), batches, annotations, classes, cfg.eval, device, signals.asked)
+                result = evaluate(
+                    model.to(device), batches, annotations, loader.classes, cfg.eval, device, signals.asked
+                )
             except EvaluationStopped:
                 result = None
             if result is not None:

@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+Match = Literal["id", "name"]  # what tells which category of a file is which class of a model
+NO_ID = -(2**63) - 1  # in place of the id of a class that the data do not have; smaller than any id
 
 
 class DataError(ValueError):
     """Data that cannot be used; the message is one sentence for the person who owns them."""
+
+
+def some(items: Iterable[str], most: int = 5) -> str:
+    """A list for a message: the first few, and how many more there are."""
+    listed = list(items)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
+
+
+def shown(value: object, most: int = 160) -> str:
+    """A value of the data for a message: as Python writes it (strings in quotes), cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"
 
 
 @dataclass(frozen=True)
@@ -14,7 +36,78 @@ class Classes:
     """The classes of a model: the network's index i stands for names[i], whose id in the data is category_ids[i]."""
 
     names: tuple[str, ...]
-    category_ids: tuple[int, ...]  # ascending, gaps allowed
+    category_ids: tuple[int, ...]  # gaps allowed; ascending, unless matched by name
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Classes:
+    """The classes of the model, under the ids that detections on this file carry.
+
+    own: the categories of the file, each of which must be a class of the model: under the same id, or of the same name
+    and then under the file's id, with NO_ID for classes that the file does not have. Raises DataError.
+    """
+    indices = _same_names(own, model)
+    if match == "id":
+        _check_ids(own, model, path, names_agree=None not in indices)
+        return model
+    unknown = [f"{i} ({name!r})" for i, name, index in zip(own.category_ids, own.names, indices) if index is None]
+    if unknown:
+        raise DataError(
+            f"{path}: categories whose name is that of no class of the model, or of more than one: {some(unknown)}; "
+            f"it was trained for {some(map(repr, model.names), 10)}"
+        )
+    id_of = dict(zip(indices, own.category_ids))
+    return Classes(model.names, tuple(id_of.get(index, NO_ID) for index in range(len(model))))
+
+
+def _same_names(own: Classes, model: Classes) -> list[int | None]:
+    """For each of the file's classes the model's class of that name: the same text, else the same but for case and
+    space around it where each side has only one such name; None where there is none."""
+    exactly_own, exactly = _once(own.names), _once(model.names)
+    loosely_own, loosely = _once(map(_loose, own.names)), _once(map(_loose, model.names))
+    found = []
+    for name in own.names:
+        index = exactly.get(name) if name in exactly_own else None
+        if index is None and _loose(name) in loosely_own:
+            index = loosely.get(_loose(name))
+        found.append(index)
+    return found
+
+
+def _loose(name: str) -> str:
+    return name.strip().casefold()
+
+
+def _once(names: Iterable[str]) -> dict[str, int]:
+    """The index of each name that is given once."""
+    listed = list(names)
+    counts = Counter(listed)
+    return {name: i for i, name in enumerate(listed) if counts[name] == 1}
+
+
+def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> None:
+    """Every category of the file must be a class of the model, under the same id."""
+    name_of = dict(zip(model.category_ids, model.names))
+    id_of = dict(zip(model.names, model.category_ids))
+    advice = (
+        "; all names agree: `rtdetr eval --match-classes name` goes by them, training wants equal ids"
+        if names_agree
+        else ""
+    )
+    unknown = [f"{i} ({name!r})" for i, name in zip(own.category_ids, own.names) if i not in name_of]
+    if unknown:
+        known = some((f"{i} ({name!r})" for i, name in name_of.items()), 10)
+        raise DataError(
+            f"{path}: category ids unknown to the model: {some(unknown)}; it was trained for {known}{advice}"
+        )
+    renamed = [(i, name) for i, name in zip(own.category_ids, own.names) if name != name_of[i]]
+    for category_id, name in renamed:
+        if id_of.get(name, category_id) != category_id:
+            raise DataError(
+                f"{path}: category {name!r} has id {category_id}, but the model knows it as id {id_of[name]}{advice}"
+            )
+    if renamed:
+        pairs = some(f"category {i} is called {name!r}, by the model {name_of[i]!r}" for i, name in renamed)
+        logger.warning("%s: %s", path, pairs)

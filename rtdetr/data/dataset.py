@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PureWindowsPath
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, some
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, upright_size
 from rtdetr.types import ImageInfo
 
@@ -117,15 +117,13 @@ class DetectionSet:
         if missing:
             raise DataError(
                 f"{self.folder / missing[0]}: no such picture; {len(missing)} of the {len(names)} in "
-                f"{self.annotation_file} are missing, check the picture folder"
+                f"{self.annotation_file} are missing, this is the first; {_where_else(self.folder, missing[0])}"
             )
 
     def _keep_boxes(self, boxes: BoxList) -> None:
         """Fills boxes, labels and offsets, by picture, and counts what was left out."""
         owner = np.array(boxes.pictures, np.int64)
-        limits = self._sizes[owner][:, [1, 0, 1, 0]]
-        clipped = np.asarray(np.clip(boxes.corners, 0, limits), np.float32)
-        keep = (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
+        clipped, keep = clip_to_picture(boxes.corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
         order = np.argsort(owner[keep], kind="stable")
         self._boxes = clipped[keep][order]
@@ -139,6 +137,29 @@ class DetectionSet:
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
         return [names[i] for i in keep.tolist()]
+
+
+def clip_to_picture(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The boxes (n, 4) xyxy in pixels cut to their pictures, of `sizes` (n, 2) h and w, and which of them (n,) have an
+    area there. The others are left out of training and evaluation alike."""
+    clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
+    return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
+
+
+def _where_else(folder: Path, name: str) -> str:
+    """Advice on a picture that is not where it was looked for. Looks one folder up and one folder down."""
+    if Path(name).is_absolute():
+        return "`file_name` is a whole path there: make it relative to the picture folder"
+    near = [folder.parent, *sorted(Path(each) for each in os.scandir(folder) if each.is_dir())]
+    right = [str(each) for each in near if (each / name).is_file()]
+    if right:
+        return f"did you mean the picture folder {some(right, 3)}?"
+    plain = PureWindowsPath(name)  # takes / and \\ alike
+    if (folder / plain.name).is_file():
+        return f"{folder / plain.name} is there: remove the folder from `file_name`"
+    if "\\" in name and (folder / plain.as_posix()).is_file():
+        return "write `file_name` with / instead of \\"
+    return "check the picture folder"
 
 
 class Folders:

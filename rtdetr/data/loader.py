@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, SplitConfig
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.preprocess import preprocess
@@ -196,23 +196,31 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
 
 
-def build_val_loader(cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1) -> DetectionLoader:
+def build_val_loader(
+    cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1, match: Match = "id"
+) -> DetectionLoader:
     """Evaluation batches of this process: every `world_size`-th picture, each exactly once, none left out; the last
     batch may be smaller, and processes may differ by one picture.
 
-    classes: those of the model; the set may use any of them, under the same category ids. Raises DataError.
+    classes: those of the model; the set may use any of them, under the same category ids or names, as `match` says.
+    The loader's own `classes` have the ids that detections on this set carry. Raises DataError.
     """
     data = cfg.data
-    source = _open(data.val, "val", classes, False, data.max_megapixels)
+    source = _open(data.val, "val", classes, False, data.max_megapixels, match)
     samples = EvaluationSamples(source, data.image_size)
     shard = range(rank, len(source), world_size)
     return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
 
 
 def _open(
-    split: SplitConfig, name: str, classes: Classes | None, drop_empty: bool, max_megapixels: float
+    split: SplitConfig,
+    name: str,
+    classes: Classes | None,
+    drop_empty: bool,
+    max_megapixels: float,
+    match: Match = "id",
 ) -> DetectionSet:
     for key, value in (("annotations", split.annotations), ("images", split.images)):
         if not value:
             raise DataError(f"data.{name}.{key} is empty; set it in the config or with -u data.{name}.{key}=PATH")
-    return CocoDetection(split.images, split.annotations, classes, drop_empty, max_megapixels)
+    return CocoDetection(split.images, split.annotations, classes, drop_empty, max_megapixels, match)

@@ -16,6 +16,15 @@ from rtdetr.data.preprocess import as_rgb_array
 
 MAX_MEGAPIXELS = 179.0  # of PIL itself, unless its MAX_IMAGE_PIXELS is changed
 
+# What is opened, whatever a file is called. PIL knows more: it starts Ghostscript for PostScript, and reads others with
+# code that hardly anybody runs. The MPO files of phones count as JPEG. Whether there is AVIF depends on PIL.
+Image.init()
+FORMATS = tuple(
+    name
+    for name in ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "TGA")
+    if name in Image.OPEN
+)
+
 # What PIL raises for damaged files, found by damaging files of 34 kinds 240,000 times, and the last two, which PIL
 # itself takes for "not this format" while it opens a file.
 UNREADABLE = (
@@ -93,7 +102,7 @@ def _opened(path: Path, max_megapixels: float) -> Iterator[Image.Image]:
         what = "folder" if path.is_dir() else "device"
         raise DataError(f"{path}: cannot be read as a picture (it is a {what}); replace it or remove it")
     try:
-        with _pil_allows(max_megapixels), Image.open(path) as opened:
+        with _pil_allows(max_megapixels), Image.open(path, formats=FORMATS) as opened:
             if opened.width * opened.height > max_megapixels * 1e6:
                 raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels")
             yield opened
@@ -125,7 +134,9 @@ def _pil_allows(max_megapixels: float) -> Iterator[None]:
 
 def _reason(path: Path, error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "its bytes are of no known picture format" if path.stat().st_size else "the file is empty"
+        if path.stat().st_size == 0:
+            return "the file is empty"
+        return f"its bytes are of none of the formats {', '.join(FORMATS)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from rtdetr.config import EvalConfig, Evaluator
-from rtdetr.data.classes import Classes
-from rtdetr.data.formats.coco import CocoDocument, read_document
+from rtdetr.data.classes import NO_ID, Classes
+from rtdetr.data.dataset import clip_to_picture
+from rtdetr.data.formats.coco import CocoDocument, corners_of, read_document
 from rtdetr.engine import distributed
 from rtdetr.models.postprocess import postprocess
 from rtdetr.types import Batch
@@ -65,21 +66,24 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> EvalResult | None:
     """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
-    first one; the others get None. Raises EvaluationStopped on all of them when `should_stop()` became true on one.
+    first one; the others get None. classes: the loader's, whose ids are those of the annotations.
+    Raises EvaluationStopped on all of them when `should_stop()` became true on one.
     """
     own: list[dict[str, Any]] = []
+    sizes: dict[int, tuple[int, int]] = {}
     with _true_float32():
         for batch in loader:
             if should_stop():
                 break
             own += detect(model, batch, classes, cfg.max_detections, device)
+            sizes |= {info.image_id: (info.height, info.width) for info in batch.infos}
     if distributed.any_process(should_stop()):
         raise EvaluationStopped
-    gathered = distributed.gather_objects(own)
+    gathered = distributed.gather_objects((own, sizes))
     if not distributed.is_main():
         return None
-    detections = [each for part in gathered for each in part]
-    return score(detections, annotations, cfg.evaluator)
+    detections = [each for part, _ in gathered for each in part]
+    return score(detections, annotations, cfg.evaluator, {k: size for _, part in gathered for k, size in part.items()})
 
 
 @contextlib.contextmanager
@@ -99,7 +103,7 @@ def _true_float32() -> Iterator[None]:
 def detect(
     model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """COCO results of one batch."""
+    """COCO results of one batch, without those of classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
     predictions = model(batch.images.to(device, non_blocking=True))
     found = postprocess(predictions, sizes.to(device, non_blocking=True), max_detections)
@@ -108,15 +112,24 @@ def detect(
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
         for info, picture in zip(batch.infos, zip(found.scores.tolist(), found.labels.tolist(), boxes.tolist()))
         for confidence, label, box in zip(*picture)
+        if classes.category_ids[label] != NO_ID
     ]
 
 
-def score(detections: list[dict[str, Any]], annotations: str | Path, evaluator: Evaluator) -> EvalResult:
+def score(
+    detections: list[dict[str, Any]],
+    annotations: str | Path,
+    evaluator: Evaluator,
+    sizes: Mapping[int, tuple[int, int]] | None = None,
+) -> EvalResult:
     """COCO figures of detections against an annotation file. Both evaluators give the same digits; pycocotools is the
-    reference, faster-coco-eval is several times faster. Raises DataError for annotations that cannot be used."""
+    reference, faster-coco-eval is several times faster. sizes: (h, w) in pixels of pictures by id, for files that do
+    not give them. Boxes without area in their picture do not count. Raises DataError for unusable annotations.
+    """
     truth = read_document(annotations)
+    kept = _with_area(truth, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
-    boxes = [{**box, "id": number} for number, box in enumerate(truth.annotations, start=1)]
+    boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
     results = [
         {**each, "id": number, "iscrowd": 0, "area": each["bbox"][2] * each["bbox"][3]}
         for number, each in enumerate(detections, start=1)
@@ -133,6 +146,16 @@ def score(detections: list[dict[str, Any]], annotations: str | Path, evaluator: 
         ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
     return EvalResult(figures, per_class, detections)
+
+
+def _with_area(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+    """The annotations that count: as in training, none without area in its picture, which nobody could find. What is
+    partly outside stays as it is, as in the official evaluation, and so do crowds."""
+    known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
+    limits = np.array([known[each["image_id"]] for each in truth.annotations], np.float64).reshape(-1, 2)
+    limits[limits == 0] = np.inf  # not said
+    _, keep = clip_to_picture(corners_of(truth.annotations), limits)
+    return [each for each, has_area in zip(truth.annotations, keep) if has_area or each["iscrowd"]]
 
 
 def _run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -12,13 +11,12 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown, some
 from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
+from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
 from rtdetr.data.pictures import MAX_MEGAPIXELS
-
-logger = logging.getLogger(__name__)
-
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
 
@@ -36,8 +34,8 @@ class CocoDetection(DetectionSet):
     """Pictures and boxes of one COCO detection JSON.
 
     images: the folder that `file_name` in the JSON is relative to. classes: None takes them from the JSON; otherwise
-    boxes get the index of their category id in `classes`. drop_empty leaves out pictures without boxes.
-    max_megapixels: larger pictures are refused. Crowd boxes are left out and counted.
+    boxes get the index in them that their category has by `match`, its id or its name. drop_empty leaves out pictures
+    without boxes. max_megapixels: larger pictures are refused. Crowd boxes are left out and counted.
     Raises DataError for whatever is missing or contradicts itself in the files.
     """
 
@@ -48,21 +46,21 @@ class CocoDetection(DetectionSet):
         classes: Classes | None = None,
         drop_empty: bool = False,
         max_megapixels: float = MAX_MEGAPIXELS,
+        match: Match = "id",
     ) -> None:
         folder, path = Path(images), Path(annotations)
         document = read_document(path)
         if not folder.is_dir():
             raise DataError(f"{folder}: no such picture folder, expected the pictures of {path}")
         own = _classes(document.categories)
-        if classes is not None:
-            _check_same_classes(own, classes, path)
+        used = own if classes is None else match_classes(own, classes, match, path)
         pictures = PictureList(
             [each["id"] for each in document.images],
             _file_names(document.images, folder),
             [(each["height"], each["width"]) for each in document.images],
         )
-        boxes = _boxes(document, pictures.ids, classes or own)
-        super().__init__(folder, path, classes or own, pictures, boxes, drop_empty, max_megapixels)
+        boxes = _boxes(document, pictures.ids, used)
+        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels)
 
 
 def read_document(annotations: str | Path) -> CocoDocument:
@@ -86,17 +84,25 @@ def read_classes(annotations: str | Path) -> Classes:
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
+    if path.is_dir():
+        inside = some((str(file) for file in annotations_in(path)), 3)
+        advice = f"; did you mean {inside}?" if inside else ""
+        raise DataError(f"{path}: is a folder, expected a COCO detection JSON{advice}")
     if not path.is_file():
         raise DataError(f"{path}: no such annotation file, expected a COCO detection JSON")
     try:
-        document = json.loads(path.read_bytes())
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    try:
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
-        raise DataError(f"{path}: not valid JSON ({error})") from error
+        raise DataError(f"{path}: not valid JSON ({error}){kind_of_bytes(content)}") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
-            raise DataError(f"{path}: no list `{key}` at the top, expected a COCO detection JSON")
+            raise DataError(
+                f"{path}: no list `{key}` at the top, expected a COCO detection JSON{kind_of_json(document)}"
+            )
         if not all(isinstance(entry, dict) for entry in document[key]):
             raise DataError(f"{path}: every entry of `{key}` must be a mapping, expected a COCO detection JSON")
     return document
@@ -105,7 +111,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
 def _image(entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
     name, url = entry.get("file_name"), entry.get("coco_url")
     if not _is_id(entry.get("id")) or not (isinstance(name, str) or (name is None and isinstance(url, str))):
-        raise DataError(f"{path}: an image needs an integer `id` and a `file_name` (or `coco_url`), got {entry}")
+        raise DataError(f"{path}: an image needs an integer `id` and a `file_name` (or `coco_url`), got {shown(entry)}")
     sides = {key: _number(entry, key, 0, f"{path}: image {entry['id']}") for key in ("height", "width")}
     if any(side < 0 or side != int(side) for side in sides.values()):
         raise DataError(f"{path}: image {entry['id']}: height and width must be whole pixels, got {sides}")
@@ -117,25 +123,25 @@ def _categories(entries: Sequence[Mapping[str, Any]], path: Path) -> list[dict[s
         raise DataError(f"{path}: `categories` is empty, so there is nothing to detect")
     for each in entries:
         if not _is_id(each.get("id")) or not isinstance(each.get("name"), str):
-            raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {each}")
+            raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {shown(each)}")
     _unique([each["id"] for each in entries], "category id", path)
     return [{"id": each["id"], "name": each["name"]} for each in sorted(entries, key=lambda each: int(each["id"]))]
 
 
 def _annotation(entry: Mapping[str, Any], images: set[int], categories: set[int], path: Path) -> dict[str, Any] | None:
     """The annotation in its one form; None for a crowd without a box."""
-    where = f"{path}: annotation {entry.get('id')}"
+    where = f"{path}: annotation {shown(entry.get('id'))}"
     image_id, category_id, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
     if not isinstance(image_id, (int, float)) or image_id not in images:
-        raise DataError(f"{where} belongs to image id {image_id!r}, which is not among the images")
+        raise DataError(f"{where} belongs to image id {shown(image_id)}, which is not among the images")
     if not isinstance(category_id, (int, float)) or category_id not in categories:
-        raise DataError(f"{where} has category id {category_id!r}, which is not among the categories")
+        raise DataError(f"{where} has category id {shown(category_id)}, which is not among the categories")
     if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
-        raise DataError(f"{where}: `iscrowd` must be 0 or 1, got {crowd!r}")
+        raise DataError(f"{where}: `iscrowd` must be 0 or 1, got {shown(crowd)}")
     if CROWD[crowd] and not box:
         return None
     if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(value) for value in box):
-        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {box}")
+        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}")
     return {
         "image_id": int(image_id),
         "category_id": int(category_id),
@@ -154,7 +160,7 @@ def _number(entry: Mapping[str, Any], key: str, default: float, where: str) -> f
     if value is None:
         return default
     if not _is_finite(value):
-        raise DataError(f"{where}: `{key}` must be a finite number, got {value!r}")
+        raise DataError(f"{where}: `{key}` must be a finite number, got {shown(value)}")
     return float(value)
 
 
@@ -168,9 +174,9 @@ def _is_id(value: object) -> bool:
 
 
 def _unique(ids: Sequence[int], what: str, path: Path) -> set[int]:
-    twice = [each for each, count in Counter(ids).items() if count > 1]
+    twice = [str(each) for each, count in Counter(ids).items() if count > 1]
     if twice:
-        raise DataError(f"{path}: {what} {twice[0]} is given twice")
+        raise DataError(f"{path}: {what} {some(twice, 1)} {'is' if len(twice) == 1 else 'are'} given twice")
     return set(ids)
 
 
@@ -188,40 +194,24 @@ def _file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     return names
 
 
+def corners_of(annotations: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    """The boxes (n, 4) xyxy in pixels."""
+    corners = np.array([each["bbox"] for each in annotations], np.float64).reshape(-1, 4)
+    corners[:, 2:] += corners[:, :2]
+    return corners
+
+
 def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxList:
     position = {image_id: i for i, image_id in enumerate(ids)}
     label_of = {category_id: i for i, category_id in enumerate(classes.category_ids)}
     kept = [each for each in document.annotations if not each["iscrowd"]]
-    corners = np.array([each["bbox"] for each in kept], np.float64).reshape(-1, 4)
-    corners[:, 2:] += corners[:, :2]
     return BoxList(
         [position[each["image_id"]] for each in kept],
         [label_of[each["category_id"]] for each in kept],
-        corners,
+        corners_of(kept),
         len(document.annotations) - len(kept) + document.num_boxless_crowds,
     )
 
 
 def _classes(categories: Sequence[Mapping[str, Any]]) -> Classes:
     return Classes(tuple(each["name"] for each in categories), tuple(each["id"] for each in categories))
-
-
-def _check_same_classes(own: Classes, expected: Classes, path: Path) -> None:
-    """Every category of the file must be a class of the model, under the same id."""
-    name_of = dict(zip(expected.category_ids, expected.names))
-    id_of = dict(zip(expected.names, expected.category_ids))
-    unknown = [f"{i} ({name})" for i, name in zip(own.category_ids, own.names) if i not in name_of]
-    if unknown:
-        known = ", ".join(f"{i} ({name})" for i, name in list(name_of.items())[:10])
-        raise DataError(
-            f"{path}: category ids unknown to the model: {', '.join(unknown)}; it was trained for {known}"
-            + (", ..." if len(name_of) > 10 else "")
-        )
-    for category_id, name in zip(own.category_ids, own.names):
-        if name == name_of[category_id]:
-            continue
-        if id_of.get(name, category_id) != category_id:
-            raise DataError(
-                f"{path}: category {name!r} has id {category_id}, but the model knows it as id {id_of[name]}"
-            )
-        logger.warning("%s: category %d is called %r, by the model %r", path, category_id, name, name_of[category_id])

@@ -1,0 +1,38 @@
+"""What `rtdetr eval` prints and writes, beyond what fits a row of the commands' table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_commands_table import RENUMBERED, folder, made, run  # noqa: F401
+
+
+def test_matched_by_name_the_results_are_the_same_but_for_the_ids(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures, found = [], []
+    for command in ("eval -w model.pth --device cpu", f"{RENUMBERED} --match-classes name"):
+        assert run(f"{command} --save-json d{len(found)}.json") == 0
+        figures.append(capsys.readouterr().out.splitlines()[1:13])
+        found.append(json.loads((folder / f"d{len(found)}.json").read_text()))
+    new_id = {2: 4, 3: 3, 5: 13, 7: 1, 11: 0}
+    assert found[1] == [each | {"category_id": new_id[each["category_id"]]} for each in found[0]]
+    assert figures[0] == figures[1] and len({each["category_id"] for each in found[1]}) > 1
+
+
+def test_the_summary_and_the_table_count_the_same_boxes(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = folder / "shapes" / "renumbered.json"
+    document = json.loads(path.read_text())
+    first = document["annotations"][0]
+    document["annotations"] += [first | {"id": 900 + i, "bbox": [96 * i, 5, 9, 0 if i == 0 else 9]} for i in range(3)]
+    path.write_text(json.dumps(document))
+    assert run(f"{RENUMBERED} --match-classes name") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "14 boxes of 5 classes; left out 0 crowd boxes and 3 boxes without area" in lines[0]
+    assert sum(int(line.split()[2]) for line in lines[14:]) == 14
