@@ -150,7 +150,8 @@ def _where_else(folder: Path, name: str) -> str:
     """Advice on a picture that is not where it was looked for. Looks one folder up, beside and one folder down."""
     if Path(name).is_absolute():
         return "`file_name` is a whole path there: make it relative to the picture folder"
-    around = sorted(Path(each) for root in (folder, folder.parent) for each in os.scandir(root) if each.is_dir())
+    roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
+    around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
     near = [folder.parent, *around]
     right = [str(each) for each in near if (each / name).is_file()]
     if right:
