@@ -272,12 +272,13 @@ def test_a_folder_instead_of_the_file_in_it(tmp_path: Path) -> None:
         ("/home/me/b.png", "pictures/b.png", "`file_name` is a whole path there: make it relative"),
         ("C:\\me\\b.png", "pictures/b.png", "{}/pictures/b.png is there: remove the folder from `file_name`"),
         ("deep\\b.png", "pictures/deep/b.png", "write `file_name` with / instead of \\"),
-        ("b.png", "elsewhere/b.png", "check the picture folder"),
+        ("b.png", "val/b.png", "did you mean the picture folder {}/val?"),
+        ("b.png", "far/away/b.png", "check the picture folder"),
     ],
 )
 def test_advice_on_missing_pictures(tmp_path: Path, name: str, at: str, advice: str) -> None:
     pictures, annotations = write_set(tmp_path, broken(("images", 0, "file_name"), name))
-    (tmp_path / at).parent.mkdir(exist_ok=True)
+    (tmp_path / at).parent.mkdir(parents=True, exist_ok=True)
     (pictures / "b.png").rename(tmp_path / at)
     with pytest.raises(DataError) as caught:
         CocoDetection(pictures, annotations)

@@ -147,10 +147,12 @@ def clip_to_picture(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[
 
 
 def _where_else(folder: Path, name: str) -> str:
-    """Advice on a picture that is not where it was looked for. Looks one folder up and one folder down."""
+    """Advice on a picture that is not where it was looked for. Looks one folder up, beside and one folder down."""
     if Path(name).is_absolute():
         return "`file_name` is a whole path there: make it relative to the picture folder"
-    near = [folder.parent, *sorted(Path(each) for each in os.scandir(folder) if each.is_dir())]
+    roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
+    around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
+    near = [folder.parent, *around]
     right = [str(each) for each in near if (each / name).is_file()]
     if right:
         return f"did you mean the picture folder {some(right, 3)}?"

@@ -10,7 +10,7 @@ from rtdetr.data.classes import some
 # How files begin that are given for a COCO JSON.
 BEGINNINGS = {
     rb"version https://git-lfs": "a Git LFS pointer; `git lfs pull` fetches the file",
-    rb"PK\x03\x04": "a zip archive; unpack it",
+    rb"PK\x03\x04": "a zip archive or a checkpoint",
     rb"\x1f\x8b": "a gzip archive; unpack it",
     rb"\s*<(!DOCTYPE html|html)": "a web page",
     rb"\s*(<\?xml[^>]*>\s*)?<annotation": "a Pascal VOC annotation of one picture",
