@@ -150,7 +150,8 @@ class Watch:
 
     def log_evaluation(self, figures: dict[str, float]) -> None:
         if self._metrics is not None:
-            self._metrics.write("eval", self.state.iteration, self.state.epoch, figures)
+            existing = {name: None if value < 0 else value for name, value in figures.items()}  # COCO's -1
+            self._metrics.write("eval", self.state.iteration, self.state.epoch, existing)
 
 
 def say(message: str) -> None:
