@@ -42,6 +42,12 @@ TABLE = {
     "first weights right, second wrong": Row(
         f"{TRAIN} --output-dir new -t small.yml -u model.backbone.weights=run/last.pth", 2, ("small.yml: ",)
     ),
+    "best.pth to go on from": Row(
+        "train -r run/best.pth --output-dir copy --overwrite --device cpu", 2, ("no training state",)
+    ),
+    "nothing to go on from": Row(
+        f"{TRAIN} -r none.pth --output-dir copy --overwrite", 2, ("none.pth: no such weight file",)
+    ),
     "no data": Row(
         f"{TRAIN} --output-dir run --overwrite -u data.val.annotations=none.json", 2, ("none.json: no such",)
     ),
@@ -166,6 +172,26 @@ def test_evaluating_and_going_on_from_another_directory(
     assert run(f"train -r {folder}/run/last.pth --device cpu {MORE}") == 0, capsys.readouterr().err
     assert run(f"train -c {folder}/run/config.yml --device cpu --output-dir here") == 0, capsys.readouterr().err
     assert not (tmp_path / "elsewhere" / "output").exists()
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_a_full_disk_is_one_line_and_leaves_the_last_state(
+    hidden: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        error = OSError(28, "No space left on device")
+        if not hidden:
+            raise error
+        other = RuntimeError("[enforce fail at inline_container.cc:671]")  # as torch.save does
+        other.__context__ = error
+        raise other
+
+    before = contents(folder / "run")["last.pth"]
+    monkeypatch.setattr("rtdetr.weights.checkpoint.torch.save", full)
+    assert run(f"train -r run/last.pth --device cpu {MORE}") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: run/last.pth: cannot be written (No space left on device)")
+    assert contents(folder / "run")["last.pth"] == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -23,7 +23,7 @@ from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
 from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
 from rtdetr.engine.signals import StopSignal
-from rtdetr.engine.watch import StepRecord, Watch, say
+from rtdetr.engine.watch import StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model, check_backend
@@ -108,21 +108,19 @@ class Trainer:
             return None
         with self.signals.listening("stopping after this step and saving"):
             distributed.from_main(prepare)
-            self.output_dir.mkdir(parents=True, exist_ok=True)
             where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
-                save_config(self.cfg, self.output_dir / "config.yml")
-                if self._load_report:
-                    (self.output_dir / "load_report.txt").write_text(self._load_report, encoding="utf-8")
+                self._save_settings()
             self.watch.open()
             try:
                 stopped = self._go_on()
             finally:
                 self.watch.close()
             if distributed.is_main():
-                draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
+                with writing(self.output_dir / "curves.png"):
+                    draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
             return self.signals.agreed() if stopped else None
 
     def _go_on(self) -> bool:
@@ -251,14 +249,23 @@ class Trainer:
             if result.figures["AP"] > state.best_ap:
                 state.best_ap = result.figures["AP"]
                 ema = state.ema.model.state_dict()
-                save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
+                with writing(self.output_dir / "best.pth"):
+                    save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
         self._save()
+
+    def _save_settings(self) -> None:
+        with writing(self.output_dir):
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            save_config(self.cfg, self.output_dir / "config.yml")
+            if self._load_report:
+                (self.output_dir / "load_report.txt").write_text(self._load_report, encoding="utf-8")
 
     def _stopping(self) -> bool:
         return distributed.any_process(self.signals.asked())
 
     def _save(self) -> None:
-        self.state.save(self.output_dir / "last.pth")
+        with writing(self.output_dir / "last.pth"):
+            self.state.save(self.output_dir / "last.pth")
         self._saved = time.perf_counter()
 
     def _warm_start(self, path: str | Path) -> None:
