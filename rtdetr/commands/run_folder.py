@@ -60,7 +60,7 @@ def _check_unused(folder: Path, resume: Path | None, overwrite: bool) -> None:
     go_on = f"go on with -r {last}, " if last.name in found else ""
     raise OutputError(
         f"{folder}: holds a run already ({', '.join(found)}); {go_on}choose another --output-dir, or move it aside "
-        f"with --overwrite (to {folder.resolve().name}-old)"
+        f"with --overwrite (to {_old_folder(folder).name})"
     )
 
 
