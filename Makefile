@@ -36,7 +36,7 @@ $(READY_DEV): $(READY)
 
 demo: $(READY)
 	$(PY) -m rtdetr.data.shapes datasets/shapes
-	$(PY) tools/train.py -c configs/rtdetrv3_nano_shapes.yml --output-dir $(DEMO)
+	$(PY) tools/train.py -c configs/rtdetrv3_nano_shapes.yml --output-dir $(DEMO) --overwrite
 	$(PY) tools/eval.py -w $(DEMO)/best.pth
 	$(PY) tools/demo.py -w $(DEMO)/best.pth datasets/shapes/val/*0.* --output-dir $(DEMO)/detections --overwrite
 	@echo "Checkpoint, metrics.csv and curves.png: $(DEMO)   pictures with boxes: $(DEMO)/detections"

@@ -32,7 +32,7 @@ def send(number: int = signal.SIGTERM, to: int | None = None) -> None:
     """To the whole group, or to process `to`, from outside, as workers obey a SIGTERM of their own main process."""
     target = f"-{os.getpgrp()}" if to is None else str(to)
     # Not a fork: the handlers that run around one may be where the signal arrives.
-    sender = os.posix_spawn("/bin/sh", ["sh", "-c", f"kill -{int(number)} -- {target}"], os.environ, setsid=True)
+    sender = os.posix_spawn("/bin/sh", ["sh", "-c", f"kill -{int(number)} {target}"], os.environ, setsid=True)
     os.waitpid(sender, 0)
 
 

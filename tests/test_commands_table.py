@@ -141,6 +141,17 @@ TABLE = {
     "train nowhere": Row(
         "train -c rtdetrv3_nano_shapes --output-dir notes.txt/run", 2, ("notes.txt/run: nothing can be",)
     ),
+    "train into a file": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir notes.txt", 2, ("notes.txt: nothing can be", "it is a file")
+    ),
+    "train where nobody can write": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir /proc/run", 2, ("/proc/run: nothing can be written there",)
+    ),
+    "train beside a config": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir taken",
+        2,
+        ("taken: holds a run already (config.yml); choose another --output-dir, or move", "--overwrite"),
+    ),
     "convert nowhere": Row("convert model.pth -o notes.txt/out.pth", 2, ("notes.txt: nothing can be written there",)),
     "refused at the model": Row("predict -w notes.txt pictures --output-dir new/er", 2, ("notes.txt",)),
     # sources
@@ -290,6 +301,10 @@ def contents(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=list(TABLE))
 def test_command(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(row, folder, capsys)
+
+
+def check(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(folder)
     code = run(row.command)
     out, err = capsys.readouterr()
@@ -299,7 +314,7 @@ def test_command(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert expected in text
     assert "Traceback" not in text
     if code == 2 and not row.writes and row.command:
-        assert text.startswith("error: ") and len(text.splitlines()) == 1
+        assert err.startswith("error: ") and len(err.splitlines()) == 1
     after = contents(folder)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert {name for name in changed if not (folder / name).is_dir()} == set(row.writes)

@@ -70,7 +70,19 @@ def worker(rank: int, port: int, data: Path, folder: Path) -> None:
         figures = None if scored is None else (scored.figures, sorted(d["image_id"] for d in scored.detections))
         result = {"weights": weights, "ema": average, "finite": finite, "after": after, "stops": stops, "eval": figures}
         result["statistics"] = statistics
+        result["decided"] = [distributed.from_main(lambda: f"of {rank}"), refused_by_main()]
         torch.save(result, folder / f"rank{rank}.pth")
+
+
+def refused_by_main() -> str:
+    def refuse() -> None:
+        raise ValueError(f"in use, says {distributed.rank()}")
+
+    try:
+        distributed.from_main(refuse)
+    except ValueError as error:
+        return str(error)
+    return "no error"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +129,10 @@ def test_processes_evaluate_the_statistics_that_get_saved(runs: tuple[Trainer, l
 
 def test_a_signal_to_one_process_stops_both(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
     assert [result["stops"] for result in runs[1]] == [(False, True), (False, True)]
+
+
+def test_the_main_process_decides_for_both(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
+    assert [result["decided"] for result in runs[1]] == [["of 0", "in use, says 0"]] * 2
 
 
 def test_detections_of_both_processes_are_scored_together(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:

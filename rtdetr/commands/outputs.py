@@ -46,9 +46,8 @@ def check_folder(folder: Path) -> None:
                 made.append(each)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise OutputError(
-            f"{folder}: nothing can be written there ({error.strerror}); choose another folder"
-        ) from error
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise OutputError(f"{folder}: nothing can be written there ({why}); choose another folder") from error
     finally:
         for each in reversed(made):
             with suppress(OSError):  # another process has begun to use it

@@ -24,7 +24,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     start.add_argument("-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth")
     start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
     add_update(parser)
-    parser.add_argument("--output-dir", type=Path, help="default: output/NAME, or the folder of the -r checkpoint")
+    text = "default: output/NAME, NAME-2 ... where that is taken, or the folder of the -r checkpoint"
+    parser.add_argument("--output-dir", type=Path, help=text)
+    text = "move a run that is in the folder aside, to FOLDER-old"
+    parser.add_argument("--overwrite", action="store_true", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
     if args.config is None and args.resume is None:
@@ -39,7 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.commands.configs import find_config
-    from rtdetr.commands.outputs import check_folder
+    from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import config_from_dict, load_config
     from rtdetr.engine import distributed
     from rtdetr.engine.trainer import Trainer
@@ -49,11 +52,10 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         cfg = config_from_dict(load_checkpoint(args.resume)["config"], str(args.resume), args.update)
     else:
         cfg = load_config(find_config(args.config), args.update)
-    folder = args.output_dir or (args.resume.parent if args.resume else Path("output") / cfg.name)
     with distributed.process_group(args.device) as device:
-        if distributed.is_main():
-            check_folder(folder)
-        stopped_by = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals).run()
+        folder = distributed.from_main(lambda: choose_folder(args.output_dir, args.resume, cfg.name, args.overwrite))
+        trainer = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals)
+        stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
     if stopped_by is not None:
         print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 class DeviceError(ValueError):
@@ -76,6 +78,21 @@ def gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def from_main(decide: Callable[[], Result]) -> Result:
+    """What `decide` returns on the main process, which alone runs it, on every process. A ValueError or RuntimeError
+    there is raised on all of them: none is left waiting."""
+    result, error = None, None
+    if is_main():
+        try:
+            result = decide()
+        except (ValueError, RuntimeError) as raised:
+            error = raised
+    result, error = gather_objects((result, error))[0]
+    if error is not None:
+        raise error
+    return result
 
 
 def take_from_main(tensors: Iterable[Tensor]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import os
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,6 +144,24 @@ class RunState:
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_pictures} pictures, at iteration "
             f"{self.iteration} of {self.total_iterations}"
         )
+
+
+def with_absolute_paths(cfg: Config) -> Config:
+    """The config as a run stores it: what comes from the checkpoint finds its data from any directory."""
+
+    def absolute(path: str) -> str:
+        return os.path.abspath(path) if path else ""
+
+    train, val = (
+        dataclasses.replace(split, images=absolute(split.images), annotations=absolute(split.annotations))
+        for split in (cfg.data.train, cfg.data.val)
+    )
+    backbone = dataclasses.replace(cfg.model.backbone, weights=absolute(cfg.model.backbone.weights))
+    return dataclasses.replace(
+        cfg,
+        data=dataclasses.replace(cfg.data, train=train, val=val),
+        model=dataclasses.replace(cfg.model, backbone=backbone),
+    )
 
 
 def seed_everything(seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,14 +14,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config, ConfigError, save_config
+from rtdetr.data.classes import DataError
+from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
-from rtdetr.engine.run_state import RunState, seed_everything
+from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
 from rtdetr.engine.signals import StopSignal
-from rtdetr.engine.watch import StepRecord, Watch, say
+from rtdetr.engine.watch import StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model, check_backend
@@ -50,11 +52,13 @@ class Trainer:
         draws: Draws | None = None,
         signals: StopSignal | None = None,
     ) -> None:
-        self.cfg, self.output_dir, self.device, self.draws = cfg, output_dir, device, draws
+        self.output_dir, self.device, self.draws = output_dir, device, draws
+        self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)
         rank, world_size = distributed.rank(), distributed.world_size()
         self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
         self.classes = self.train_loader.classes
+        _check_boxes(self.train_loader.source)
         if cfg.num_classes not in (0, len(self.classes)):
             raise ConfigError(
                 f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
@@ -66,6 +70,7 @@ class Trainer:
             torch.set_float32_matmul_precision("high")
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         self.model: nn.Module = build_model(cfg.model, len(self.classes))
+        self._load_report = ""
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
                 self._warm_start(weights)
@@ -74,7 +79,7 @@ class Trainer:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.state = RunState(cfg, self.classes, self.model, len(self.train_loader.source))
+        self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
         seed_everything(cfg.train.seed + rank)
         if resume is not None:
             changed = self.state.load(resume)
@@ -91,26 +96,31 @@ class Trainer:
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self._saved = time.perf_counter()
 
-    def run(self) -> int | None:
-        """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned."""
+    def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
+        """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
+
+        prepare: called by the main process before the first file is written, when there is something to train.
+        """
         if self.state.iteration >= self.total_iterations and not self.state.evaluation_due:
             setting = "max_iterations" if self.total_iterations == self.cfg.train.max_iterations else "epochs"
             done = f"finished at iteration {self.state.iteration} of {self.total_iterations}"
             say(f"{done}; raise train.{setting} to go on")
             return None
         with self.signals.listening("stopping after this step and saving"):
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            say(f"{self.cfg.name} on {self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)")
+            distributed.from_main(prepare)
+            where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
+            say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
-                save_config(self.cfg, self.output_dir / "config.yml")
+                self._save_settings()
             self.watch.open()
             try:
                 stopped = self._go_on()
             finally:
                 self.watch.close()
             if distributed.is_main():
-                draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
+                with writing(self.output_dir / "curves.png"):
+                    draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
             return self.signals.agreed() if stopped else None
 
     def _go_on(self) -> bool:
@@ -239,20 +249,34 @@ class Trainer:
             if result.figures["AP"] > state.best_ap:
                 state.best_ap = result.figures["AP"]
                 ema = state.ema.model.state_dict()
-                save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
+                with writing(self.output_dir / "best.pth"):
+                    save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
         self._save()
+
+    def _save_settings(self) -> None:
+        with writing(self.output_dir):
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            save_config(self.cfg, self.output_dir / "config.yml")
+            if self._load_report:
+                (self.output_dir / "load_report.txt").write_text(self._load_report, encoding="utf-8")
 
     def _stopping(self) -> bool:
         return distributed.any_process(self.signals.asked())
 
     def _save(self) -> None:
-        self.state.save(self.output_dir / "last.pth")
+        with writing(self.output_dir / "last.pth"):
+            self.state.save(self.output_dir / "last.pth")
         self._saved = time.perf_counter()
 
     def _warm_start(self, path: str | Path) -> None:
         report = warm_start(self.model, path, self.classes)
-        if distributed.is_main():
-            say(f"{path}: {report.text()}")
-            self.output_dir.mkdir(parents=True, exist_ok=True)
-            full = report.text(shown=sys.maxsize)
-            (self.output_dir / "load_report.txt").write_text(f"{path}: {full}\n", encoding="utf-8")
+        say(f"{path}: {report.text()}")
+        self._load_report += f"{path}: {report.text(shown=sys.maxsize)}\n"
+
+
+def _check_boxes(source: DetectionSet) -> None:
+    if not any(len(source.targets(index)[0]) for index in range(len(source))):
+        raise DataError(
+            f"{source.annotation_file}: {len(source)} pictures and not a single box to learn from (left out: "
+            f"{source.num_crowd} crowd boxes, {source.num_degenerate} without area); is it the right file?"
+        )

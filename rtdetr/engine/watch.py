@@ -10,6 +10,8 @@ import math
 import resource
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,6 +31,21 @@ MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
 
 class TrainingFailed(RuntimeError):
     """The run cannot go on; the message is one sentence."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Work that writes a file of the run. Raises TrainingFailed when it cannot, as on a full disk."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides the disk's own words
+        if not isinstance(cause, OSError):
+            raise
+        raise TrainingFailed(
+            f"{path}: cannot be written ({cause.strerror or cause}); what was saved before is whole, make room and go "
+            "on with -r"
+        ) from error
 
 
 class StepRecord(NamedTuple):
@@ -56,7 +73,8 @@ class Watch:
     def open(self) -> None:
         if not distributed.is_main():
             return
-        self._metrics = MetricsLog(self.output_dir, self.state.iteration or None, self.state.saved_iteration)
+        with writing(self.output_dir):
+            self._metrics = MetricsLog(self.output_dir, self.state.iteration or None, self.state.saved_iteration)
         self._bar = tqdm(
             total=self.state.total_iterations,
             initial=self.state.iteration,
@@ -147,14 +165,17 @@ class Watch:
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         shown = {"lr": record.lr, "images_per_s": speed, "memory_gib": memory}
-        self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
+        with writing(self._metrics.path):
+            self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
         self._bar.set_postfix_str(
             f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s {memory:.1f} GiB"
         )
 
     def log_evaluation(self, figures: dict[str, float]) -> None:
         if self._metrics is not None:
-            self._metrics.write("eval", self.state.iteration, self.state.epoch, figures)
+            existing = {name: None if value < 0 else value for name, value in figures.items()}  # COCO's -1
+            with writing(self._metrics.path):
+                self._metrics.write("eval", self.state.iteration, self.state.epoch, existing)
 
 
 def say(message: str) -> None:
