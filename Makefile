@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 DEMO ?= runs/demo
+DEMO_UPDATE ?=  # config values: make demo DEMO=runs/seed1 DEMO_UPDATE=train.seed=1
 
 ifdef VIRTUAL_ENV
   BIN := $(VIRTUAL_ENV)/bin
@@ -36,9 +37,10 @@ $(READY_DEV): $(READY)
 
 demo: $(READY)
 	$(PY) -m rtdetr.data.shapes datasets/shapes
-	$(PY) tools/train.py -c configs/rtdetrv3_nano_shapes.yml --output-dir $(DEMO) --overwrite
+	$(PY) tools/train.py -c configs/rtdetrv3_nano_shapes.yml --output-dir $(DEMO) --overwrite $(if $(DEMO_UPDATE),-u $(DEMO_UPDATE))
 	$(PY) tools/eval.py -w $(DEMO)/best.pth
 	$(PY) tools/demo.py -w $(DEMO)/best.pth datasets/shapes/val/*0.* --output-dir $(DEMO)/detections --overwrite
+	$(PY) -m rtdetr.inference.found $(DEMO)/detections/results.json datasets/shapes/annotations/instances_val.json
 	@echo "Checkpoint, metrics.csv and curves.png: $(DEMO)   pictures with boxes: $(DEMO)/detections"
 
 lint: $(READY_DEV)

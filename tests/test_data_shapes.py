@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rtdetr.config import load_config
 from rtdetr.data import shapes as S
 from rtdetr.data.classes import DataError
 from rtdetr.data.formats.coco import CocoDetection
@@ -134,3 +136,13 @@ def test_boxes_lie_tight_around_the_shapes(monkeypatch: pytest.MonkeyPatch) -> N
         assert np.abs(expected - found[0][1]).max() <= 1
         checked.add(found[0][0])
     assert checked == set(S.CATEGORIES)
+
+
+def test_the_demo_draws_a_curve_over_whole_epochs() -> None:
+    """The shipped config and the set of the default size: every picture in each epoch, and more than two AP points."""
+    root = Path(__file__).resolve().parents[1]
+    config = load_config(root / "configs" / "rtdetrv3_nano_shapes.yml")
+    num_train = inspect.signature(S.make_shapes).parameters["num_train"].default
+    assert num_train % config.data.train_batch_size == 0
+    assert config.train.epochs // config.train.eval_every >= 4
+    assert config.data.augment.batch_sizes == config.data.image_size[:1]  # trained as it is used

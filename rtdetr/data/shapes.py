@@ -35,7 +35,7 @@ FINE = 4  # shapes are drawn this much larger and averaged, for smooth edges
 Pixels = NDArray[np.float32]  # (h, w, 3) in [0, 255]
 
 
-def make_shapes(folder: str | Path, num_train: int = 600, num_val: int = 100, size: int = 224, seed: int = 0) -> Path:
+def make_shapes(folder: str | Path, num_train: int = 900, num_val: int = 100, size: int = 224, seed: int = 0) -> Path:
     """Writes train/, val/ and annotations/instances_{train,val}.json below `folder`, unless they are there already.
 
     size: side of the square pictures in pixels, at least 96. The set appears complete or not at all; one made with
@@ -202,7 +202,7 @@ def _background(size: int, rng: Generator) -> Pixels:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m rtdetr.data.shapes", description="Makes the embedded data set.")
     parser.add_argument("folder", type=Path)
-    for name, default in (("--num-train", 600), ("--num-val", 100), ("--size", 224), ("--seed", 0)):
+    for name, default in (("--num-train", 900), ("--num-val", 100), ("--size", 224), ("--seed", 0)):
         parser.add_argument(name, type=int, default=default, help=f"default: {default}")
     try:
         print(make_shapes(**vars(parser.parse_args(arguments))))
