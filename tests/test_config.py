@@ -262,7 +262,7 @@ def test_both_ends_of_a_range_fit_the_kind(dotted: str) -> None:
             "got 21 cells of 32 x 32 pixels",
         ),
         (
-            ["model.supervision.num_one_to_many_queries=337"],
+            ["model.supervision.num_one_to_many_queries=337", "data.augment.batch_sizes=[128, 160]"],
             "-u: data.augment.batch_sizes must give each query of model.supervision.num_one_to_many_queries=337 a cell "
             "of its own, got 336 cells of 128 x 128 pixels",
         ),

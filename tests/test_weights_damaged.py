@@ -306,14 +306,14 @@ def meta_state(config: Config) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("part", "values"),
     [
-        ("backbone", {"width": 0.5}),
+        ("backbone", {"width": 0.75}),
         ("backbone", {"depth": 34}),
         ("encoder", {"hidden_dim": 32}),
         ("encoder", {"feedforward_dim": 64}),
         ("decoder", {"hidden_dim": 32}),
         ("decoder", {"feedforward_dim": 64}),
         ("decoder", {"num_layers": 2}),
-        ("supervision", {"num_noise_groups": 2}),
+        ("supervision", {"num_noise_groups": 3}),
     ],
 )
 def test_models_of_other_sizes_have_other_words(part: str, values: dict[str, Any]) -> None:
