@@ -145,9 +145,10 @@ def test_foreign_weights_of_other_data_go_over_by_index(tmp_path: Path) -> None:
 
 
 def test_training_names_its_classes(tmp_path: Path) -> None:
-    cfg = tiny_config(tiny_data(tmp_path / "shapes"))
+    cfg = tiny_config(tiny_data(tmp_path / "shapes"), "train.max_iterations=1")
     save_model(tmp_path / "old.pth", ("star", "pen", "circle"), cfg.model)
     trainer = Trainer(cfg, tmp_path / "run", torch.device("cpu"), tuning=tmp_path / "old.pth")
+    trainer.run()
     shared = ", ".join(name for name in trainer.classes.names if name in ("star", "circle"))
     report = (tmp_path / "run" / "load_report.txt").read_text(encoding="utf-8")
     assert f"2 of {len(trainer.classes)} carried over by name ({shared}); new: " in report
