@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from rtdetr.config import EvalConfig, Evaluator
 from rtdetr.data.classes import NO_ID, Classes, DataError
 from rtdetr.data.formats.coco import CocoDetection
-from rtdetr.engine.evaluator import FIGURES, EvaluationStopped, evaluate, score
+from rtdetr.engine.evaluator import FIGURES, ClassAP, EvalResult, EvaluationStopped, evaluate, score
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
 EVALUATORS: list[Evaluator] = ["faster-coco-eval", "pycocotools"]
@@ -260,3 +261,9 @@ def test_evaluation_is_in_true_float32_and_leaves_the_settings(fails: bool) -> N
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32 = before[1]
     assert seen == [("highest", False)]
+
+
+def test_a_figure_that_does_not_exist_is_a_dash() -> None:
+    figures = dict.fromkeys(FIGURES, -1.0) | {"AP": 0.25}
+    table = EvalResult(figures, [ClassAP("cup", 3, 0, math.nan, math.nan)], []).table()
+    assert " 0.2500" in table and "-1" not in table and "nan" not in table

@@ -47,13 +47,18 @@ class EvalResult(NamedTuple):
 
     def table(self) -> str:
         """The twelve figures and the AP of every class, for a terminal."""
-        lines = [f"  {name:20s} {self.figures[key]:7.4f}" for name, key in zip(FIGURE_NAMES, FIGURES)]
+        lines = [f"  {name:20s} {_shown(self.figures[key])}" for name, key in zip(FIGURE_NAMES, FIGURES)]
         width = max([5, *(len(each.name) for each in self.classes)])
         lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s}")
         for each in self.classes:
-            ap, ap50 = (f"{v:7.4f}" if not math.isnan(v) else "      -" for v in (each.ap, each.ap50))
+            ap, ap50 = _shown(each.ap), _shown(each.ap50)
             lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {ap} {ap50}")
         return "\n".join(lines)
+
+
+def _shown(figure: float) -> str:
+    """Four digits, or a dash where there was nothing to measure: -1 or NaN."""
+    return f"{figure:7.4f}" if figure >= 0 else "      -"
 
 
 def evaluate(
