@@ -50,7 +50,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment() -> dict[str, str]:
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "ERROR"}
 
 
 def training(data: Path, folder: Path) -> list[str]:
