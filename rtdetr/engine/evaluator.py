@@ -129,9 +129,14 @@ def score(
 ) -> EvalResult:
     """COCO figures of detections against an annotation file. Both evaluators give the same digits; pycocotools is the
     reference, faster-coco-eval is several times faster. sizes: (h, w) in pixels of pictures by id, for files that do
-    not give them. Boxes without area in their picture do not count. Raises DataError for unusable annotations.
+    not give them; when given, other pictures do not count: those that were left out. Nor do boxes without area in their
+    picture, and records that cannot be used. Raises DataError for unusable annotations.
     """
     truth = read_document(annotations)
+    if sizes:
+        images = [each for each in truth.images if each["id"] in sizes]
+        boxes_there = [each for each in truth.annotations if each["image_id"] in sizes]
+        truth = truth._replace(images=images, annotations=boxes_there)
     kept = _with_area(truth, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
     boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
