@@ -66,7 +66,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
             batches = _counted(loader)
             try:
                 result = evaluate(
-                    model.to(device), batches, annotations, loader.classes, cfg.eval, device, signals.asked
+                    model.to(device), batches, loader.source.origin, loader.classes, cfg.eval, device, signals.asked
                 )
             except EvaluationStopped:
                 result = None

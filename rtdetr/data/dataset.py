@@ -14,6 +14,7 @@ from PIL import Image
 from rtdetr.data.box_checks import judge_boxes
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, lost, refusal
+from rtdetr.data.formats.records import Source
 from rtdetr.data.picture_files import judge_names, unreadable
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, upright_size
 from rtdetr.types import ImageInfo
@@ -57,6 +58,10 @@ class DetectionSet:
     Raises DataError where too much is dropped, and when nothing is left.
     """
 
+    notes: tuple[str, ...] = ()  # on how the annotations were read, for the summary
+
+    origin: Source | Path  # to read the annotations again, for evaluation
+
     def __init__(
         self,
         folder: Path,
@@ -71,6 +76,7 @@ class DetectionSet:
     ) -> None:
         self.folder = folder
         self.annotation_file = annotation_file
+        self.origin = annotation_file
         self.classes = classes
         self.max_megapixels = max_megapixels
         judged = judged or Judged([], Tally(len(pictures.ids), len(boxes.labels)))
@@ -83,11 +89,15 @@ class DetectionSet:
         if limit is not None:
             self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
         names = self._drop_empty(pictures.names) if drop_empty else list(pictures.names)
-        if not names:
+        if not names and limit is not None:
             raise DataError(f"{annotation_file}: no picture is left to work on")
         encoded = [os.fsencode(name) for name in names]
         self._names = b"".join(encoded)
         self._name_ends = np.cumsum([0, *map(len, encoded)])
+
+    @property
+    def num_boxes(self) -> int:
+        return len(self._boxes)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -124,7 +134,7 @@ class DetectionSet:
         return (
             f"{self.annotation_file}: {len(self)} pictures ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
             f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
-            f"boxes without area{defective}"
+            f"boxes without area{defective}" + "".join(f"; {note}" for note in self.notes)
         )
 
     def refuse_losses(self, limit: float, except_kinds: Sequence[str] = ()) -> None:
@@ -133,9 +143,13 @@ class DetectionSet:
         if refused is not None:
             raise refused
 
-    def refusal(self, defects: Sequence[Defect], limit: float, except_kinds: Sequence[str] = ()) -> Refused | None:
-        """Why these defects refuse the set; None where they do not."""
-        labels, counts = np.unique(self._labels, return_counts=True)
+    def refusal(
+        self, defects: Sequence[Defect], limit: float, except_kinds: Sequence[str] = (), gone: Sequence[int] = ()
+    ) -> Refused | None:
+        """Why these defects refuse the set; None where they do not. gone: pictures that do not count any more."""
+        there = np.ones(len(self), bool)
+        there[np.array(gone, np.int64)] = False
+        labels, counts = np.unique(self._labels[np.repeat(there, np.diff(self._offsets))], return_counts=True)
         left = {self.classes.category_ids[label]: count for label, count in zip(labels.tolist(), counts.tolist())}
         names = dict(zip(self.classes.category_ids, self.classes.names))
         called = Names(str(self.annotation_file), str(self.folder), names)

@@ -17,7 +17,7 @@ from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
-from rtdetr.data.formats.coco import CocoDetection
+from rtdetr.data.formats.sources import open_set
 from rtdetr.data.preprocess import preprocess
 from rtdetr.data.transforms import Augmentation, resize
 from rtdetr.data.workers import prepare_worker, signals_held_back
@@ -217,9 +217,12 @@ def build_val_loader(
 def _open(
     cfg: Config, name: Literal["train", "val"], classes: Classes | None, drop_empty: bool, match: Match = "id"
 ) -> DetectionSet:
-    split = cfg.data.train if name == "train" else cfg.data.val
-    for key, value in (("annotations", split.annotations), ("images", split.images)):
-        if not value:
-            raise DataError(f"data.{name}.{key} is empty; set it in the config or with -u data.{name}.{key}=PATH")
-    limit = LIMITS[cfg.data.on_defect]
-    return CocoDetection(split.images, split.annotations, classes, drop_empty, cfg.data.max_megapixels, match, limit)
+    split, data = (cfg.data.train if name == "train" else cfg.data.val), cfg.data
+    if not split.annotations:
+        raise DataError(
+            f"data.{name}.annotations is empty; set it in the config or with -u data.{name}.annotations=PATH"
+        )
+    chosen, limit = split.split or name, LIMITS[data.on_defect]
+    return open_set(
+        split.annotations, split.images, chosen, classes, drop_empty, data.max_megapixels, match, limit
+    )

@@ -15,6 +15,7 @@ KINDS = {
     "none of the formats": "picture_not_a_picture",
     "the file is empty": "picture_not_a_picture",
     "No such file": "picture_missing",
+    "cannot be trusted": "picture_size",
 }
 
 
@@ -79,11 +80,11 @@ class Folders:
     """Which files lie below a folder. One listing per folder, not one look-up per file: network drives are slow."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
         self._present: dict[Path, set[str]] = {}
 
     def __contains__(self, name: str) -> bool:
-        path = self._root / name
+        path = self.root / name
         if path.parent not in self._present:
             self._present[path.parent] = _listed(path.parent)
         return path.name in self._present[path.parent]

@@ -16,7 +16,9 @@ from torch import nn
 from rtdetr.config import EvalConfig, Evaluator
 from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_picture
-from rtdetr.data.formats.coco import CocoDocument, corners_of, read_document
+from rtdetr.data.formats.coco import CocoDocument, corners_of
+from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
 from rtdetr.models.postprocess import postprocess
 from rtdetr.types import Batch
@@ -64,7 +66,7 @@ def _shown(figure: float) -> str:
 def evaluate(
     model: nn.Module,
     loader: Iterable[Batch],
-    annotations: str | Path,
+    annotations: str | Path | Source,
     classes: Classes,
     cfg: EvalConfig,
     device: torch.device,
@@ -123,14 +125,15 @@ def detect(
 
 def score(
     detections: list[dict[str, Any]],
-    annotations: str | Path,
+    annotations: str | Path | Source,
     evaluator: Evaluator,
     sizes: Mapping[int, tuple[int, int]] | None = None,
 ) -> EvalResult:
-    """COCO figures of detections against an annotation file. Both evaluators give the same digits; pycocotools is the
-    reference, faster-coco-eval is several times faster. sizes: (h, w) in pixels of pictures by id, for files that do
-    not give them; when given, other pictures do not count: those that were left out. Nor do boxes without area in their
-    picture, and records that cannot be used. Raises DataError for unusable annotations.
+    """COCO figures of detections against annotations of any format; of a folder given as a path, its val. Both
+    evaluators give the same digits; pycocotools is the reference, faster-coco-eval is several times faster. sizes:
+    (h, w) in pixels of pictures by id, for files that do not give them; when given, other pictures do not count: they
+    were left out. Nor do boxes without area in their picture, and records that cannot be used. Raises DataError for
+    unusable annotations.
     """
     truth = read_document(annotations)
     if sizes:

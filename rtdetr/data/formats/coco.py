@@ -1,4 +1,4 @@
-"""COCO detection JSON: read, checked and put in one form, for training and evaluation alike."""
+"""COCO detection JSON: read, checked and put in one form, for training and evaluation alike. LVIS' is one, too."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes, Match, match_classes, shown, some
 from rtdetr.data.dataset import BoxList, DetectionSet, Judged, PictureList
-from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, refusal
+from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, lost, refusal
+from rtdetr.data.formats import lvis
 from rtdetr.data.formats.json_lists import Doubled, one_object, read_lists
 from rtdetr.data.formats.judge import Annotations, BoxTable, Images, as_table, is_id
 from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
+from rtdetr.data.formats.records import Problem, Source, as_defect
 from rtdetr.data.picture_files import Folders
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
@@ -25,22 +27,56 @@ class CocoDocument(NamedTuple):
     """What detection needs of a COCO JSON, in one form whoever wrote it."""
 
     images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
-    annotations: Sequence[dict[str, Any]]  # image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
+    annotations: list[dict[str, Any]]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
     categories: list[dict[str, Any]]  # id, name; by id
     num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
+    notes: tuple[str, ...] = ()  # what somebody should know about how it was read
     defects: Sequence[Defect] = ()  # of the records that were left out, and of some that were not
-    tally: Tally | None = None  # of the whole file; None: nothing was left out
+    tally: Tally | None = None  # of all records; None: those that are here
 
 
-class CocoDetection(DetectionSet):
-    """Pictures and boxes of one COCO detection JSON.
+class DocumentSet(DetectionSet):
+    """Pictures and boxes of one document.
 
-    images: the folder that `file_name` in the JSON is relative to. classes: None takes them from the JSON; otherwise
-    boxes get the index in them that their category has by `match`, its id or its name. drop_empty leaves out pictures
-    without boxes. Crowd boxes are left out and counted. limit: the share of the pictures, and of the boxes, that may be
-    left out because something is wrong with them; None: all of them.
-    Raises DataError for files that cannot be used.
+    source: where it was read; its `images` is the folder that file names are relative to. classes: None takes them
+    from the document; otherwise boxes get the index in them that their category has by `match`, its id or its name.
+    drop_empty leaves out pictures without boxes. Crowd boxes are left out and counted. limit: the share of the
+    pictures, and of the boxes, that may be left out because something is wrong with them; None: all of them.
+    The table of a document is emptied: it is the largest thing in memory.
+    Raises DataError for what cannot be used.
     """
+
+    def __init__(
+        self,
+        document: CocoDocument,
+        source: Source,
+        classes: Classes | None = None,
+        drop_empty: bool = False,
+        match: Match = "id",
+        limit: float | None = MOST_DROPPED,
+    ) -> None:
+        path, folder, max_megapixels = source.path, source.images, source.max_megapixels
+        if folder is None or not folder.is_dir():
+            raise Refused(folder, "folder_missing", f"no such picture folder, expected the pictures of {path}")
+        self.notes = document.notes
+        own = classes_of(document)
+        used = own if classes is None else match_classes(own, classes, match, path)
+        pictures = PictureList(
+            [each["id"] for each in document.images],
+            file_names(document.images, folder),
+            [(each["height"], each["width"]) for each in document.images],
+        )
+        boxes = _boxes(document, pictures.ids, used)
+        judged = Judged(document.defects, document.tally) if document.tally else None
+        if isinstance(document.annotations, BoxTable):
+            document.annotations.clear()
+        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels, judged, limit)
+        self.origin = source
+
+
+class CocoDetection(DocumentSet):
+    """Pictures and boxes of one COCO detection JSON; images: the folder that `file_name` in it is relative to.
+    max_megapixels: larger pictures are refused. The rest is as in DocumentSet."""
 
     def __init__(
         self,
@@ -52,21 +88,8 @@ class CocoDetection(DetectionSet):
         match: Match = "id",
         limit: float | None = MOST_DROPPED,
     ) -> None:
-        folder, path = Path(images), Path(annotations)
-        document = read_document(path, limit)
-        if not folder.is_dir():
-            raise Refused(folder, "folder_missing", f"no such picture folder, expected the pictures of {path}")
-        own = _classes(document.categories)
-        used = own if classes is None else match_classes(own, classes, match, path)
-        pictures = PictureList(
-            [each["id"] for each in document.images],
-            _file_names(document.images, folder),
-            [(each["height"], each["width"]) for each in document.images],
-        )
-        boxes = _boxes(document, pictures.ids, used)
-        judged = Judged(document.defects, document.tally) if document.tally else None
-        del document  # the largest thing here, and not needed any more
-        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels, judged, limit)
+        source = Source("coco", Path(annotations), "", Path(images), max_megapixels)
+        super().__init__(read_document(annotations, limit), source, classes, drop_empty, match, limit)
 
 
 def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
@@ -82,9 +105,22 @@ def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -
     sound = images.finish()
     table, tally = boxes.finish([each["id"] for each in sound], images.gone, {each["id"] for each in categories})
     tally.pictures = images.count
-    document = CocoDocument(
-        sound, table, categories, boxes.num_boxless_crowds, [*images.defects, *boxes.defects], tally
-    )
+    defects = [*images.defects, *boxes.defects]
+    boxes_like_a_list = cast(list[dict[str, Any]], table)
+    document = CocoDocument(sound, boxes_like_a_list, categories, boxes.num_boxless_crowds, (), defects, tally)
+    refuse_bad(document, path, limit)
+    return document
+
+
+def with_defects(
+    document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None
+) -> CocoDocument:
+    """The document of another format with what is wrong with its records. Raises DataError as `read_document` does."""
+    defects = [as_defect(each) for each in problems]
+    gone = lost(defects)
+    boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
+    tally = Tally(len(document.images) + gone.pictures, boxes_of.total() + gone.boxes, boxes_of)
+    document = document._replace(defects=defects, tally=tally)
     refuse_bad(document, path, limit)
     return document
 
@@ -121,6 +157,10 @@ def read_classes(annotations: str | Path) -> Classes:
     """The classes that a COCO detection JSON names. Raises DataError."""
     path = Path(annotations)
     return _classes(_categories(_read_json(path)["categories"], path))
+
+
+def classes_of(document: CocoDocument) -> Classes:
+    return _classes(document.categories)
 
 
 def _check_file(path: Path) -> None:
@@ -172,10 +212,11 @@ def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
     if twice:
         what = f"category id {some(twice, 1)} {'is' if len(twice) == 1 else 'are'} given twice"
         raise Refused(path, "class_id_twice", what)
-    return [{"id": each["id"], "name": each["name"]} for each in sorted(entries, key=lambda each: int(each["id"]))]
+    by_id = sorted(entries, key=lambda each: int(each["id"]))
+    return [{"id": each["id"], "name": each["name"]} | lvis.of_category(each) for each in by_id]
 
 
-def _file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Relative to the folder. LVIS names a picture by its URL alone: train2017/1.jpg for those who keep COCO's folders
     (its sets draw on both), 1.jpg where that lies in the folder itself."""
     present = Folders(folder)

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.data.classes import shown
+from rtdetr.data.classes import DataError, shown
 from rtdetr.data.defects import Action, Defect, Tally
+from rtdetr.data.formats import lvis
 from rtdetr.data.formats.json_lists import Doubled
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
@@ -56,6 +57,10 @@ class BoxTable(Sequence[dict[str, Any]]):
             columns.crowds.tolist(),
         ):
             yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
+
+    def clear(self) -> None:
+        """Gives the memory back: no row is left."""
+        self.columns = Columns(*(column[:0].copy() for column in self.columns))
 
     def where(self, keep: NDArray[Any]) -> BoxTable:
         """The rows of a mask, or of indices."""
@@ -154,6 +159,11 @@ class Images:
             return
         url = entry.get("coco_url") if entry.get("file_name") is None else None
         image = {"id": own, "file_name": entry.get("file_name"), "coco_url": url}
+        try:
+            image |= lvis.of_picture(entry, f"image {own}")
+        except DataError as error:
+            self._drop(own, "image_lvis", str(error))
+            return
         self._kept.append(image | {"height": int(height), "width": int(width)})
 
     def _drop(self, record: int | str, kind: str, what: str, gone: bool = True) -> None:
