@@ -18,8 +18,14 @@ MADE_BY = "rtdetr convert-data"
 
 
 class Sidecar(NamedTuple):
-    categories: list[dict[str, Any]]  # id, name and what LVIS adds, in the order of the classes
-    images: dict[str, dict[str, dict[str, Any]]]  # set -> picture in its folder -> id, file_name, crowds, areas ...
+    categories: list[dict[str, Any]]  # id, name, label (the name in VOC) and LVIS' frequency, in the order of classes
+    # Set -> picture -> id, file_name, LVIS' lists; for YOLO `boxes`, how many lines its label file has, `kept`, by
+    # line, x, y, w, h and area in pixels of those that the line does not hold exactly, and `crowds`, the same after
+    # the number of their class.
+    images: dict[str, dict[str, dict[str, Any]]]
+
+    def labels(self) -> list[str]:
+        return [each.get("label", each["name"]) for each in self.categories]
 
 
 def read_sidecar(root: Path) -> Sidecar | None:
@@ -49,19 +55,19 @@ def _check(found: dict[str, Any]) -> None:
     ids = [each["id"] for each in found["categories"]]
     if not all(type(each) is int for each in ids) or len(set(ids)) < len(ids) or not ids:
         raise ValueError("category ids")
-    if not all(isinstance(each["name"], str) for each in found["categories"]):
+    labels = [each.get("label", each["name"]) for each in found["categories"]]
+    if not all(isinstance(each, str) for each in [*labels, *(each["name"] for each in found["categories"])]):
         raise ValueError("category names")
     for pictures in found["images"].values():
         for each in pictures.values():
             if type(each["id"]) is not int or not isinstance(each["file_name"], (str, type(None))):
                 raise ValueError("id or file_name of a picture")
-            for crowd in each.get("crowds", []):
-                label, *numbers = crowd
+            for label, *numbers in each.get("crowds", []):
                 if len(numbers) != 5 or type(label) is not int or not 0 <= label < len(ids) or not _finite(numbers):
                     raise ValueError("a crowd")
-            areas = each.get("areas", {})
-            if not _finite(areas.values()) or not all(number.isdigit() for number in areas):
-                raise ValueError("areas")
+            for line, numbers in each.get("kept", {}).items():
+                if not line.isdecimal() or len(numbers) != 5 or not _finite(numbers):
+                    raise ValueError("a kept box")
 
 
 def _finite(numbers: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import cast
 
 from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
@@ -52,9 +51,11 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
 
 
 def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
-    """The set of that name; the only one, whatever its name; val for a missing test is not taken, test for a missing
-    val and trainval for a missing train are. Raises DataError."""
+    """The set of that name, or the one that serves instead; the only one of a path that is not divided. "": the only
+    one, whatever its name, else val. Raises DataError."""
     sources = find_sources(path, max_megapixels)
+    if not split:
+        split = next(iter(sources)) if len(sources) == 1 else "val"
     for name in ("", *INSTEAD.get(split, (split,))):
         if name in sources:
             return sources[name]
@@ -63,15 +64,15 @@ def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXE
 
 def read_document(
     source: Source | str | Path,
-    split: str = "val",
+    split: str = "",
     problems: Problems | None = None,
     limit: float | None = MOST_DROPPED,
 ) -> CocoDocument:
     """The pictures and boxes of a set, in pixels, under the ids of its own format.
 
-    split: the set to take where a path is given that holds several. problems: where the problems of single records of
-    VOC and YOLO go; None makes them the document's defects, of which `limit` says how many there may be.
-    Raises DataError.
+    split: the set to take where a path is given that holds several, val if empty. problems: where the problems of
+    single records of VOC and YOLO go; None makes them the document's defects, of which `limit` says how many there may
+    be. Raises DataError.
     """
     if not isinstance(source, Source):
         source = source_of(source, split)
@@ -109,7 +110,7 @@ def open_set(
     if source.format == "voc" and source.images == source.path and Path(images).is_dir() and images:
         source = source._replace(images=Path(images))  # XML files alone
     document = read_document(source, limit=limit)
-    source = source._replace(images=_picture_folder(source, document, Path(annotations), images))
+    source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
@@ -122,7 +123,7 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
     return "name" if known or format == "voc" else match
 
 
-def _picture_folder(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
+def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies."""
     if images and (given.is_file() or not given.exists()) and source.format in ("coco", "lvis"):
         return Path(images)
@@ -146,12 +147,12 @@ def _picture_folder(source: Source, document: CocoDocument, given: Path, images:
 def _folders_near(path: Path, split: str) -> list[Path]:
     root = path.parent.parent if path.parent.name.lower() in ("annotations", "labels") else path.parent
     own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
-    names = [own, *SPLITS.get(split or _split_of(path), ())]
+    names = [own, *SPLITS.get(split or split_of(path), ())]
     nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
     return [path.parent, *nested, root / "images", root / "JPEGImages", root]
 
 
-def _split_of(path: Path) -> str:
+def split_of(path: Path) -> str:
     """train, val, test, or "" where the name of a JSON says none."""
     words = re.split(r"[^a-z0-9]+", path.stem.lower())
     return next((split for split, names in SPLITS.items() if any(each in names for each in words)), "")
@@ -184,11 +185,10 @@ def _coco(path: Path) -> dict[str, Source]:
             files[split] = nested[0]
     single = [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
     for each in single:
-        files.setdefault(_split_of(each), each)
-    unnamed = [each for each in single if not _split_of(each)]
+        files.setdefault(split_of(each), each)
+    unnamed = [each for each in single if not split_of(each)]
     if len(unnamed) > 1 and len(files) == 1:
         raise DataError(f"{path}: holds several JSON files, {some(map(str, unnamed))}; choose one")
     if len(files) > 1:
         files.pop("", None)
-    kind = {file: cast(Format, "lvis" if lvis.mentions_lvis(file) else "coco") for file in files.values()}
-    return {split: Source(kind[file], file, split) for split, file in files.items()}
+    return {split: Source("lvis" if lvis.mentions_lvis(file) else "coco", file, split) for split, file in files.items()}

@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PureWindowsPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.picture_files import Folders
@@ -100,13 +100,14 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
     whatever the set, so that all its sets agree: in the order that rtdetr.json or classes.txt gives, else by name."""
     chosen = folder.sets[split]
     read: dict[Path, tuple[VocPicture | None, Problems]] = {}
-    for annotations in {each.annotations: None for each in folder.sets.values()}:
-        for path in sorted(annotations.rglob("*.xml")):
+    for place in {each.annotations: None for each in folder.sets.values()}:
+        for path in sorted(place.rglob("*.xml")):
             own = Problems(collect=True)
             read[path] = read_picture_xml(path, own), own
     everything = [picture for picture, _ in read.values() if picture is not None]
-    names = _class_names(folder.root, everything)
-    first = _first_pixel(everything)
+    sidecar = read_sidecar(folder.root)
+    names = _class_names(folder.root, everything) if sidecar is None else sidecar.labels()
+    first = _first_pixel(everything) if sidecar is None else 1
     category_of = {name: number for number, name in enumerate(names, start=1)}
     pictures = Folders(images or chosen.images)
     notes = () if first else ("boxes counted from pixel 0, as some begin there",)
@@ -140,8 +141,8 @@ def _add(
             known = some(map(repr, category_of), 10)
             problems.add(path, each.line, "class", f"the class {each.name!r} is not among those of its folder, {known}")
             continue
-        x, y = each.corners[0] - first, each.corners[1] - first
-        box = [x, y, each.corners[2] - x, each.corners[3] - y]
+        x, y = round(each.corners[0] - first, 9), round(each.corners[1] - first, 9)
+        box = [x, y, round(each.corners[2] - x, 9), round(each.corners[3] - y, 9)]
         area = box[2] * box[3] if each.area is None else each.area
         document.annotations.append(
             {
@@ -162,9 +163,6 @@ def _first_pixel(pictures: Iterable[VocPicture]) -> int:
 
 
 def _class_names(root: Path, pictures: Iterable[VocPicture]) -> list[str]:
-    sidecar = read_sidecar(root)
-    if sidecar is not None:
-        return [each["name"] for each in sidecar.categories]
     for name in NAME_FILES:
         if (root / name).is_file():
             given = [line for line in read_lines(root / name) if line]

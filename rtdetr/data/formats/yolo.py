@@ -209,11 +209,11 @@ def picture_folder(folder: YoloFolder, split: str) -> Path:
 def _restore(
     document: CocoDocument, entry: Mapping[str, Any], image_id: int, num_lines: int, labels: list[int]
 ) -> None:
-    """Areas and crowds that rtdetr.json keeps of a picture; areas only where no line was added or removed since."""
+    """Crowds that rtdetr.json keeps of a picture, and exact boxes, those where no line was added or removed since."""
     if entry.get("boxes") == num_lines:
-        for line, area in entry.get("areas", {}).items():
+        for line, (*box, area) in entry.get("kept", {}).items():
             if int(line) < num_lines:
-                document.annotations[int(line) - num_lines]["area"] = area
+                document.annotations[int(line) - num_lines].update(bbox=box, area=area)
     for label, *box, area in entry.get("crowds", []):
         if label < len(labels):
             crowd = {"image_id": image_id, "category_id": labels[label], "bbox": box, "area": area, "iscrowd": 1}
@@ -337,7 +337,7 @@ def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
         for picture in _pictures(places, folder.root, Problems(collect=True)):
             label_file = label_file_of(picture)
             if label_file.exists():
-                everything = {i: "" for i in range(MOST_CLASSES)}
+                everything = dict.fromkeys(range(MOST_CLASSES), "")
                 most = max([most, *(each.label for each in _lines(label_file, everything, Problems(collect=True)))])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
