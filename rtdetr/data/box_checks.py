@@ -33,9 +33,10 @@ def judge_boxes(
 
     sides = corners[:, 2:] - corners[:, :2]
     for i in np.flatnonzero(~has_area).tolist():
+        beyond = (corners[i, :2] > sizes[i, ::-1]).any() or (corners[i, 2:] < 0).any()
         if (sides[i] < 0).any():
             add(i, "box_negative", "has a negative width or height", "dropped")
-        elif (sides[i] == 0).any():
+        elif (sides[i] == 0).any() and not beyond:
             add(i, "box_zero", "has no width or no height", "dropped")
         else:
             add(i, "box_outside", "has no area in its picture", "dropped")

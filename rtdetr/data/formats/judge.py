@@ -333,7 +333,7 @@ def number(value: Any, default: float) -> float | None:
 
 def _is_finite(value: object) -> bool:
     """Also False for integers that no float can hold, and for numbers whose product none can."""
-    return isinstance(value, (int, float)) and abs(value) < LARGEST_NUMBER
+    return type(value) in (int, float) and abs(value) < LARGEST_NUMBER  # type: ignore[operator]
 
 
 def is_id(value: object) -> bool:
