@@ -54,9 +54,17 @@ class Defect(NamedTuple):
 class Refused(DataError):
     """A set that cannot be used at all, as a sentence and as a defect."""
 
-    def __init__(self, file: object, kind: str, what: str, record: int | str | None = None) -> None:
+    def __init__(
+        self,
+        file: object,
+        kind: str,
+        what: str,
+        record: int | str | None = None,
+        others: Sequence[Defect] = (),  # that were found on the way
+    ) -> None:
         super().__init__(f"{file}: {what}")
         self.defect = Defect(str(file), record, kind, what, "refused")
+        self.others = others
 
 
 def as_defect(error: DataError, file: object) -> Defect:

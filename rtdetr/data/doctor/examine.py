@@ -12,7 +12,7 @@ from rtdetr.config import ConfigError, load_config
 from rtdetr.config_file import parse_yaml
 from rtdetr.data.classes import DataError, match_classes
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import LIMITS, MOST_DROPPED, NOTES, WITHOUT_AREA, Defect, as_defect
+from rtdetr.data.defects import LIMITS, MOST_DROPPED, NOTES, WITHOUT_AREA, Defect, Refused, as_defect
 from rtdetr.data.doctor.counts import describe
 from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
@@ -131,6 +131,7 @@ def _open(asked: Asked) -> Examined:
         data = DocumentSet(document, asked.source._replace(images=folder), limit=None)
     except (DataError, ConfigError) as error:
         refused = _refused(error, asked.source.path)
+        defects += error.others if isinstance(error, Refused) else []
         return Examined(asked, None, [*defects, refused], [], refused)
     return Examined(asked, data, data.defects, [], None)
 

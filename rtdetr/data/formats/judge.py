@@ -157,13 +157,14 @@ class Images:
             what = f"height and width must be whole pixels, got {height:g} x {width:g}"
             self._drop(own, "image_size", f"image {own}: {what}")
             return
-        url = entry.get("coco_url") if entry.get("file_name") is None else None
-        image = {"id": own, "file_name": entry.get("file_name"), "coco_url": url}
         try:
-            image |= lvis.of_picture(entry, f"image {own}")
+            more = lvis.of_picture(entry, f"image {own}")
         except DataError as error:
             self._drop(own, "image_lvis", str(error))
             return
+        name, url = entry.get("file_name"), entry.get("coco_url")
+        needed = isinstance(url, str) and (name is None or more)  # COCO has both, and only one is used
+        image = {"id": own, "file_name": name, "coco_url": url if needed else None, **more}
         self._kept.append(image | {"height": int(height), "width": int(width)})
 
     def _drop(self, record: int | str, kind: str, what: str, gone: bool = True) -> None:

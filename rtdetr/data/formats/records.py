@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.defects import Action, Defect
+from rtdetr.data.defects import Defect
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 Format = Literal["coco", "lvis", "voc", "yolo"]
@@ -52,9 +52,8 @@ def as_defect(problem: Problem) -> Defect:
     path, line, kind, what = problem
     is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
     name = "picture_path_outside" if "not opened" in what or "lies outside" in what else f"image_{kind}"
-    action: Action = "kept" if kind == "size" else "dropped"  # the size is looked up
     where = f"line {line}: {what}" if line else what
-    return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, action)
+    return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, "dropped")
 
 
 class Problems:

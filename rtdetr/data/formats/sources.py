@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import MOST_DROPPED
+from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
 from rtdetr.data.formats.kinds import annotations_in
-from rtdetr.data.formats.records import SPLITS, Format, Problems, Source
+from rtdetr.data.formats.records import SPLITS, Format, Problems, Source, as_defect
 from rtdetr.data.formats.voc import find_voc, read_voc
 from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo
 from rtdetr.data.picture_files import stays_in
@@ -79,7 +79,14 @@ def read_document(
     if problems is not None or source.format in ("coco", "lvis"):
         return _read(source, problems or Problems(), limit)
     problems = Problems(collect=True)
-    return with_defects(_read(source, problems, limit), problems.found, source.path, limit)
+    try:
+        document = _read(source, problems, limit)
+    except DataError as error:  # the end of what began with the first of them
+        if not problems.found:
+            raise
+        defects = [as_defect(each) for each in problems.found]
+        raise Refused(defects[0].file, "unusable", f"{defects[0].what}; {error}", None, defects) from error
+    return with_defects(document, problems.found, source.path, limit)
 
 
 def _read(source: Source, problems: Problems, limit: float | None) -> CocoDocument:

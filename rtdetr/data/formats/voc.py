@@ -116,6 +116,8 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
         picture, own = read[path]
         for each in own.found:
             problems.add(*each)
+        if any(each.kind == "size" for each in own.found):
+            continue
         file_name = picture and _picture_of(path, picture.file_name, chosen, pictures, problems)
         if picture and file_name:
             _add(document, file_name, path, picture, first, category_of, problems)
