@@ -37,7 +37,9 @@ class Case(NamedTuple):
 
 
 def sound_document() -> Document:
-    images = [{"id": 100 + i, "file_name": f"{i:02d}.png", "height": HEIGHT, "width": WIDTH} for i in range(NUM_PICTURES)]
+    images = [
+        {"id": 100 + i, "file_name": f"{i:02d}.png", "height": HEIGHT, "width": WIDTH} for i in range(NUM_PICTURES)
+    ]
     boxes = []
     for i in range(2 * NUM_PICTURES):
         box = [float(2 + i % 7), float(3 + i % 5), float(8 + i % 9), float(7 + i % 6)]
@@ -344,7 +346,9 @@ PICTURES = [
     Case("a whole path", "picture_path_outside", 1, _outside("{}/x.png")),
     Case("of the system", "picture_path_outside", 1, _outside("/etc/passwd")),
     Case("of Windows", "picture_missing", 1, _image("file_name", "..\\secret\\x.png")),
-    Case("half of the pictures missing", "too_much", 2, lambda _, f: [(f / f"{i:02d}.png").unlink() for i in range(12)]),
+    Case(
+        "half of the pictures missing", "too_much", 2, lambda _, f: [(f / f"{i:02d}.png").unlink() for i in range(12)]
+    ),
     Case("EXIF", "picture_exif", 0, _turned),
     Case("CMYK", "picture_cmyk", 0, _picture("CMYK", "jpg")),
     Case("gray", "picture_gray", 0, _picture("L")),
@@ -364,10 +368,19 @@ TEXTS = [
     Case("single quotes", "json_broken", 2, _text(lambda text: text.replace('"', "'"))),
     Case("more after the end", "json_broken", 2, _text(lambda text: text + "]")),
     Case("deep nesting", "json_broken", 2, _text(lambda text: "[" * 100_000)),
-    Case("deep nesting in a record", "json_broken", 2, _replaced('"file_name"', '"x":' + "[" * 100_000 + ',"file_name"')),
+    Case(
+        "deep nesting in a record", "json_broken", 2, _replaced('"file_name"', '"x":' + "[" * 100_000 + ',"file_name"')
+    ),
     Case("a number of 5,000 digits", "json_broken", 2, _replaced('"id": 1,', f'"id": {"1" * 5000},')),
-    Case("UTF-16", "image_size_missing", 1, lambda d, _: [d["images"][0].pop("width"), json.dumps(d).encode("utf-16")][1]),
-    Case("a byte order mark", "image_size_missing", 1, lambda d, _: [d["images"][0].pop("width"), b"\xef\xbb\xbf" + json.dumps(d).encode()][1]),
+    Case(
+        "UTF-16", "image_size_missing", 1, lambda d, _: [d["images"][0].pop("width"), json.dumps(d).encode("utf-16")][1]
+    ),
+    Case(
+        "a byte order mark",
+        "image_size_missing",
+        1,
+        lambda d, _: [d["images"][0].pop("width"), b"\xef\xbb\xbf" + json.dumps(d).encode()][1],
+    ),
     Case("Latin-1", "json_broken", 2, _text(lambda text: text.replace("cup", "\xe4").encode("latin-1"))),
     Case("zero bytes", "json_broken", 2, _text(lambda text: text.encode() + b"\0\0")),
     Case("a list", "json_not_coco", 2, _text(lambda text: "[]")),
@@ -382,6 +395,7 @@ TEXTS = [
     Case("a key twice in an image", "image_keys_twice", 1, _replaced('"id": 100,', '"id": 100, "width": 4,')),
     Case("a key twice in a class", "class_keys_twice", 2, _replaced('"name": "cup"', '"name": "pen", "name": "cup"')),
 ]
+SOUND = Case("sound", "", 0, lambda document, folder: None)
 CASES = [*BOXES, *IDS, *PICTURES, *TEXTS]
 
 
@@ -389,5 +403,9 @@ def config_of(annotations: Path, pictures: Path, *updates: str) -> Config:
     """Of a nano run on such a set, for training and validation alike."""
     from engine_helpers import NANO, tiny_updates
 
-    paths = [f"data.{name}.{key}={json.dumps(str(value))}" for name in ("train", "val") for key, value in (("images", pictures), ("annotations", annotations))]
+    paths = [
+        f"data.{name}.{key}={json.dumps(str(value))}"
+        for name in ("train", "val")
+        for key, value in (("images", pictures if pictures.name else ""), ("annotations", annotations))
+    ]
     return load_config(NANO, [*tiny_updates(pictures), *paths, *updates])

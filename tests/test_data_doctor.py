@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from hostile_sets import CASES, Case, config_of, sound_document, write_case, write_pictures
+from hostile_folders import VOC, YOLO, write_voc, write_yolo
+from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, config_of, sound_document, write_case, write_pictures
+from PIL import Image
 
 from rtdetr import cli
 from rtdetr.data.classes import DataError
 from rtdetr.data.doctor.examine import examine, plain
 from rtdetr.data.loader import build_train_loader
+from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
-
-SOUND = Case("sound", "", 0, lambda document, folder: None)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def loss_or_sentence(annotations: Path, folder: Path) -> float | str:
+def loss_or_sentence(annotations: Path, folder: Path, with_loss: bool = True) -> float | str:
     """Of the batches of an epoch in a nano model, or why there is none."""
     try:
         cfg = config_of(annotations, folder)
@@ -34,6 +39,8 @@ def loss_or_sentence(annotations: Path, folder: Path) -> float | str:
         batches = list(loader)
     except DataError as error:
         return str(error)
+    if not with_loss:
+        return 0.0
     torch.manual_seed(0)
     model = build_model(cfg.model, len(loader.classes)).train()
     criterion = build_criterion(cfg, len(loader.classes))
@@ -59,6 +66,26 @@ def test_the_doctor_names_it(case: Case, tmp_path: Path, pictures: Path) -> None
     assert all(each["action"] in ("kept", "clipped", "dropped", "refused") for each in found)
 
 
+@pytest.mark.parametrize(
+    ("write", "case"),
+    [(write_voc, case) for case in VOC] + [(write_yolo, case) for case in YOLO],
+    ids=[f"voc, {case.name}" for case in VOC] + [f"yolo, {case.name}" for case in YOLO],
+)
+def test_folders_of_other_formats(
+    write: Callable[[Path, Path], None], case: Case, tmp_path: Path, pictures: Path
+) -> None:
+    write(tmp_path / "set", pictures)
+    case.change({}, tmp_path / "set")
+    report = examine(tmp_path / "set")
+    kinds = {each.kind for each in report.defects()}
+    assert kinds & set(case.kind.split("|")), (kinds, list(report.lines()))
+    assert report.code() == case.code, list(report.lines())
+    result = loss_or_sentence(tmp_path / "set", Path(), with_loss=False)
+    assert "\n" not in str(result)
+    if not kinds & {"picture_size", "picture_damaged"}:  # which training finds when it reads that picture
+        assert (report.code() == 2) == isinstance(result, str), result
+
+
 def check_training(case: Case, root: Path, pictures: Path) -> None:
     result = loss_or_sentence(*write_case(case, root, pictures))
     if isinstance(result, str):
@@ -81,3 +108,165 @@ def test_training_goes_on_or_refuses(case: Case, tmp_path: Path, pictures: Path)
 def test_training_goes_on_or_refuses_for_all(case: Case, tmp_path: Path, pictures: Path) -> None:
     """Slow: a model for each of them."""
     check_training(case, tmp_path, pictures)
+
+
+TRACED = """
+import json, os, sys
+opened = []
+def hook(event, arguments):
+    if event in ("open", "os.listdir", "os.scandir", "os.open") and isinstance(arguments[0], (str, bytes)):
+        opened.append(os.path.realpath(os.path.join(os.getcwd(), os.fsdecode(arguments[0]))))
+from rtdetr.cli import main
+import rtdetr.data.doctor.examine, rtdetr.data.loader, rtdetr.commands.progress, PIL.Image, tqdm
+sys.addaudithook(hook)
+code = main(["doctor", *sys.argv[1:]])
+print(json.dumps([code, opened]))
+"""
+
+
+def test_nothing_outside_the_picture_folder_is_opened(tmp_path: Path, pictures: Path) -> None:
+    """Whatever the names are; looked for with an audit hook, which sees every open() of the process."""
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    document = json.loads(annotations.read_text())
+    (tmp_path / "secret").mkdir()
+    shutil.copy(folder / "00.png", tmp_path / "secret" / "x.png")
+    names = ("../secret/x.png", str(tmp_path / "secret" / "x.png"), "/etc/passwd", "a/../../secret/x.png", "~/x.png")
+    for each, name in zip(document["images"], names):
+        each["file_name"] = name
+    annotations.write_text(json.dumps(document))
+    done = subprocess.run(
+        [sys.executable, "-c", TRACED, str(annotations), "--images", str(folder)], capture_output=True, text=True
+    )
+    assert done.stderr.count("Traceback") == 0, done.stderr
+    code, opened = json.loads(done.stdout.splitlines()[-1])
+    assert code == 2 and done.stdout.count("picture_path_outside") == 4 and "~/x.png: no such picture" in done.stdout
+    assert not [path for path in opened if str(tmp_path / "secret") in path or path.startswith("/etc/passwd")]
+    inside = [path for path in opened if path.startswith(str(tmp_path.resolve()))]
+    assert str(folder / "23.png") in inside
+
+
+def test_a_sound_set_is_one_line_and_counts(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    annotations, _ = write_case(SOUND, tmp_path, pictures)
+    assert cli.main(["doctor", str(annotations), "--json", str(tmp_path / "found.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"{annotations}: sound\n") and json.loads((tmp_path / "found.json").read_text()) == []
+    assert all(text in out for text in ("cup        3       16  33.3%", "crowded pictures", "median 12 x 10"))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_json_lists_every_defect(tmp_path: Path, pictures: Path, fast: bool) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    document = json.loads(annotations.read_text())
+    document["annotations"][1]["bbox"] = [1, 2, 0, 4]
+    document["annotations"][2]["bbox"] = [30, 2, 20, 4]
+    annotations.write_text(json.dumps(document))
+    if not fast:
+        (folder / "09.png").unlink()
+        (folder / "09.png").write_bytes(b"no picture")
+    out = tmp_path / "found.json"
+    assert cli.main(["doctor", str(annotations), "--images", str(folder), "--json", str(out)] + ["--fast"] * fast) == 1
+    found = {each["defect"]: each for each in json.loads(out.read_text())}
+    zero, clipped = found["box_zero"], found["box_clipped"]
+    assert (zero["file"], zero["record"], zero["action"]) == (str(annotations), 2, "dropped")
+    assert (clipped["record"], clipped["action"]) == (3, "clipped") and "by 10 pixels" in clipped["what"]
+    if not fast:
+        picture = found["picture_not_a_picture"]
+        assert (picture["file"], picture["record"], picture["action"]) == (str(folder / "09.png"), 109, "dropped")
+
+
+REPAIRED = [each for each in CASES if each.code == 1 and each.kind not in ("picture_copy", "picture_twice")]
+
+
+@pytest.mark.parametrize("cases", [REPAIRED[i::12] for i in range(12)], ids=range(12))
+def test_a_clean_copy_is_sound(cases: list[Case], tmp_path: Path, pictures: Path) -> None:
+    for i, case in enumerate(cases):
+        (tmp_path / str(i)).mkdir()
+        annotations, folder = write_case(case, tmp_path / str(i), pictures)
+        out = tmp_path / str(i) / "clean.json"
+        assert cli.main(["doctor", str(annotations), "--images", str(folder), "--fix", str(out)]) == 1, case.name
+        report = examine(out, str(folder))
+        assert report.code() == 0, (case.name, list(report.lines()))
+        assert len(json.loads(out.read_text())["annotations"]) >= 44
+
+
+def test_a_clean_copy_keeps_what_else_the_file_says(tmp_path: Path, pictures: Path) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    document = json.loads(annotations.read_text()) | {"info": {"year": 2026}}
+    document["annotations"][0]["segmentation"] = [[1, 2, 3, 4, 5, 6]]
+    document["annotations"][1]["bbox"] = None
+    document["images"][3]["flickr_url"] = "http://x"
+    annotations.write_text(json.dumps(document))
+    assert cli.main(["doctor", str(annotations), "--images", str(folder), "--fix", str(tmp_path / "out")]) == 1
+    clean = json.loads((tmp_path / "out" / "annotations" / "a.json").read_text())
+    assert clean["info"] == {"year": 2026} and clean["images"] == document["images"]
+    assert clean["annotations"] == [each for each in document["annotations"] if each["bbox"]]
+
+
+def test_existing_places_are_refused(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    annotations, _ = write_case(SOUND, tmp_path, pictures)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    for place in ("there", "link", "a.json"):
+        assert cli.main(["doctor", str(annotations), "--fix", str(tmp_path / place)]) == 2
+        assert "exists already" in capsys.readouterr().err
+    assert cli.main(["doctor", str(annotations), "--json", str(annotations), "--overwrite"]) == 2
+    assert "would be read and replaced" in capsys.readouterr().err
+
+
+def test_train_and_val_of_a_config(tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    (tmp_path / "val").mkdir()
+    shutil.copy(folder / "03.png", tmp_path / "val" / "x.png")
+    Image.new("RGB", (WIDTH, HEIGHT)).save(tmp_path / "val" / "y.png")
+    images = [{"id": i, "file_name": name} for i, name in enumerate(("x.png", "y.png"))]
+    boxes = [{"id": 1, "image_id": 0, "category_id": 3, "bbox": [1, 2, 3, 4]}]
+    document = {"images": images, "annotations": boxes, "categories": sound_document()["categories"]}
+    (tmp_path / "val.json").write_text(json.dumps(document))
+    config = tmp_path / "my.yml"
+    splits = {"train": (annotations, folder), "val": (tmp_path / "val.json", tmp_path / "val")}
+    lines = [f"  {name}: {{annotations: {file}, images: {where}}}" for name, (file, where) in splits.items()]
+    config.write_text("data:\n" + "\n".join(lines))
+    assert cli.main(["doctor", str(config)]) == 1
+    out = capsys.readouterr().out
+    assert "picture_in_two_sets" in out and "is in train too" in out and out.count("image_size_missing") == 2
+    document["categories"] = [{"id": 3, "name": "cup"}, {"id": 99, "name": "dog"}]
+    (tmp_path / "val.json").write_text(json.dumps(document))
+    assert cli.main(["doctor", str(config)]) == 2
+    assert "classes_differ" in capsys.readouterr().out
+    config.write_text(config.read_text() + "\n  on_defect: refuse\n")
+    document["categories"] = sound_document()["categories"]
+    document["annotations"].append({"id": 2, "image_id": 0, "category_id": 3, "bbox": None})
+    (tmp_path / "val.json").write_text(json.dumps(document))
+    assert cli.main(["doctor", str(config)]) == 2
+    assert "data.on_defect is refuse" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["data: {train: 3}", "dta: {}", "data: [", "data: {}", "a: 1\na: 2"])
+def test_configs_that_cannot_be_used(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "my.yml").write_text(text)
+    assert cli.main(["doctor", str(tmp_path / "my.yml")]) == 2
+    assert str(tmp_path) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["nowhere.json", "nowhere", "empty", "noise.json", "a.xml"])
+def test_sources_that_are_none(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "noise.json").write_bytes(bytes(range(256)))
+    (tmp_path / "a.xml").write_text("<annotation></annotation>")
+    assert cli.main(["doctor", str(tmp_path / name)]) == 2
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("on_defect", "refused"), [("drop", False), ("refuse", True)])
+def test_training_lists_what_it_drops(on_defect: str, refused: bool, tmp_path: Path, pictures: Path) -> None:
+    annotations, folder = write_case(next(each for each in CASES if each.name == "nan"), tmp_path, pictures)
+    cfg = config_of(annotations, folder, f"data.on_defect={on_defect}", "train.max_iterations=1")
+    if refused:
+        with pytest.raises(DataError, match=r"and data\.on_defect is refuse; `rtdetr doctor "):
+            build_train_loader(cfg, 0)
+        return
+    Trainer(cfg, tmp_path / "run", torch.device("cpu")).run()
+    report = json.loads((tmp_path / "run" / "data_report.json").read_text())
+    for part in report.values():
+        assert part["dropped"] == {"pictures": 0, "boxes": 1} and "1 defective boxes" in part["summary"]
+        assert [(each["record"], each["defect"]) for each in part["defects"]] == [(6, "box_not_finite")]

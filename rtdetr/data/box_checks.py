@@ -16,12 +16,14 @@ LOOKS_XYXY = (10, 0.3)  # boxes at least, and share of them that stick out, wher
 def judge_boxes(
     file: str,
     record: Callable[[int], int | str],
+    picture: Callable[[int], str],
     corners: NDArray[np.float64],
     sizes: NDArray[np.int32],
     has_area: NDArray[np.bool_],
 ) -> list[Defect]:
     """Defects of boxes (n, 4) xyxy in pixels, as the file has them, in pictures of `sizes` (n, 2) h and w: those
-    without area there, which are dropped, and those that are clipped. record: the name of the i-th."""
+    without area there, which are dropped, and those that are clipped. record: the name of the i-th; picture: its file.
+    """
     found: list[Defect] = []
 
     def add(i: int, kind: str, what: str, action: Action) -> None:
@@ -29,7 +31,9 @@ def judge_boxes(
         x1, y1, x2, y2 = corners[i].tolist()
         box = ", ".join(f"{value:g}" for value in (x1, y1, x2 - x1, y2 - y1))
         size = f"{sizes[i, 1]} x {sizes[i, 0]}"
-        found.append(Defect(file, name, kind, f"annotation {name}: box [{box}] {what} ({size} pixels)", action))
+        found.append(
+            Defect(file, name, kind, f"annotation {name} of {picture(i)}: box [{box}] {what} ({size} pixels)", action)
+        )
 
     sides = corners[:, 2:] - corners[:, :2]
     for i in np.flatnonzero(~has_area).tolist():

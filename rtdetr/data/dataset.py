@@ -84,7 +84,7 @@ class DetectionSet:
         pictures, kept = self._present(pictures)
         self._ids = np.array(pictures.ids, np.int64)
         self._sizes = np.array(pictures.sizes, np.int32).reshape(-1, 2)
-        self._keep_boxes(boxes, kept)
+        self._keep_boxes(boxes, kept, pictures.names)
         self.num_empty = int((np.diff(self._offsets) == 0).sum())
         if limit is not None:
             self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
@@ -178,9 +178,9 @@ class DetectionSet:
         names = [pictures.names[i] for i in kept]
         return PictureList([pictures.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
 
-    def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64]) -> None:
+    def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64], names: Sequence[str]) -> None:
         """Fills boxes, labels and offsets, by picture, and counts what was left out. kept: the pictures of the list
-        that are there."""
+        that are there; names: theirs."""
         place = np.full(max(kept.max(initial=-1), np.max(boxes.pictures, initial=-1)) + 1, -1)
         place[kept] = np.arange(len(kept))
         owner = place[np.array(boxes.pictures, np.int64)]
@@ -191,7 +191,12 @@ class DetectionSet:
         clipped, keep = clip_to_picture(corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
         self.defects += judge_boxes(
-            str(self.annotation_file), lambda i: boxes.record(int(there[i])), corners, self._sizes[owner], keep
+            str(self.annotation_file),
+            lambda i: boxes.record(int(there[i])),
+            lambda i: names[owner[i]],
+            corners,
+            self._sizes[owner],
+            keep,
         )
         order = np.argsort(owner[keep], kind="stable")
         self._boxes = clipped[keep][order]

@@ -223,6 +223,4 @@ def _open(
             f"data.{name}.annotations is empty; set it in the config or with -u data.{name}.annotations=PATH"
         )
     chosen, limit = split.split or name, LIMITS[data.on_defect]
-    return open_set(
-        split.annotations, split.images, chosen, classes, drop_empty, data.max_megapixels, match, limit
-    )
+    return open_set(split.annotations, split.images, chosen, classes, drop_empty, data.max_megapixels, match, limit)

@@ -80,7 +80,7 @@ def examine(
         return Report([], [_refused(error, path)])
     opened = [_open(each) for each in asked]
     num_pictures = sum(len(part.data) for part in opened if part.data)
-    done = progress(num_pictures) if progress and not fast else lambda: None
+    done = progress(num_pictures) if progress and num_pictures and not fast else lambda: None
     if not fast:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PIL, on files that are odd; what matters becomes a defect
@@ -116,7 +116,9 @@ def _is_config(path: Path) -> bool:
     except (OSError, UnicodeDecodeError, ConfigError):
         return False  # whoever reads it says so
     of_yolo = isinstance(content, dict) and (
-        "names" in content or "nc" in content or any(isinstance(content.get(key), (str, list)) for key in ("train", "val"))
+        "names" in content
+        or "nc" in content
+        or any(isinstance(content.get(key), (str, list)) for key in ("train", "val"))
     )
     return not of_yolo
 
@@ -160,7 +162,8 @@ def _judged(part: Examined, limit: float) -> Examined:
     refused = as_defect(error, data.annotation_file)
     if any(each.action == "refused" for each in defects):
         return part._replace(refused=refused)
-    verdict = refused._replace(file=str(data.annotation_file), record=None, kind="too_much", what=str(error))
+    what = str(error).removeprefix(f"{data.annotation_file}: ")
+    verdict = refused._replace(file=str(data.annotation_file), record=None, kind="too_much", what=what)
     return part._replace(defects=[*defects, verdict], refused=verdict)
 
 

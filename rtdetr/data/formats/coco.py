@@ -23,11 +23,14 @@ from rtdetr.data.formats.records import Problem, Source, as_defect
 from rtdetr.data.picture_files import Folders
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
+
 class CocoDocument(NamedTuple):
     """What detection needs of a COCO JSON, in one form whoever wrote it."""
 
     images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
-    annotations: list[dict[str, Any]]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
+    annotations: list[
+        dict[str, Any]
+    ]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
     categories: list[dict[str, Any]]  # id, name; by id
     num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
     notes: tuple[str, ...] = ()  # what somebody should know about how it was read
@@ -112,9 +115,7 @@ def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -
     return document
 
 
-def with_defects(
-    document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None
-) -> CocoDocument:
+def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None) -> CocoDocument:
     """The document of another format with what is wrong with its records. Raises DataError as `read_document` does."""
     defects = [as_defect(each) for each in problems]
     gone = lost(defects)

@@ -106,7 +106,9 @@ class Images:
     def take(self, entry: Any) -> None:
         place, self.count = self.count, self.count + 1
         if not isinstance(entry, dict):
-            self._drop(f"images[{place}]", "image_record", f"every entry of `images` must be a mapping, got {shown(entry)}")
+            self._drop(
+                f"images[{place}]", "image_record", f"every entry of `images` must be a mapping, got {shown(entry)}"
+            )
             return
         own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
         usable = is_id(own) and (_is_name(name) or (name is None and _is_name(url)))
@@ -147,9 +149,7 @@ class Images:
         for key in ("height", "width"):
             side = number(entry.get(key), 0)
             if side is None:
-                self._drop(
-                    own, "image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}"
-                )
+                self._drop(own, "image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}")
                 return
             sides.append(side)
         height, width = sides
@@ -245,16 +245,14 @@ class Annotations:
         if area is None and type(w) in (int, float) and type(h) in (int, float):
             area = w * h
         for value in (x, y, w, h, area):
-            if type(value) is not float and type(value) is not int or not -LARGEST_NUMBER < value < LARGEST_NUMBER:
+            if (type(value) is not float and type(value) is not int) or not -LARGEST_NUMBER < value < LARGEST_NUMBER:
                 return False
         if crowd not in (0, 1) or max(image, category, own) > LARGEST or min(image, category, own) <= NO_ID:
             return False
         self._row(place, own, image, category, (x, y, w, h, area), int(crowd))
         return True
 
-    def _row(
-        self, place: int, own: int, image: int, category: int, numbers: tuple[float, ...], crowd: int
-    ) -> None:
+    def _row(self, place: int, own: int, image: int, category: int, numbers: tuple[float, ...], crowd: int) -> None:
         places, own_ids, image_ids, category_ids, all_numbers, crowds = self._lists
         places.append(place)
         own_ids.append(own)
@@ -275,7 +273,9 @@ class Annotations:
                 return
             image, category = entry["image_id"], entry["category_id"]
             if type(image) is not int or type(category) is not int:
-                self._add(record, "box_id_not_integer", f"annotation {record}: its ids are no integers, but equal one", "kept")
+                self._add(
+                    record, "box_id_not_integer", f"annotation {record}: its ids are no integers, but equal one", "kept"
+                )
             area = number(entry.get("area"), box[2] * box[3])
             assert area is not None  # judged above
             self._row(place, own if is_id(own) else NO_ID, int(image), int(category), (*map(float, box), area), crowd)

@@ -156,7 +156,9 @@ def _folders_near(path: Path, split: str) -> list[Path]:
     own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
     names = [own, *SPLITS.get(split or split_of(path), ())]
     nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
-    return [path.parent, *nested, root / "images", root / "JPEGImages", root]
+    inside = sorted(each for folder in {root, path.parent} if folder.is_dir() for each in folder.iterdir())
+    around = [each for each in inside if each.is_dir()]
+    return [path.parent, *nested, root / "images", root / "JPEGImages", root, *around]
 
 
 def split_of(path: Path) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.picture_files import Folders
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.records import PICTURES, SPLITS, Problems, below, read_bytes, read_lines
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
+from rtdetr.data.picture_files import Folders
 
 ANNOTATIONS = ("Annotations", "annotations")
 IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
