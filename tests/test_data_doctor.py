@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fuzz_data import Tracer, make_sets, try_one
 from hostile_folders import VOC, YOLO, write_voc, write_yolo
 from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, config_of, sound_document, write_case, write_pictures
 from PIL import Image
@@ -117,7 +118,7 @@ def hook(event, arguments):
     if event in ("open", "os.listdir", "os.scandir", "os.open") and isinstance(arguments[0], (str, bytes)):
         opened.append(os.path.realpath(os.path.join(os.getcwd(), os.fsdecode(arguments[0]))))
 from rtdetr.cli import main
-import rtdetr.data.doctor.examine, rtdetr.data.loader, rtdetr.commands.progress, PIL.Image, tqdm
+import rtdetr.data.doctor.examine, rtdetr.commands.progress
 sys.addaudithook(hook)
 code = main(["doctor", *sys.argv[1:]])
 print(json.dumps([code, opened]))
@@ -270,3 +271,12 @@ def test_training_lists_what_it_drops(on_defect: str, refused: bool, tmp_path: P
     for part in report.values():
         assert part["dropped"] == {"pictures": 0, "boxes": 1} and "1 defective boxes" in part["summary"]
         assert [(each["record"], each["defect"]) for each in part["defects"]] == [(6, "box_not_finite")]
+
+
+def test_random_damage(tmp_path: Path) -> None:
+    """tests/fuzz_data.py does ten thousand of them."""
+    sets, tracer = make_sets(tmp_path), Tracer()
+    for number in range(240):
+        name = ("coco", "voc", "yolo")[number % 3]
+        try_one(name, sets[name], tmp_path, number, 7, tracer)
+    assert tracer.outside == []

@@ -37,7 +37,7 @@ def judge_boxes(
 
     sides = corners[:, 2:] - corners[:, :2]
     for i in np.flatnonzero(~has_area).tolist():
-        beyond = (corners[i, :2] > sizes[i, ::-1]).any() or (corners[i, 2:] < 0).any()
+        beyond = bool(np.any(corners[i, :2] > sizes[i, ::-1]) or np.any(corners[i, 2:] < 0))
         if (sides[i] < 0).any():
             add(i, "box_negative", "has a negative width or height", "dropped")
         elif (sides[i] == 0).any() and not beyond:
@@ -47,7 +47,7 @@ def judge_boxes(
     limits = sizes[:, [1, 0]]
     out = np.maximum(-corners[:, :2], corners[:, 2:] - limits).max(axis=1, initial=0)
     # Read as two corners they would lie in the picture.
-    corner_like = ((sides > corners[:, :2]) & (sides <= limits) & (corners[:, :2] >= 0)).all(axis=1)
+    corner_like = np.all((sides > corners[:, :2]) & (sides <= limits) & (corners[:, :2] >= 0), axis=1)
     sticks_out = has_area & (out > ROUNDING)
     for i in np.flatnonzero(sticks_out).tolist():
         alike = corner_like[i] and out[i] > 0.05 * limits[i].max()
@@ -56,7 +56,7 @@ def judge_boxes(
             what += "; it looks like x1, y1, x2, y2, and must be x, y, width, height"
         add(i, "box_xyxy" if alike else "box_clipped", what, "clipped")
     least, share = LOOKS_XYXY
-    if len(corners) >= least and corner_like.all() and sticks_out.mean() >= share:
-        what = f"all {len(corners)} boxes look like x1, y1, x2, y2; COCO wants x, y, width, height"
+    if len(corners) >= least and corner_like.mean() > 0.98 and sticks_out.mean() >= share:
+        what = f"{corner_like.sum()} of {len(corners)} boxes look like x1, y1, x2, y2; COCO wants x, y, width, height"
         found.insert(0, Defect(file, None, "boxes_xyxy", what, "refused"))
     return found

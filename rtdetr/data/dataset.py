@@ -31,8 +31,8 @@ class PictureList(NamedTuple):
 class BoxList(NamedTuple):
     """n boxes in any order, as a format gives them."""
 
-    pictures: Sequence[int]  # which picture of the list each lies in, 0..N-1
-    labels: Sequence[int]  # contiguous class indices
+    pictures: Sequence[int] | NDArray[np.int64]  # which picture of the list each lies in, 0..N-1
+    labels: Sequence[int] | NDArray[np.int64]  # contiguous class indices
     corners: NDArray[np.float64]  # (n, 4) xyxy in pixels
     num_crowd: int  # left out already
     record: Callable[[int], int | str] = int  # what a message calls the i-th

@@ -65,13 +65,13 @@ def where_else(folder: Path, name: str) -> str:
     roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
     around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
     near = [folder.parent, *around]
-    right = [str(each) for each in near if (each / name).is_file()]
+    right = [str(each) for each in near if os.path.isfile(each / name)]
     if right:
         return f"did you mean the picture folder {some(right, 3)}?"
     plain = PureWindowsPath(name)  # takes / and \\ alike
-    if (folder / plain.name).is_file():
+    if os.path.isfile(folder / plain.name):
         return f"{folder / plain.name} is there: remove the folder from `file_name`"
-    if "\\" in name and (folder / plain.as_posix()).is_file():
+    if "\\" in name and os.path.isfile(folder / plain.as_posix()):
         return "write `file_name` with / instead of \\"
     return "check the picture folder"
 

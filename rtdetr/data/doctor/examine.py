@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,7 @@ def examine(
     fast: no picture is opened. progress: is told the number of pictures, and its answer is called after each."""
     try:
         asked, limit = _asked(path, images)
-    except (DataError, ConfigError) as error:
+    except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
     opened = [_open(each) for each in asked]
     num_pictures = sum(len(part.data) for part in opened if part.data)
@@ -109,7 +110,7 @@ def _asked(path: Path, images: str) -> tuple[list[Asked], float]:
 
 def _is_config(path: Path) -> bool:
     """Whether a YAML is a config of ours and no data.yaml of YOLO. Raises ConfigError where it is neither."""
-    if path.suffix.lower() not in (".yml", ".yaml") or not path.is_file():
+    if path.suffix.lower() not in (".yml", ".yaml") or not os.path.isfile(path):
         return False
     try:
         content = parse_yaml(path.read_bytes()[:1_000_000].decode(), str(path))
@@ -131,7 +132,7 @@ def _open(asked: Asked) -> Examined:
         defects = list(document.defects)
         folder = picture_folder_of(asked.source, document, asked.given, asked.images)
         data = DocumentSet(document, asked.source._replace(images=folder), limit=None)
-    except (DataError, ConfigError) as error:
+    except (DataError, ConfigError, OSError) as error:
         refused = _refused(error, asked.source.path)
         defects += error.others if isinstance(error, Refused) else []
         return Examined(asked, None, [*defects, refused], [], refused)
@@ -182,7 +183,10 @@ def _matched(parts: Sequence[Examined]) -> list[Examined]:
     return matched
 
 
-def _refused(error: DataError | ConfigError, path: Path) -> Defect:
+def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
+    if isinstance(error, OSError):  # a folder that may not be listed, a disk that went away
+        what = f"cannot be read ({error.strerror or error})"
+        return Defect(str(error.filename or path), None, "file_unreadable", what, "refused")
     if isinstance(error, DataError):
         return as_defect(error, path)
     return Defect(str(path), None, "yaml_broken", str(error).removeprefix(f"{path}: "), "refused")

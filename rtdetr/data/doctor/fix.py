@@ -34,7 +34,7 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
         if len(parts) > 1:
             raise DataError(f"{out}: {len(parts)} sets do not go into one file; name a folder")
         return {out: parts[0]}
-    files = {}
+    files: dict[Path, Examined] = {}
     for part in parts:
         path = part.asked.source.path
         own = path.suffix.lower() == ".json" and path.name not in {file.name for file in files}
@@ -68,7 +68,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
     clipped = np.clip(corners, 0, sizes[:, [1, 0, 1, 0]])
     ids = table.columns.own_ids.tolist()
     renumber = len(set(ids)) < len(ids) or min(ids, default=0) == -(2**63)
-    annotations = []
+    annotations: list[dict[str, Any]] = []
     for i, (place, box) in enumerate(zip(table.columns.places.tolist(), table)):
         if not box["iscrowd"] and not has_area[i]:
             continue

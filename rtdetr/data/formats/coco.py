@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -165,11 +166,11 @@ def classes_of(document: CocoDocument) -> Classes:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = some((str(file) for file in annotations_in(path)), 3)
         advice = f"; did you mean {inside}?" if inside else ""
         raise Refused(path, "file_is_folder", f"is a folder, expected a COCO detection JSON{advice}")
-    if not path.exists():
+    if not os.path.exists(path):  # False, too, for names that no file can have
         raise Refused(path, "file_missing", "no such annotation file, expected a COCO detection JSON")
     if not path.is_file():  # reading a pipe would wait for ever
         raise Refused(path, "file_unreadable", "is a device, expected a COCO detection JSON")

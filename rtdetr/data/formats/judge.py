@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeGuard, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,13 +111,12 @@ class Images:
             )
             return
         own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
-        usable = is_id(own) and (_is_name(name) or (name is None and _is_name(url)))
-        record = own if is_id(own) else f"images[{place}]"
-        if not usable:
+        if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
             needed = "an image needs an integer `id` and a `file_name` (or `coco_url`)"
+            record = own if is_id(own) else f"images[{place}]"
             self._drop(record, "image_record", f"{needed}, got {shown(entry)}")
         elif isinstance(entry, Doubled):
-            self._drop(record, "image_keys_twice", f"image {own}: has a key twice")
+            self._drop(own, "image_keys_twice", f"image {own}: has a key twice")
         else:
             self._take_size(entry, own)
 
@@ -182,7 +181,7 @@ class Annotations:
         self.defects: list[Defect] = []
         self.num_boxless_crowds = 0
         self.lost_of: Counter[int] = Counter()  # boxes that are no rows, by category id
-        self._lists = (array("q"), array("q"), array("q"), array("q"), array("d"), array("b"))
+        self._lists = _no_rows()
 
     def take(self, entry: Any) -> None:
         place, self.count = self.count, self.count + 1
@@ -195,10 +194,12 @@ class Annotations:
         places, own, image, category, numbers, crowds = self._lists
         table = BoxTable(
             Columns(
-                *(np.frombuffer(each, np.int64) if len(each) else np.zeros(0, np.int64) for each in (places, own)),
-                *(np.frombuffer(each, np.int64) if len(each) else np.zeros(0, np.int64) for each in (image, category)),
-                np.frombuffer(numbers, np.float64).reshape(-1, 5) if len(numbers) else np.zeros((0, 5)),
-                np.frombuffer(crowds, np.int8) if len(crowds) else np.zeros(0, np.int8),
+                _column(places, np.int64),
+                _column(own, np.int64),
+                _column(image, np.int64),
+                _column(category, np.int64),
+                _column(numbers, np.float64).reshape(-1, 5),
+                _column(crowds, np.int8),
             )
         )
         columns = table.columns
@@ -249,22 +250,25 @@ class Annotations:
                 return False
         if crowd not in (0, 1) or max(image, category, own) > LARGEST or min(image, category, own) <= NO_ID:
             return False
-        self._row(place, own, image, category, (x, y, w, h, area), int(crowd))
+        self._row(place, own, image, category, box, area or 0, int(crowd))
         return True
 
-    def _row(self, place: int, own: int, image: int, category: int, numbers: tuple[float, ...], crowd: int) -> None:
+    def _row(
+        self, place: int, own: int, image: int, category: int, box: Sequence[float], area: float, crowd: int
+    ) -> None:
         places, own_ids, image_ids, category_ids, all_numbers, crowds = self._lists
         places.append(place)
         own_ids.append(own)
         image_ids.append(image)
         category_ids.append(category)
-        all_numbers.extend(numbers)
+        all_numbers.extend(box)
+        all_numbers.append(area)
         crowds.append(crowd)
 
     def _take_slowly(self, entry: Any, place: int) -> None:
         """A row all the same, or a defect that says why not."""
-        own = entry.get("id") if isinstance(entry, dict) else None
-        record = own if is_id(own) else f"annotations[{place}]"
+        own: Any = entry.get("id") if isinstance(entry, dict) else None
+        record: int | str = own if is_id(own) else f"annotations[{place}]"
         found = _wrong_with(entry)
         if found is None:
             crowd, box = CROWD[entry.get("iscrowd")], entry.get("bbox")
@@ -278,7 +282,7 @@ class Annotations:
                 )
             area = number(entry.get("area"), box[2] * box[3])
             assert area is not None  # judged above
-            self._row(place, own if is_id(own) else NO_ID, int(image), int(category), (*map(float, box), area), crowd)
+            self._row(place, own if is_id(own) else NO_ID, int(image), int(category), [*map(float, box)], area, crowd)
             return
         kind, what = found
         called = f"annotation {shown(own)}" if isinstance(entry, dict) else f"annotations[{place}]"
@@ -288,6 +292,16 @@ class Annotations:
 
     def _add(self, record: int | str, kind: str, what: str, action: Action = "dropped") -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, action))
+
+
+def _no_rows() -> tuple[array[int], array[int], array[int], array[int], array[float], array[int]]:
+    """Growing columns: places, own, image and category ids, five numbers each, crowds."""
+    return array("q"), array("q"), array("q"), array("q"), array("d"), array("b")
+
+
+def _column(values: array[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """In the same memory. An empty array has none."""
+    return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)
 
 
 def _wrong_with(entry: Any) -> tuple[str, str] | None:
@@ -334,10 +348,10 @@ def number(value: Any, default: float) -> float | None:
 
 def _is_finite(value: object) -> bool:
     """Also False for integers that no float can hold, and for numbers whose product none can."""
-    return type(value) in (int, float) and abs(value) < LARGEST_NUMBER  # type: ignore[operator]
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
 
 
-def is_id(value: object) -> bool:
+def is_id(value: object) -> TypeGuard[int]:
     return type(value) is int and NO_ID < value <= LARGEST
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
     annotations yet. Raises DataError where nothing is recognised."""
     path = Path(path)
     json = Source("lvis" if lvis.mentions_lvis(path) else "coco", path, "", None, max_megapixels)
-    if path.suffix.lower() == ".json" and not path.is_dir():
+    if path.suffix.lower() == ".json" and not os.path.isdir(path):
         return {"": json}
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"{path}: no such annotation file or folder")
     for read in (_yolo, _voc, _coco):
         found = read(path)
@@ -132,7 +133,7 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
 
 def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies."""
-    if images and (given.is_file() or not given.exists()) and source.format in ("coco", "lvis"):
+    if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ("coco", "lvis"):
         return Path(images)
     if source.format in ("voc", "yolo") and source.images is not None:
         return source.images
@@ -142,7 +143,7 @@ def picture_folder_of(source: Source, document: CocoDocument, given: Path, image
     some_images = document.images[:20]  # a few may be missing
     for folder in candidates:
         names = coco.file_names(some_images, folder) if folder.is_dir() else [""]
-        there = [name for name in names if stays_in(folder, name) and (folder / name).is_file()]
+        there = [name for name in names if stays_in(folder, name) and os.path.isfile(folder / name)]
         if len(there) >= min(1, len(names)):
             return folder
     raise DataError(

@@ -187,7 +187,7 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
         if not all(below(chosen.annotations, name) for name in names):
             problems.add(chosen.list_file, number, "file", f"{shown(line)} leaves {chosen.annotations}; remove it")
             continue
-        paths = [path for name in names if (path := chosen.annotations / f"{name}.xml").is_file()]
+        paths = [path for name in names if (path := chosen.annotations / f"{name}.xml") and os.path.isfile(path)]
         if not paths:
             missing = chosen.annotations / f"{names[0]}.xml"
             problems.add(chosen.list_file, number, "file", f"{missing}: no such annotation; write it, or leave it out")

@@ -91,7 +91,7 @@ def _root(path: Path, given: Any) -> Path:
     if given is not None and not isinstance(given, str):
         raise DataError(f"{path}: `path` must be a folder, got {shown(given)}")
     places = [path.parent / given, Path(given)] if given else []
-    return next((place for place in places if place.is_dir()), path.parent)
+    return next((place for place in places if os.path.isdir(place)), path.parent)
 
 
 def _place(path: Path, root: Path, given: str, split: str) -> Path:
@@ -99,7 +99,7 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
     too many."""
     places = [root / given, path.parent / given, path.parent / given.removeprefix("../")]
     for place in places:
-        if "\0" not in given and place.exists():
+        if os.path.exists(place):  # False, too, for names that no file can have
             return Path(os.path.normpath(place))
     raise DataError(
         f"{path}: `{split}` is {shown(given)}, but there is no {places[0]}; correct it, or `path`, the folder that it "
@@ -262,7 +262,7 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
             )
             continue
         places = [folder / line for folder in (path.parent, root) if below(folder, line)]
-        there = [place for place in places if place.is_file()]
+        there = [place for place in places if os.path.isfile(place)]
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
