@@ -129,7 +129,7 @@ def refusal(
     ]
     first = counted[0]
     if parts:
-        allowed = f"more than {limit:.0%}" if limit else "and data.on_defect is refuse"
+        allowed = f"more than {limit:.0%}" if limit else "and none may be"
         sentence = f"{first.what}; {' and '.join(parts)} would be dropped, {allowed}; {_next(names)}"
         return Refused(first.file, first.kind, sentence, first.record)
     vanished = [i for i, count in tally.boxes_of.items() if count and not left.get(i)]

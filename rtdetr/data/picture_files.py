@@ -54,6 +54,8 @@ def unreadable(path: Path, record: int, error: DataError) -> Defect:
 def stays_in(folder: Path, name: str) -> bool:
     """Whether a name leads nowhere but into the folder, as it is written. One that goes up again does not: behind a
     link that may end anywhere."""
+    if ".." not in name and not os.path.isabs(name):  # nearly always, and Path is slow
+        return True
     path = Path(name)
     if ".." in path.parts:
         return False
@@ -81,13 +83,13 @@ class Folders:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._present: dict[Path, set[str]] = {}
+        self._present: dict[str, set[str]] = {}
 
     def __contains__(self, name: str) -> bool:
-        path = self.root / name
-        if path.parent not in self._present:
-            self._present[path.parent] = _listed(path.parent)
-        return path.name in self._present[path.parent]
+        folder, file = os.path.split(name)
+        if folder not in self._present:
+            self._present[folder] = _listed(self.root / folder)
+        return file in self._present[folder]
 
 
 def _listed(folder: Path) -> set[str]:
