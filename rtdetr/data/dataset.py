@@ -180,5 +180,5 @@ class Folders:
     def __contains__(self, name: str) -> bool:
         path = self.root / name
         if path.parent not in self._present:
-            self._present[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
+            self._present[path.parent] = set(os.listdir(path.parent)) if os.path.isdir(path.parent) else set()
         return path.name in self._present[path.parent]

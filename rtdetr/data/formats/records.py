@@ -69,8 +69,8 @@ class Problems:
 def read_bytes(path: Path) -> bytes:
     """The content of a small file. Raises DataError, also for what is no file or not small."""
     try:
-        if not path.is_file():  # reading a pipe would wait for ever
-            raise DataError(f"{path}: {'is not a file' if path.exists() else 'no such file'}")
+        if not os.path.isfile(path):  # reading a pipe would wait for ever
+            raise DataError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such file'}")
         size = path.stat().st_size
         if size > MAX_BYTES:
             raise DataError(f"{path}: {size:,} bytes, at most {MAX_BYTES:,} were expected; is it another file?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -119,7 +120,7 @@ def picture_folder_of(source: Source, document: CocoDocument, given: Path, image
         candidates.insert(0, Path(images))
     first = document.images[:1]
     for folder in candidates:
-        if folder.is_dir() and all((folder / name).is_file() for name in coco.file_names(first, folder)):
+        if folder.is_dir() and all(os.path.isfile(folder / name) for name in coco.file_names(first, folder)):
             return folder
     raise DataError(
         f"{source.path}: its pictures were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "

@@ -49,7 +49,9 @@ def find_yolo(path: Path) -> YoloFolder | None:
         if isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}:
             return _of_yaml(file, content)
     sets = _undeclared_sets(path)
-    return YoloFolder(path, path, _names_beside(path), sets) if sets else None
+    if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
+        sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
+    return YoloFolder(path, path, _names_near(path), sets) if sets else None
 
 
 def _read_yaml(path: Path) -> Any:
@@ -91,7 +93,7 @@ def _root(path: Path, given: Any) -> Path:
     if given is not None and not isinstance(given, str):
         raise DataError(f"{path}: `path` must be a folder, got {shown(given)}")
     places = [path.parent / given, Path(given)] if given else []
-    return next((place for place in places if place.is_dir()), path.parent)
+    return next((place for place in places if os.path.isdir(place)), path.parent)
 
 
 def _place(path: Path, root: Path, given: str, split: str) -> Path:
@@ -99,10 +101,10 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
     too many."""
     places = [root / given, path.parent / given, path.parent / given.removeprefix("../")]
     for place in places:
-        if "\0" not in given and place.exists():
+        if os.path.exists(place):
             return Path(os.path.normpath(place))
     raise DataError(
-        f"{path}: `{split}` is {shown(given)}, but there is no {places[0]}; correct it, or `path`, the folder that it "
+        f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the folder that it "
         "is relative to"
     )
 
@@ -129,6 +131,17 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
     if count is not None and count != len(found):
         raise DataError(f"{path}: `nc` is {count}, but `names` has {len(found)}")
     return dict(sorted(found.items()))
+
+
+def _names_near(folder: Path) -> dict[int, str] | None:
+    """Of one set of several, whose data.yaml lies above it."""
+    for each in list(folder.absolute().parents)[:2]:
+        if (names := _names_beside(folder)) is None and (each / "data.yaml").is_file():
+            content = _read_yaml(each / "data.yaml")
+            names = _names(each / "data.yaml", content) if isinstance(content, dict) else None
+        if names is not None:
+            return names
+    return None
 
 
 def _names_beside(root: Path) -> dict[int, str] | None:
@@ -184,8 +197,8 @@ def read_yolo(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
         label_file = label_file_of(path)
-        lines = list(_lines(label_file, names, problems)) if label_file.exists() else []
-        num_labelled += label_file.exists()
+        lines = list(_lines(label_file, names, problems)) if os.path.exists(label_file) else []
+        num_labelled += os.path.exists(label_file)
         num_polygons += sum(each.is_polygon for each in lines)
         document.annotations.extend(_annotation(each, image_id, size) for each in lines)
         entry = kept.get(name)
@@ -259,7 +272,7 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
             )
             continue
         places = [folder / line for folder in (path.parent, root) if below(folder, line)]
-        there = [place for place in places if place.is_file()]
+        there = [place for place in places if os.path.isfile(place)]
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
@@ -272,7 +285,7 @@ def label_file_of(picture: Path) -> Path:
     if "images" in parts[:-1]:
         place = len(parts) - 2 - parts[-2::-1].index("images")
         label = Path(*parts[:place], "labels", *parts[place + 1 :]).with_suffix(".txt")
-        if label.exists() or Path(*parts[:place], "labels").is_dir():
+        if os.path.exists(label) or Path(*parts[:place], "labels").is_dir():
             return label
     return picture.with_suffix(".txt")
 
@@ -336,7 +349,7 @@ def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
     for places in folder.sets.values():
         for picture in _pictures(places, folder.root, Problems(collect=True)):
             label_file = label_file_of(picture)
-            if label_file.exists():
+            if os.path.exists(label_file):
                 everything = dict.fromkeys(range(MOST_CLASSES), "")
                 most = max([most, *(each.label for each in _lines(label_file, everything, Problems(collect=True)))])
     if most < 0:
