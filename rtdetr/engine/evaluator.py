@@ -57,6 +57,8 @@ class EvalResult(NamedTuple):
     figures: dict[str, float]  # those of FIGURES, or of LVIS_FIGURES; -1 where there is nothing to measure, as in COCO
     classes: list[ClassAP]
     detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
+    # (thresholds, recalls, classes, sizes, numbers of detections), -1 where there is nothing to measure; for reports
+    precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
 
     def table(self) -> str:
         """The figures and the AP of every class, for a terminal."""
@@ -146,7 +148,7 @@ def score(
     count. LVIS' files get LVIS' figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
     """
     truth = read_document(annotations)
-    kept = _with_area(truth, sizes or {})
+    kept = countable(truth, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
     boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
     results = [
@@ -165,10 +167,10 @@ def score(
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
         ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
-    return EvalResult(figures, per_class, detections)
+    return EvalResult(figures, per_class, detections, precision)
 
 
-def _with_area(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
     """The annotations that count: as in training, none without area in its picture, which nobody could find. What is
     partly outside stays as it is, as in the official evaluation, and so do crowds."""
     known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)

@@ -104,8 +104,8 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
         if os.path.exists(place):
             return Path(os.path.normpath(place))
     raise DataError(
-        f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the folder that it "
-        "is relative to"
+        f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the "
+        "folder that it is relative to"
     )
 
 
