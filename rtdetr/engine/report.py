@@ -36,7 +36,9 @@ td, th { padding: .15em .8em; text-align: right } th { border-bottom: 1px solid 
 td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }
 .pictures { display: flex; flex-wrap: wrap; gap: 12px } figure { margin: 0; width: 220px; font-size: 12px }
 figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
-.matrix td { font-size: 12px; padding: .1em .4em; text-align: center }
+.words td:last-child, .words th:last-child { text-align: left }
+.matrix td { font-size: 12px; padding: .1em .4em; text-align: center } .matrix th { border: 0 }
+.matrix tr:first-child th { writing-mode: vertical-rl; text-align: right; padding: .4em 0 }
 .matrix th { font-size: 12px; font-weight: normal }
 """
 
@@ -55,7 +57,7 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
         _heading("Classes", "AP at IoU .50:.95, of objects of all sizes and by size (32 and 96 pixels square)."),
         _class_table(result),
         _heading(
-            "Precision and recall", "At IoU .5, a line for each class that has objects; the thick one is their mean."
+            "Precision and recall", f"At IoU .5; the {MOST_CURVES} classes with most objects, and the mean of all."
         ),
         _svg(_curves(result)),
         _heading("Mistakes", _about(mistakes)),
@@ -165,7 +167,7 @@ def _about_scores(mistakes: Mistakes) -> str:
 
 def _kinds(mistakes: Mistakes) -> str:
     rows = [(kind, mistakes.counts[kind], text) for kind, text in KINDS.items()]
-    return _table(("kind", "number", "what it is"), rows)
+    return _table(("kind", "number", "what it is"), rows, "words")
 
 
 def _confusion(mistakes: Mistakes, names: list[str]) -> str:
