@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rtdetr.config import TrainConfig
 from rtdetr.losses.criterion import Criterion
-from rtdetr.types import Targets
+from rtdetr.models.rtdetrv3 import RTDETRv3
 
 MAX_GRAPHS = 32  # of one function, before torch gives up on it
 WORTH_IT = 1000  # iterations, about a minute on a large GPU, that win back what compiling costs
@@ -36,23 +36,24 @@ def why_not_compile(cfg: TrainConfig, device: torch.device, iterations: int) -> 
     return None
 
 
-def compile_step(model: nn.Module, criterion: Criterion, backend: str | Callable[..., object] = "inductor") -> None:
-    """Compiles the forward pass and the losses in place; state dicts and copies made before stay as they are.
+def compile_step(model: RTDETRv3, criterion: Criterion, backend: str | Callable[..., object] = "inductor") -> None:
+    """Compiles the parts of the model and the losses in place; state dicts and copies made before stay as they are.
 
-    Random numbers are torch's own in the same order, so that losses are those of the plain step up to rounding. What
-    inductor makes is kept in ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names another place.
+    What depends on the picture size, and what depends on the number of boxes, are graphs of their own: together they
+    would make one that takes minutes. Random numbers are drawn outside, so that losses are those of the plain step up
+    to rounding. What inductor makes is kept in ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names
+    another place.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
-    options: dict[str, str | int | bool] | None = {"fallback_random": True} if backend == "inductor" else None
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
-    model.compile(backend=backend, options=options)
-    criterion.compile(backend=backend, options=options)
+    parts = [model.backbone, model.encoder, model.decoder, model.decoder.selector, *model.query_groups.selectors]
+    for part in [*parts, model.dense_head] if model.dense_head is not None else parts:
+        part.compile(backend=backend)
+    model.decoder.remember = torch.compile(model.decoder.remember, backend=backend)  # type: ignore[method-assign]
+    criterion.compile(backend=backend)
 
 
-def mark_sizes(images: Tensor, targets: Targets, several_sizes: bool) -> None:
-    """Tells the compiler what differs from batch to batch, so that the first graph of the model serves them all: the
-    boxes of the fullest picture and, with several sizes, height and width. (A number of 1 is always a graph apart.)"""
-    for tensor in targets[:4]:
-        torch._dynamo.maybe_mark_dynamic(tensor, 1)
-    for axis in (2, 3) if several_sizes else ():
+def mark_sizes(images: Tensor, several: bool) -> None:
+    """With several picture sizes, makes the first graph serve them all."""
+    for axis in (2, 3) if several else ():
         torch._dynamo.maybe_mark_dynamic(images, axis)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import build_model, check_backend
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.load import warm_start
@@ -98,7 +99,7 @@ class Trainer:
         self.watch = Watch(self.state, output_dir, device)
         self.why_not_compiled = why_not_compile(cfg.train, device, self.total_iterations - self.state.iteration)
         if self.why_not_compiled is None:
-            compile_step(self.model, self.criterion)
+            compile_step(cast(RTDETRv3, self.model), self.criterion)
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self._saved = time.perf_counter()
 
@@ -234,7 +235,7 @@ class Trainer:
         images = batch.images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
         targets = batch.targets.to(self.device, non_blocking=True)
         if self.why_not_compiled is None:
-            mark_sizes(images, targets, len(set(self.cfg.data.augment.batch_sizes)) > 1)
+            mark_sizes(images, len(set(self.cfg.data.augment.batch_sizes)) > 1)
         try:
             with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
                 outputs = self.parallel(images, targets, self.draws)
