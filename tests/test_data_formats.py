@@ -153,6 +153,18 @@ def test_folders_without_a_data_yaml(tmp_path: Path) -> None:
     assert open_set(root).classes == Classes(("a cat", "Ä dog"), (0, 1))
 
 
+def test_one_set_of_a_folder_with_several(sets: dict[str, Path], tmp_path: Path) -> None:
+    """Its classes are those of the data.yaml above."""
+    (tmp_path / "valid").mkdir()
+    for name in ("images", "labels"):
+        (tmp_path / "valid" / name).symlink_to(sets["yolo"] / name / "val")
+    (tmp_path / "data.yaml").write_bytes((sets["yolo"] / "data.yaml").read_bytes())
+    expected = open_set(sets["yolo"], split="val")
+    for path in (sets["yolo"] / "images" / "val", tmp_path / "valid"):
+        data = open_set(path)
+        assert everything(data) == everything(expected) and data.classes == expected.classes
+
+
 def test_polygons_become_boxes_and_are_counted(tmp_path: Path) -> None:
     data = open_set(yolo_set(tmp_path, "1 0.25 0.25 0.75 0.25 0.5 0.75\n0 0.5 0.5 0.25 0.5\n"))
     assert data.targets(0)[0].tolist() == [[24, 16, 72, 48], [36, 16, 60, 48]]
@@ -217,7 +229,7 @@ YAML_DEFECTS = {
     "train: images\nnames: {a: cat}": r"expected each number from 0 once, got 'a'",
     "train: images\nnames: {0: cat, '0': dog}": r"the key `0` is given twice, at line 2",
     "train: images\ntrain: images\nnames: [a]": r"the key `train` is given twice, at line 1, column 1 and line 2",
-    "train: nowhere\nnames: [cat]": r"`train` is 'nowhere', but there is no .*nowhere; correct it",
+    "train: nowhere\nnames: [cat]": r"`train` is 'nowhere', but there is none below .*deep; correct it",
     "train: 5\nnames: [cat]": r"`train` must be a folder, a list file or a list of them, got 5",
     "path: [1]\ntrain: images\nnames: [cat]": r"`path` must be a folder, got \[1\]",
     "train: [images\nnames": r"not valid YAML at line 2",
@@ -287,6 +299,9 @@ def test_voc_pictures_by_the_name_of_the_xml_or_in_it(tmp_path: Path) -> None:
     (root / "JPEGImages" / "a.png").rename(root / "JPEGImages" / "b.PNG")
     (root / "Annotations" / "a.xml").write_text(voc_xml("b.PNG", [CAT]))
     assert open_set(root).info(0).file_name == "b.PNG"
+    (root / "Annotations" / "a.xml").write_text(voc_xml("b.\nPNG", [CAT]))
+    with pytest.raises(DataError, match=r"a.xml: its <filename> is 'b.\\nPNG', expected the name of a picture"):
+        open_set(root)
     (root / "Annotations" / "a.xml").write_text(voc_xml("../../b.png", [CAT]))
     with pytest.raises(DataError, match=r"a.xml: its picture '../../b.png' leaves the folder .*; it is not opened"):
         open_set(root)
@@ -416,3 +431,56 @@ def test_links_that_go_round_in_a_circle(tmp_path: Path) -> None:
     root = yolo_set(tmp_path)
     (root / "images" / "again").symlink_to(root / "images")
     assert len(open_set(root)) == 2
+
+
+TOKENS = [
+    *(
+        b"nan",
+        b"-1",
+        b"1e309",
+        b"../",
+        b"<",
+        b"]]>",
+        b"&a;",
+        b"\xff",
+        b"\0",
+        b"{",
+        b"[",
+        b"- ",
+        b": ",
+        b"\n",
+        b"*a",
+        b"/",
+    ),
+    *(b"!!python/object:os.system ", b"9" * 400, b"0x1F", b"\xe2\x80\xae", b"'", b"&", b"@", b"<!ENTITY a 'b'>", b"\r"),
+]
+
+
+def mutated(content: bytes, rng: np.random.Generator) -> bytes:
+    for _ in range(rng.integers(1, 4)):
+        start = int(rng.integers(0, len(content) + 1))
+        end = start + int(rng.choice([0, 1, 3, 20, len(content)]))
+        content = content[:start] + bytes(rng.choice(np.array(TOKENS, object))) + content[end:]
+    return content
+
+
+@pytest.mark.parametrize("name", ["voc", "yolo"])
+def test_whatever_is_in_the_files_is_one_sentence_or_a_set(tmp_path: Path, name: str) -> None:
+    """Random damage: a set that can be used, or DataError with one line."""
+    rng = np.random.default_rng(int(os.environ.get("RTDETR_FUZZ_SEED", "0")))
+    root = write_all(tmp_path)[name]
+    files = [path for path in sorted(root.rglob("*")) if path.suffix in (".xml", ".txt", ".yaml")]
+    outcomes = {True: 0, False: 0}
+    for _ in range(int(os.environ.get("RTDETR_FUZZ", "150"))):
+        path = files[rng.integers(len(files))]
+        whole = path.read_bytes()
+        path.write_bytes(mutated(whole, rng))
+        try:
+            data = open_set(root, split=str(rng.choice(["train", "val"])))
+            assert all(np.isfinite(data.targets(i)[0]).all() for i in range(len(data)))
+            outcomes[True] += 1
+        except DataError as error:
+            assert "\n" not in str(error) and str(tmp_path) in str(error) and len(str(error)) < 1200
+            outcomes[False] += 1
+        path.write_bytes(whole)
+    assert min(outcomes.values()) > 0

@@ -57,6 +57,8 @@ class EvalResult(NamedTuple):
     figures: dict[str, float]  # those of FIGURES, or of LVIS_FIGURES; -1 where there is nothing to measure, as in COCO
     classes: list[ClassAP]
     detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
+    # (thresholds, recalls, classes, sizes, numbers of detections), -1 where there is nothing to measure; for reports
+    precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
 
     def table(self) -> str:
         """The figures and the AP of every class, for a terminal."""
@@ -148,10 +150,8 @@ def score(
     """
     truth = read_document(annotations)
     if sizes:
-        images = [each for each in truth.images if each["id"] in sizes]
-        boxes_there = [each for each in truth.annotations if each["image_id"] in sizes]
-        truth = truth._replace(images=images, annotations=boxes_there)
-    kept = _with_area(truth, sizes or {})
+        truth = truth._replace(images=[each for each in truth.images if each["id"] in sizes])
+    kept = countable(truth, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
     boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
     results = [
@@ -170,17 +170,19 @@ def score(
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
         ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
-    return EvalResult(figures, per_class, detections)
+    return EvalResult(figures, per_class, detections, precision)
 
 
-def _with_area(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
     """The annotations that count: as in training, none without area in its picture, which nobody could find. What is
-    partly outside stays as it is, as in the official evaluation, and so do crowds."""
+    partly outside stays as it is, as in the official evaluation, and so do crowds. sizes: where there are any, those of
+    all pictures that were not left out."""
     known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
-    limits = np.array([known[each["image_id"]] for each in truth.annotations], np.float64).reshape(-1, 2)
+    annotations = [each for each in truth.annotations if not sizes or each["image_id"] in sizes]
+    limits = np.array([known[each["image_id"]] for each in annotations], np.float64).reshape(-1, 2)
     limits[limits == 0] = np.inf  # not said
-    _, keep = clip_to_picture(corners_of(truth.annotations), limits)
-    return [each for each, has_area in zip(truth.annotations, keep) if has_area or each["iscrowd"]]
+    _, keep = clip_to_picture(corners_of(annotations), limits)
+    return [each for each, has_area in zip(annotations, keep) if has_area or each["iscrowd"]]
 
 
 def _run(

@@ -86,11 +86,11 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
 
 
 def _part(source: Source, split: str, given: Path, images: str) -> Part:
-    document = read_document(source)
+    document = read_document(source, limit=0)  # nothing is to be lost on the way
     folder = picture_folder_of(source, document, given, images)
     names = coco.file_names(document.images, folder)
     files = [folder / name for name in names]
-    missing = [file for file in files if not file.is_file()]
+    missing = [file for file in files if not os.path.isfile(file)]
     if missing:
         raise DataError(f"{missing[0]}: no such picture; {len(missing)} of {len(files)} are missing, this is the first")
     for image, file in zip(document.images, files):

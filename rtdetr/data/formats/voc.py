@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
@@ -187,7 +188,7 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
         if not all(below(chosen.annotations, name) for name in names):
             problems.add(chosen.list_file, number, "file", f"{shown(line)} leaves {chosen.annotations}; remove it")
             continue
-        paths = [path for name in names if (path := chosen.annotations / f"{name}.xml") and os.path.isfile(path)]
+        paths = [path for name in names if os.path.isfile(path := chosen.annotations / f"{name}.xml")]
         if not paths:
             missing = chosen.annotations / f"{names[0]}.xml"
             problems.add(chosen.list_file, number, "file", f"{missing}: no such annotation; write it, or leave it out")
@@ -206,6 +207,9 @@ def _picture_of(path: Path, written: str, chosen: VocSet, pictures: Folders, pro
         if ending and f"{stem}{ending}" in pictures:
             return f"{stem}{ending}"
     folder = pictures.root
+    if re.search(r"[\x00-\x1f]", written):
+        problems.add(path, 0, "picture", f"its <filename> is {shown(written)}, expected the name of a picture")
+        return None
     if written and not below(folder, written):
         problems.add(path, 0, "picture", f"its picture {shown(written)} leaves the folder {folder}; it is not opened")
         return None

@@ -49,7 +49,9 @@ def find_yolo(path: Path) -> YoloFolder | None:
         if isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}:
             return _of_yaml(file, content)
     sets = _undeclared_sets(path)
-    return YoloFolder(path, path, _names_beside(path), sets) if sets else None
+    if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
+        sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
+    return YoloFolder(path, path, _names_near(path), sets) if sets else None
 
 
 def _read_yaml(path: Path) -> Any:
@@ -99,11 +101,11 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
     too many."""
     places = [root / given, path.parent / given, path.parent / given.removeprefix("../")]
     for place in places:
-        if os.path.exists(place):  # False, too, for names that no file can have
+        if os.path.exists(place):
             return Path(os.path.normpath(place))
     raise DataError(
-        f"{path}: `{split}` is {shown(given)}, but there is no {places[0]}; correct it, or `path`, the folder that it "
-        "is relative to"
+        f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the "
+        "folder that it is relative to"
     )
 
 
@@ -129,6 +131,17 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
     if count is not None and count != len(found):
         raise DataError(f"{path}: `nc` is {count}, but `names` has {len(found)}")
     return dict(sorted(found.items()))
+
+
+def _names_near(folder: Path) -> dict[int, str] | None:
+    """Of one set of several, whose data.yaml lies above it."""
+    for each in list(folder.absolute().parents)[:2]:
+        if (names := _names_beside(folder)) is None and (each / "data.yaml").is_file():
+            content = _read_yaml(each / "data.yaml")
+            names = _names(each / "data.yaml", content) if isinstance(content, dict) else None
+        if names is not None:
+            return names
+    return None
 
 
 def _names_beside(root: Path) -> dict[int, str] | None:
@@ -184,11 +197,11 @@ def read_yolo(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
         label_file = label_file_of(path)
-        lines = list(_lines(label_file, names, problems)) if label_file.exists() else []
+        lines = list(_lines(label_file, names, problems)) if os.path.exists(label_file) else []
         if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this picture
             document.images.pop()
             continue
-        num_labelled += label_file.exists()
+        num_labelled += os.path.exists(label_file)
         num_polygons += sum(each.is_polygon for each in lines)
         document.annotations.extend(_annotation(each, image_id, size) for each in lines)
         entry = kept.get(name)
@@ -275,7 +288,7 @@ def label_file_of(picture: Path) -> Path:
     if "images" in parts[:-1]:
         place = len(parts) - 2 - parts[-2::-1].index("images")
         label = Path(*parts[:place], "labels", *parts[place + 1 :]).with_suffix(".txt")
-        if label.exists() or Path(*parts[:place], "labels").is_dir():
+        if os.path.exists(label) or Path(*parts[:place], "labels").is_dir():
             return label
     return picture.with_suffix(".txt")
 
@@ -339,7 +352,7 @@ def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
     for places in folder.sets.values():
         for picture in _pictures(places, folder.root, Problems(collect=True)):
             label_file = label_file_of(picture)
-            if label_file.exists():
+            if os.path.exists(label_file):
                 everything = dict.fromkeys(range(MOST_CLASSES), "")
                 most = max([most, *(each.label for each in _lines(label_file, everything, Problems(collect=True)))])
     if most < 0:
