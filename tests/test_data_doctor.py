@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,10 @@ from PIL import Image
 from rtdetr import cli
 from rtdetr.data.classes import DataError
 from rtdetr.data.doctor.examine import examine, plain
+from rtdetr.data.formats import json_lists
+from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.loader import build_train_loader
+from rtdetr.engine.evaluator import score
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
@@ -271,6 +276,59 @@ def test_training_lists_what_it_drops(on_defect: str, refused: bool, tmp_path: P
     for part in report.values():
         assert part["dropped"] == {"pictures": 0, "boxes": 1} and "1 defective boxes" in part["summary"]
         assert [(each["record"], each["defect"]) for each in part["defects"]] == [(6, "box_not_finite")]
+
+
+def test_a_missing_picture_is_left_out_of_the_figures(tmp_path: Path, pictures: Path) -> None:
+    """The same figures as if the annotations did not name it."""
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    whole = json.loads(annotations.read_text())
+    (folder / "04.png").unlink()
+    data = CocoDetection(folder, annotations)
+    assert [len(data), [each.kind for each in data.defects]] == [23, ["picture_missing"]]
+    sizes = {info.image_id: (info.height, info.width) for info in map(data.info, range(len(data)))}
+    found = [{**box, "score": 0.5 + box["id"] / 100} for box in whole["annotations"] if box["image_id"] != 104]
+    result = score(found, annotations, "pycocotools", sizes)
+    rest = {key: [each for each in whole[key] if 104 not in (each["id"], each.get("image_id"))] for key in whole}
+    annotations.write_text(json.dumps(rest))
+    assert result.figures == score(found, annotations, "pycocotools").figures and result.figures["AP"] > 0.99
+
+
+def test_names_do_not_break_lines(tmp_path: Path, pictures: Path) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    document = json.loads(annotations.read_text())
+    for each in document["images"][:4]:
+        each["file_name"] = "a\nerror: b\x1b[31m\u2028.png"
+    annotations.write_text(json.dumps(document))
+    assert all(line.isprintable() for line in examine(annotations, str(folder)).lines())
+    with pytest.raises(DataError) as caught:
+        CocoDetection(folder, annotations)
+    assert str(caught.value).isprintable() and "a\\nerror: b\\x1b[31m" in str(caught.value)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    assert cli.main(["doctor", str(tmp_path / "a.json")]) == 2
+
+
+def test_large_files_are_read_in_a_stream_to_the_same_end(
+    tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows that end anywhere, against the plain reader."""
+    annotations, _ = write_case(SOUND, tmp_path, pictures)
+    document = json.loads(annotations.read_text()) | {"info": {"a": [1, {"b": "ä, ]}"}]}}
+    document["images"][0]["file_name"] = 'ä"\\ \U0001f600.png'
+    document["annotations"] += [None, 7, {"id": 99, "bbox": [1e-5, 2, 3, 4e3]}]
+    for indent in (None, 1):
+        annotations.write_text(json.dumps(document, indent=indent), encoding="utf-8")
+        for window in (1, 7, 100, 2**22):
+            monkeypatch.setattr(json_lists, "WINDOW", window)
+            taken: dict[str, list[Any]] = {"images": [], "annotations": [], "categories": []}
+            assert json_lists.read_lists(annotations, {key: each.append for key, each in taken.items()})
+            assert taken == {key: document[key] for key in taken}
+        text = annotations.read_text()
+        for broken in (text[:-1], text + "x", text.replace('"images"', '"imges"'), text.replace("[", "[,", 1)):
+            annotations.write_text(broken)
+            assert not json_lists.read_lists(annotations, {key: each.append for key, each in taken.items()})
 
 
 def test_random_damage(tmp_path: Path) -> None:

@@ -27,6 +27,13 @@ NOTES = (
 )
 
 
+def one_line(text: str) -> str:
+    """With everything written out that is no plain character: names come from files that anybody may have written."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class Defect(NamedTuple):
     """One thing that is wrong with one record. Kinds are listed in docs/doctor.md; their names do not change."""
 
@@ -38,7 +45,7 @@ class Defect(NamedTuple):
 
     def line(self) -> str:
         """As a person reads it; without line breaks, whatever the names in it are."""
-        return f"{self.action:8s}{self.kind:22s}{self.file}: {self.what}".replace("\n", "\\n").replace("\r", "\\r")
+        return one_line(f"{self.action:8s}{self.kind:22s}{self.file}: {self.what}")
 
     def plain(self) -> dict[str, Any]:
         """For a machine."""
@@ -62,7 +69,7 @@ class Refused(DataError):
         record: int | str | None = None,
         others: Sequence[Defect] = (),  # that were found on the way
     ) -> None:
-        super().__init__(f"{file}: {what}")
+        super().__init__(one_line(f"{file}: {what}"))
         self.defect = Defect(str(file), record, kind, what, "refused")
         self.others = others
 

@@ -160,6 +160,7 @@ def _reason(path: Path, error: BaseException) -> str:
 class PictureFacts(NamedTuple):
     """What the header of a file says."""
 
+    num_pixels: int
     mode: str  # as PIL calls it: RGB, L, P, CMYK, 1, ...
     orientation: int  # of EXIF, 1: upright
     is_animated: bool
@@ -174,7 +175,9 @@ def picture_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> Picture
         animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # phones: a preview
         has_alpha = opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
         is_16bit = opened.mode.startswith(("I", "F")) or ";16" in raw
-        return PictureFacts(opened.mode, _orientation(opened), animated, is_16bit, has_alpha)
+        return PictureFacts(
+            opened.width * opened.height, opened.mode, _orientation(opened), animated, is_16bit, has_alpha
+        )
 
 
 def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:

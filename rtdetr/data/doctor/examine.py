@@ -169,11 +169,14 @@ def _judged(part: Examined, limit: float) -> Examined:
 
 
 def _matched(parts: Sequence[Examined]) -> list[Examined]:
-    """With the classes of the other sets held against those of the first."""
-    first = parts[0].data if parts else None
+    """With the classes of the other sets held against those of the training set, or of the first. Folders of VOC and
+    YOLO have one list of classes for all their sets."""
+    trained = [part.data for part in parts if part.asked.name == "train"] or [part.data for part in parts]
+    first = trained[0] if trained else None
     matched = []
     for part in parts:
-        if first is not None and part.data is not None and part.data is not first and part.asked.source.format != "voc":
+        of_coco = part.asked.source.format in ("coco", "lvis")
+        if first is not None and part.data is not None and part.data is not first and of_coco:
             try:
                 match_classes(part.data.classes, first.classes, "id", part.data.annotation_file)
             except DataError as error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,8 @@ from rtdetr.data.defects import Defect
 from rtdetr.data.picture_files import unreadable
 from rtdetr.data.pictures import UPRIGHT, picture_facts
 
+LARGE = 20_000_000  # pixels; of such pictures one is in memory at a time
+_one_at_a_time = threading.Lock()
 # Of PIL's modes: how training takes them.
 MODES = {
     "CMYK": ("picture_cmyk", "is CMYK, taken as RGB"),
@@ -54,7 +58,8 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
     path = data.folder / info.file_name
     try:
         facts = picture_facts(path, data.max_megapixels)
-        data.image(index)
+        with _one_at_a_time if facts.num_pixels > LARGE else contextlib.nullcontext():
+            data.image(index)
     except DataError as error:
         yield unreadable(path, info.image_id, error)
         return
