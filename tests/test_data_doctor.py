@@ -239,7 +239,12 @@ def test_train_and_val_of_a_config(tmp_path: Path, pictures: Path, capsys: pytes
     (tmp_path / "val.json").write_text(json.dumps(document))
     assert cli.main(["doctor", str(config)]) == 2
     assert "classes_differ" in capsys.readouterr().out
-    config.write_text(config.read_text() + "\n  on_defect: refuse\n")
+    text = config.read_text()
+    config.write_text(text.replace(str(annotations), "nowhere.json"))
+    assert cli.main(["doctor", str(config)]) == 2
+    out = capsys.readouterr().out
+    assert "nowhere.json: no such annotation file" in out and out.count("image_size_missing") == 2
+    config.write_text(text + "\n  on_defect: refuse\n")
     document["categories"] = sound_document()["categories"]
     document["annotations"].append({"id": 2, "image_id": 0, "category_id": 3, "bbox": None})
     (tmp_path / "val.json").write_text(json.dumps(document))
@@ -291,6 +296,19 @@ def test_a_missing_picture_is_left_out_of_the_figures(tmp_path: Path, pictures: 
     rest = {key: [each for each in whole[key] if 104 not in (each["id"], each.get("image_id"))] for key in whole}
     annotations.write_text(json.dumps(rest))
     assert result.figures == score(found, annotations, "pycocotools").figures and result.figures["AP"] > 0.99
+
+
+def test_what_costs_nothing_takes_little_memory(tmp_path: Path, pictures: Path) -> None:
+    """A set that says no size of any picture: each is named by the doctor, and one stands for all in training."""
+    annotations, folder = write_case(SOUND, tmp_path, pictures)
+    document = json.loads(annotations.read_text())
+    names = [each["file_name"] for each in document["images"]]
+    document["images"] = [{"id": 100 + i, "file_name": names[i % 24]} for i in range(150)]
+    annotations.write_text(json.dumps(document))
+    found = [each.kind for each in examine(annotations, str(folder), fast=True).defects()]
+    assert found == ["image_size_missing"] * 150
+    (only,) = CocoDetection(folder, annotations).defects
+    assert only.kind == "image_size_missing" and "and 149 more of these" in only.what
 
 
 def test_names_do_not_break_lines(tmp_path: Path, pictures: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from rtdetr.data.box_checks import judge_boxes
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, lost, refusal
+from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
 from rtdetr.data.formats.records import Source
 from rtdetr.data.picture_files import judge_names, unreadable
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, upright_size
@@ -88,6 +88,7 @@ class DetectionSet:
         self.num_empty = int((np.diff(self._offsets) == 0).sum())
         if limit is not None:
             self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
+            self.defects = condensed(self.defects)
         names = self._drop_empty(pictures.names) if drop_empty else list(pictures.names)
         if not names and limit is not None:
             raise DataError(f"{annotation_file}: no picture is left to work on")

@@ -18,6 +18,8 @@ Action = Literal["kept", "clipped", "dropped", "refused"]
 MOST_DROPPED = 0.05  # share of the pictures or of the boxes
 LIMITS: dict[str, float] = {"drop": MOST_DROPPED, "refuse": 0.0}  # by data.on_defect
 
+MOST_KEPT = 100  # defects of a kind that a set keeps in memory, of those that cost nothing
+
 # Boxes that have no area in their picture. Evaluation never counted them, so that they are too many for training alone.
 WITHOUT_AREA = ("box_zero", "box_negative", "box_outside")
 # Of no consequence: training reads such pictures as they are meant.
@@ -95,6 +97,18 @@ class Lost(NamedTuple):
 
     pictures: int
     boxes: int
+
+
+def condensed(defects: Sequence[Defect]) -> list[Defect]:
+    """With one in place of all of a kind of which nothing was dropped, where there are many: a set may say no size of
+    any picture, and this list goes into every data worker."""
+    kept = Counter(each.kind for each in defects if each.action == "kept")
+    many = {kind: count for kind, count in kept.items() if count > MOST_KEPT}
+    few = [each for each in defects if each.kind not in many or each.action != "kept"]
+    for kind, count in many.items():
+        first = next(each for each in defects if each.kind == kind)
+        few.append(first._replace(record=None, what=f"{first.what}; and {count - 1} more of these"))
+    return few
 
 
 def lost(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Lost:

@@ -75,8 +75,9 @@ def examine(
 ) -> Report:
     """Everything that is wrong with the sets of a config, an annotation file or a folder. images: the picture folder.
     fast: no picture is opened. progress: is told the number of pictures, and its answer is called after each."""
+    unknown: list[Defect] = []
     try:
-        asked, limit = _asked(path, images)
+        asked, limit = _asked(path, images, unknown)
     except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
     opened = [_open(each) for each in asked]
@@ -88,19 +89,24 @@ def examine(
             opened = [_with_files(part, done) for part in opened]
     judged = [_judged(part, limit) for part in opened]
     others = [] if fast else copies([(part.asked.name, part.data) for part in judged if part.data])
-    return Report(_matched(judged), others)
+    return Report(_matched(judged), unknown + others)
 
 
-def _asked(path: Path, images: str) -> tuple[list[Asked], float]:
-    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError."""
+def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[Asked], float]:
+    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; what is wrong with one of
+    the two sets of a config goes to `unknown`."""
     if _is_config(path):
         data = load_config(path).data
         asked = []
         for name, split in (("train", data.train), ("val", data.val)):
-            if not split.annotations:
-                raise ConfigError(f"{path}: data.{name}.annotations is empty, so there is nothing to look at")
-            source = source_of(split.annotations, split.split or name, data.max_megapixels)
-            asked.append(Asked(name, source, Path(split.annotations), images or split.images))
+            try:
+                if not split.annotations:
+                    raise ConfigError(f"{path}: data.{name}.annotations is empty, so there is nothing to look at")
+                source = source_of(split.annotations, split.split or name, data.max_megapixels)
+            except (DataError, ConfigError, OSError) as error:
+                unknown.append(_refused(error, Path(split.annotations or path)))
+            else:
+                asked.append(Asked(name, source, Path(split.annotations), images or split.images))
         return asked, LIMITS[data.on_defect]
     sources = find_sources(path, MAX_MEGAPIXELS)
     if {"train", "val"} <= sources.keys():
