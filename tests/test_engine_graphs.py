@@ -41,7 +41,7 @@ def test_losses_and_weights_are_those_of_the_plain_step(data: Path, tmp_path: Pa
         records = [trainer.train_step([batch]) for batch in batches(RUNS_BEFORE + 3)]
         torch.cuda.synchronize()
         ends.append(([record.values.clone() for record in records], trainer.model.state_dict()))
-        assert setting == "off" or trainer.graphs is not None and len(trainer.graphs.captured) == 3
+        assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 3)
     for found, wanted in zip(ends[1][0], ends[0][0], strict=True):
         torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
     for name, wanted in ends[0][1].items():
@@ -57,7 +57,7 @@ def test_a_spoilt_picture_is_named_from_a_graph(data: Path, tmp_path: Path) -> N
     weights = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
     bad = made_up_batch((3, 2), 99)
     bad.targets.boxes[1, 0] = torch.nan
-    with pytest.raises(RuntimeError, match="noise99_1.png"):
+    with pytest.raises(RuntimeError, match=r"noise99_1\.png"):
         trainer.watch.check(trainer.train_step([bad]))
     for name, tensor in trainer.model.named_parameters():
         assert torch.equal(tensor, weights[name]), name
