@@ -93,6 +93,7 @@ def test_every_format_on_the_way_trains_on_the_same(tmp_path: Path) -> None:
         for one, other in zip(found, expected):
             assert np.allclose(one[3], other[3], rtol=0, atol=2e-5)
         assert data.num_crowd == 1 and data.num_degenerate == 1
+        assert everything(open_set(out, classes=data.classes)) == everything(data)  # with two classes of one name
         assert all((data.folder / data.info(i).file_name).is_symlink() for i in range(len(data)))
 
 

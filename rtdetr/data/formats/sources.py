@@ -105,8 +105,9 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
     the model knows every name, VOC always."""
     if classes is None or format in ("coco", "lvis"):
         return match
-    known = {each["name"] for each in document.categories} <= set(classes.names)
-    return "name" if known or format == "voc" else match
+    names = [each["name"] for each in document.categories]
+    unique = all(len(set(each)) == len(each) for each in (names, classes.names))
+    return "name" if format == "voc" or (unique and set(names) <= set(classes.names)) else match
 
 
 def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
