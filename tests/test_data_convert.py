@@ -183,6 +183,20 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, capsys: py
     assert "in: has no set `val`, only train" in capsys.readouterr().err
 
 
+def test_pictures_outside_their_folder_are_not_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    document = {
+        "images": [{"id": 1, "file_name": "../secret.png"}],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    given = [str(tmp_path / "a.json"), str(tmp_path / "out"), "--images", str(tmp_path / "images")]
+    assert main(["convert-data", *given, "--to", "yolo"]) == 2
+    assert "secret.png: leaves the picture folder" in capsys.readouterr().err
+
+
 def test_what_is_in_the_way_moves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out = yolo_set(tmp_path / "in"), tmp_path / "out"
     out.mkdir()

@@ -11,7 +11,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
 from rtdetr.data.formats.kinds import annotations_in
-from rtdetr.data.formats.records import SPLITS, Format, Problems, Source
+from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source
 from rtdetr.data.formats.voc import find_voc, read_voc
 from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo
 from rtdetr.data.pictures import MAX_MEGAPIXELS
@@ -92,12 +92,19 @@ def open_set(
 ) -> DetectionSet:
     """Pictures and boxes of whatever format. images: the picture folder of a JSON; where it is empty, and for folders
     that bring their own pictures, it is found. The rest is as in DocumentSet. Raises DataError."""
-    source = source_of(annotations, split, max_megapixels)
-    if source.format == "voc" and source.images == source.path and Path(images).is_dir() and images:
-        source = source._replace(images=Path(images))  # XML files alone
+    source = with_pictures(source_of(annotations, split, max_megapixels), images)
     document = read_document(source)
     source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match))
+
+
+def with_pictures(source: Source, images: str | Path) -> Source:
+    """The source, with the picture folder that is given for XML files that lie alone."""
+    own = source.images
+    if source.format != "voc" or own is None or not images or not Path(images).is_dir():
+        return source
+    alone = not any(each.suffix.lower() in PICTURES for each in own.rglob("*"))
+    return source._replace(images=Path(images)) if alone else source
 
 
 def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
