@@ -93,6 +93,7 @@ def test_every_format_on_the_way_trains_on_the_same(tmp_path: Path) -> None:
         for one, other in zip(found, expected):
             assert np.allclose(one[3], other[3], rtol=0, atol=2e-5)
         assert data.num_crowd == 1 and data.num_degenerate == 1
+        assert everything(open_set(out, classes=data.classes)) == everything(data)  # with two classes of one name
         assert all((data.folder / data.info(i).file_name).is_symlink() for i in range(len(data)))
 
 
@@ -180,6 +181,20 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, capsys: py
     (root / "labels" / "a.txt").write_text("0 0.5 0.5 0.25 0.5\n")
     assert main(["convert-data", str(root), str(out), "--to", "voc", "--split", "val"]) == 2
     assert "in: has no set `val`, only train" in capsys.readouterr().err
+
+
+def test_pictures_outside_their_folder_are_not_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "secret.png")
+    document = {
+        "images": [{"id": 1, "file_name": "../secret.png"}],
+        "annotations": [],
+        "categories": [{"id": 1, "name": "a"}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    given = [str(tmp_path / "a.json"), str(tmp_path / "out"), "--images", str(tmp_path / "images")]
+    assert main(["convert-data", *given, "--to", "yolo"]) == 2
+    assert "secret.png: leaves the picture folder" in capsys.readouterr().err
 
 
 def test_what_is_in_the_way_moves_aside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

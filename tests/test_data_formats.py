@@ -346,6 +346,14 @@ def test_bad_xml_is_named(tmp_path: Path, xml: str) -> None:
     assert "\n" not in str(caught.value) and time.perf_counter() - started < 5
 
 
+def test_xml_files_alone(tmp_path: Path) -> None:
+    """As some download them: the pictures are elsewhere."""
+    root = voc_set(tmp_path / "set", voc_xml("a.png", [CAT]))
+    (root / "JPEGImages").rename(tmp_path / "pictures")
+    data = open_set(root / "Annotations", tmp_path / "pictures")
+    assert data.info(0).file_name == "a.png" and len(read_document(data.origin).images) == 1
+
+
 def test_bad_voc_lists_are_named(tmp_path: Path) -> None:
     root = voc_set(tmp_path, voc_xml("a.png", [CAT]))
     path = root / "ImageSets" / "Main" / "train.txt"

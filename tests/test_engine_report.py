@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,23 @@ def test_the_command_and_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert any(row[: len(line.split())] == line.split() for row in rows), line
     assert lines[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert main(arguments) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_a_browser_shows_it_without_network(tmp_path: Path) -> None:
+    """Headless Chromium, where there is one, decodes every picture and shows every figure."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("no Chromium on this machine")
+    path = truth_of(tmp_path)
+    result = score([*DETECTIONS, *LATE], path, "faster-coco-eval")
+    write_report(tmp_path / "report.html", "mine", result, open_set(path, tmp_path))
+    script = "<script>document.title = [...document.images].map(each => each.naturalWidth).join(' ')</script>"
+    page = (tmp_path / "report.html").read_text(encoding="utf-8").replace("</html>", f"{script}</html>")
+    (tmp_path / "seen.html").write_text(page, encoding="utf-8")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    offline = ["--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=5000", "--dump-dom"]
+    command = [browser, *options, *offline, (tmp_path / "seen.html").as_uri()]
+    seen = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    widths = re.findall(r"<title>(.*?)</title>", seen)[0].split()
+    assert len(widths) == 5 and all(0 < int(width) <= 220 for width in widths)
+    assert all(f"<td>{value:.4f}</td>" in seen for value in result.figures.values() if value >= 0)

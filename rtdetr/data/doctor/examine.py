@@ -18,7 +18,7 @@ from rtdetr.data.doctor.counts import describe
 from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
 from rtdetr.data.formats.records import Source
-from rtdetr.data.formats.sources import find_sources, picture_folder_of, read_document, source_of
+from rtdetr.data.formats.sources import find_sources, picture_folder_of, read_document, source_of, with_pictures
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 SHOWN = 50  # defects of a kind; --json has them all
@@ -134,10 +134,11 @@ def _open(asked: Asked) -> Examined:
     """The records, and whether the files are there."""
     defects: list[Defect] = []
     try:
-        document: CocoDocument = read_document(asked.source, limit=None)
+        source = with_pictures(asked.source, asked.images)
+        document: CocoDocument = read_document(source, limit=None)
         defects = list(document.defects)
-        folder = picture_folder_of(asked.source, document, asked.given, asked.images)
-        data = DocumentSet(document, asked.source._replace(images=folder), limit=None)
+        folder = picture_folder_of(source, document, asked.given, asked.images)
+        data = DocumentSet(document, source._replace(images=folder), limit=None)
     except (DataError, ConfigError, OSError) as error:
         refused = _refused(error, asked.source.path)
         defects += error.others if isinstance(error, Refused) else []

@@ -23,7 +23,14 @@ from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.records import Source, below
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
-from rtdetr.data.formats.sources import find_sources, picture_folder_of, read_document, source_of, split_of
+from rtdetr.data.formats.sources import (
+    find_sources,
+    picture_folder_of,
+    read_document,
+    source_of,
+    split_of,
+    with_pictures,
+)
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
 from rtdetr.data.pictures import sideways, upright_size
@@ -86,10 +93,14 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
 
 
 def _part(source: Source, split: str, given: Path, images: str) -> Part:
+    source = with_pictures(source, images)
     document = read_document(source, limit=0)  # nothing is to be lost on the way
     folder = picture_folder_of(source, document, given, images)
     names = coco.file_names(document.images, folder)
     files = [folder / name for name in names]
+    outside = [file for file, name in zip(files, names) if not below(folder, name)]
+    if outside:
+        raise DataError(f"{outside[0]}: leaves the picture folder {folder} and is not opened; give --images DIR")
     missing = [file for file in files if not os.path.isfile(file)]
     if missing:
         raise DataError(f"{missing[0]}: no such picture; {len(missing)} of {len(files)} are missing, this is the first")

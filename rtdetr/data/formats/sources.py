@@ -12,7 +12,7 @@ from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
 from rtdetr.data.formats.kinds import annotations_in
-from rtdetr.data.formats.records import SPLITS, Format, Problems, Source, as_defect
+from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source, as_defect
 from rtdetr.data.formats.voc import find_voc, read_voc
 from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo
 from rtdetr.data.picture_files import stays_in
@@ -114,12 +114,19 @@ def open_set(
 ) -> DetectionSet:
     """Pictures and boxes of whatever format. images: the picture folder of a JSON; where it is empty, and for folders
     that bring their own pictures, it is found. The rest is as in DocumentSet. Raises DataError."""
-    source = source_of(annotations, split, max_megapixels)
-    if source.format == "voc" and source.images == source.path and Path(images).is_dir() and images:
-        source = source._replace(images=Path(images))  # XML files alone
+    source = with_pictures(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
     source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
+
+
+def with_pictures(source: Source, images: str | Path) -> Source:
+    """The source, with the picture folder that is given for XML files that lie alone."""
+    own = source.images
+    if source.format != "voc" or own is None or not images or not Path(images).is_dir():
+        return source
+    alone = not any(each.suffix.lower() in PICTURES for each in own.rglob("*"))
+    return source._replace(images=Path(images)) if alone else source
 
 
 def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
@@ -127,8 +134,9 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
     the model knows every name, VOC always."""
     if classes is None or format in ("coco", "lvis"):
         return match
-    known = {each["name"] for each in document.categories} <= set(classes.names)
-    return "name" if known or format == "voc" else match
+    names = [each["name"] for each in document.categories]
+    unique = all(len(set(each)) == len(each) for each in (names, classes.names))
+    return "name" if format == "voc" or (unique and set(names) <= set(classes.names)) else match
 
 
 def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
