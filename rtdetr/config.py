@@ -110,8 +110,11 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
-    images: str = ""  # folder that holds the pictures
-    annotations: str = ""  # COCO detection JSON
+    images: str = ""  # folder that holds the pictures; empty: where the annotations say
+    annotations: str = ""  # COCO or LVIS JSON, VOC folder, YOLO data.yaml, or the folder of a whole set
+    split: Literal["", "train", "val", "trainval", "test"] = (
+        ""  # of a folder with several; empty: as the section's name
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -258,11 +258,11 @@ class Trainer:
     def _evaluate(self) -> None:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""
         started = time.perf_counter()
-        annotations = self.cfg.data.val.annotations
+        annotations, classes = self.val_loader.source.origin, self.val_loader.classes  # under the ids of that file
         model, stop = self.state.ema.model, self.signals.asked
         distributed.take_from_main(model.buffers())  # its batch norm is what gets saved; others differ without SyncBN
         try:
-            result = evaluate(model, self.val_loader, annotations, self.classes, self.cfg.eval, self.device, stop)
+            result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
             return
         state = self.state
