@@ -16,11 +16,12 @@ FLOORS = {
     "config": 0,
     "config_file": 0,
     "threads": 0,
+    "extras": 0,
     "models": 1,
     "losses": 1,
     "data": 1,
 }
-FLOORS |= {"weights": 2, "engine": 3, "inference": 3, "commands": 4, "cli": 5, "__main__": 6}
+FLOORS |= {"weights": 2, "engine": 3, "inference": 3, "commands": 4, "cli": 5, "api": 5, "__main__": 6}
 GROUND = 0
 FILES = sorted((ROOT / "rtdetr").rglob("*.py"))
 
