@@ -39,8 +39,6 @@ from rtdetr.weights.registry import OFFICIAL, official_checkpoint
 
 logger = logging.getLogger(__name__)
 
-HALF = {"cuda": torch.float16, "cpu": torch.bfloat16}  # processors compute slowly or not at all in float16
-
 
 class TrainResult(NamedTuple):
     """What a run left. `output_dir` also holds metrics.csv and curves.png."""
@@ -65,7 +63,9 @@ class RTDETRv3:
         self.model = model
         self.weights = weights  # the file that the network came from, None for random weights
         self.source = source  # provenance and licence of the weights
-        self._predictors = {self.cfg.data.image_size: predictor}  # by the size of the network's input
+        self._predictors: dict[Any, Predictor] = {
+            (self.cfg.data.image_size, "auto"): predictor
+        }  # by size of the network's input, and half
 
     @classmethod
     def from_pretrained(
@@ -130,7 +130,7 @@ class RTDETRv3:
         batch_size: int = 8,
         size: int | tuple[int, int] | None = None,
         slices: int | tuple[int, int] | None = None,
-        half: bool = False,
+        half: bool | Literal["auto"] = "auto",
         allow_private: bool = False,
     ) -> Any:
         """A Result for one picture, a list of them for several, an iterator for what has no known end.
@@ -140,22 +140,21 @@ class RTDETRv3:
         threshold: lowest score, 0 to 1. batch_size: pictures at a time; live sources go one by one.
         size: (h, w) or side of the network's input, in place of the trained one.
         slices: (h, w) or side in pixels of overlapping tiles, in which large pictures are searched as well.
-        half: 16 bits, float16 on a GPU, bfloat16 else. allow_private: URLs may lead into private networks.
+        half: float16, by default on a GPU. allow_private: URLs may lead into private networks.
         """
         if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
             raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
         tile = tile_size(slices) if slices is not None else None
-        predictor = self._predictor(size)
+        predictor = self._predictor(size, half)
         opened = Opener(self.cfg.data.max_megapixels, allow_private).open(source)
 
         def detect(pictures: list[Image.Image]) -> list[list[Detection]]:
             predictor.threshold = threshold  # here, because calls whose results are iterators may take turns
-            with torch.autocast(self.device.type, HALF[self.device.type], enabled=half):
-                if tile is None:
-                    return predictor.predict(pictures)
-                return [predict_sliced(predictor.predict, picture, tile, batch_size) for picture in pictures]
+            if tile is None:
+                return predictor.predict(pictures)
+            return [predict_sliced(predictor.predict, picture, tile, batch_size) for picture in pictures]
 
         results = _results(detect, opened.items, 1 if opened.kind == "live" else batch_size)
         if opened.kind == "one":
@@ -239,17 +238,17 @@ class RTDETRv3:
         weights = self._network("save_pretrained").state_dict()
         return make_checkpoint(self.cfg, self.classes, weights, source=self.source)
 
-    def _predictor(self, size: int | tuple[int, int] | None) -> Predictor:
-        """The predictor for an input size. Raises ConfigError."""
-        if size is None:
-            return self._predictors[self.cfg.data.image_size]
-        sides = [size, size] if isinstance(size, int) else list(size)
-        cfg = config_from_dict(config_to_dict(self.cfg), "predict()", [f"data.image_size={sides}"])
-        if cfg.data.image_size not in self._predictors:
-            network = self._predictors[self.cfg.data.image_size].model
-            made = Predictor.of(network, cfg, self.classes, self.device)
-            self._predictors[cfg.data.image_size] = made
-        return self._predictors[cfg.data.image_size]
+    def _predictor(self, size: int | tuple[int, int] | None, half: bool | Literal["auto"]) -> Predictor:
+        """The predictor for an input size and a precision; each is made once. Raises ConfigError or ValueError."""
+        cfg, first = self.cfg, self._predictors[self.cfg.data.image_size, "auto"]
+        if size is not None:
+            sides = [size, size] if isinstance(size, int) else [*size]
+            cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={sides}"])
+        key = cfg.data.image_size, half
+        if key not in self._predictors:
+            model = self.model if self.model is not None else first.model
+            self._predictors[key] = Predictor.of(model, cfg, self.classes, self.device, half=half)
+        return self._predictors[key]
 
 
 def _is_exported(path: Path) -> bool:

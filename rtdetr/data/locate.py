@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.formats.kinds import annotations_in
 
 logger = logging.getLogger(__name__)
 
 EXPECTED = (
-    "expected (images, annotations) of a COCO set, {'train': (images, annotations), 'val': (images, annotations)}, "
-    "or a folder with both"
+    "expected (images, annotations) of a COCO set, {'train': (images, annotations), 'val': (images, annotations)}, or "
+    "a folder or file that knows its pictures"
 )
 # What the folders of the two splits are called in the wild.
 SPLITS = {"train": ("train", "train2017", "train2014"), "val": ("val", "valid", "val2017", "val2014", "validation")}
@@ -67,26 +66,20 @@ def _pair(value: Any) -> tuple[Any, Any]:
     return value[0], value[1]
 
 
-def _in_folder(folder: Path, needed: tuple[str, ...]) -> dict[str, tuple[Path, Path]]:
-    """Pictures and COCO annotations of each split in a folder, as COCO and Roboflow lay them out."""
-    if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder of data; {EXPECTED}")
-    found: dict[str, tuple[Path, Path]] = {}
+def _in_folder(path: Path, needed: tuple[str, ...]) -> dict[str, tuple[Path | str, Path]]:
+    """Pictures and COCO annotations of each split in a folder, as COCO and Roboflow lay them out; another folder, and a
+    file, is left to the readers of formats, which find pictures and split in there."""
+    if not path.exists():
+        raise DataError(f"{path}: no such data; {EXPECTED}")
+    found: dict[str, tuple[Path | str, Path]] = dict.fromkeys(needed, ("", path))
     for split in needed:
-        for name in SPLITS[split]:
-            inside = folder / name / "_annotations.coco.json"
-            listed = folder / "annotations" / f"instances_{name}.json"
+        for name in reversed(SPLITS[split]):
+            inside = path / name / "_annotations.coco.json"
+            listed = path / "annotations" / f"instances_{name}.json"
             if inside.is_file():
-                found.setdefault(split, (folder / name, inside))
+                found[split] = path / name, inside
             elif listed.is_file():
-                found.setdefault(split, (_pictures(folder, name), listed))
-    missing = [name for name in needed if name not in found]
-    if missing:
-        there = ", ".join(str(path.relative_to(folder)) for path in annotations_in(folder)[:5]) or "no JSON at all"
-        raise DataError(
-            f"{folder}: no COCO annotations for {' and '.join(missing)}, expected annotations/instances_train.json and "
-            f"instances_val.json (or ...2017.json), or train/_annotations.coco.json and valid/...; there is {there}"
-        )
+                found[split] = _pictures(path, name), listed
     return found
 
 

@@ -49,7 +49,13 @@ class Predictor:
 
     @classmethod
     def of(
-        cls, model: nn.Module, cfg: Config, classes: Classes, device: torch.device | str = "cpu", threshold: float = 0.5
+        cls,
+        model: nn.Module,
+        cfg: Config,
+        classes: Classes,
+        device: torch.device | str = "cpu",
+        threshold: float = 0.5,
+        **options: object,
     ) -> Predictor:
         made = cls.__new__(cls)
         made.device, made.threshold, made.cfg, made.classes = torch.device(device), threshold, cfg, classes

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rtdetr.data.pictures import read_picture
+from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture
 from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.sources import Item
@@ -54,7 +54,7 @@ class Result:
     def picture(self) -> Image.Image:
         """The RGB picture; one that came from a file is read again. Raises DataError when that is gone."""
         if isinstance(self._picture, Path):
-            return read_picture(self._picture, max_megapixels=np.inf)
+            return read_picture(self._picture, max_megapixels=max(MAX_MEGAPIXELS, self.width * self.height / 1e6))
         if self._picture is None:
             raise ValueError(f"{self.source}: there is no picture to show")
         return self._picture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import re
 import tempfile
 from pathlib import Path
@@ -40,7 +38,7 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
     hub = optional("huggingface_hub", "hub", f"{repo_id}: models of the Hub")
     try:
         return Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
-    except _failures() as error:
+    except _failures(hub) as error:
         raise CheckpointError(
             f"{repo_id}: no such file or folder, and not to be had from the Hub ({_first(error)})"
         ) from error
@@ -63,14 +61,14 @@ def to_hub(repo_id: str, content: dict[str, Any], licence: str | None, private: 
             api = hub.HfApi(token=token)
             api.create_repo(repo_id, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="RT-DETRv3 model"))
-        except _failures() as error:
+        except _failures(hub) as error:
             raise CheckpointError(f"{repo_id}: the Hub did not take it ({_first(error)})") from error
 
 
-def _failures() -> tuple[type[BaseException], ...]:
-    """What huggingface_hub raises: its own errors are of the first two kinds, those of the connection of the third."""
-    connection = importlib.import_module("httpx").HTTPError if importlib.util.find_spec("httpx") else OSError
-    return OSError, ValueError, connection
+def _failures(hub: Any) -> tuple[type[BaseException], ...]:
+    """What huggingface_hub raises: its own errors, and those of the HTTP library that it is built on."""
+    base = [each for each in hub.errors.HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"]
+    return (OSError, ValueError, *base)
 
 
 def _first(error: BaseException) -> str:
