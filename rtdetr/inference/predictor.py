@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
-from torch import nn
 
-from rtdetr.config import Config
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import DataError
 from rtdetr.data.pictures import read_picture
 from rtdetr.data.preprocess import preprocess
 from rtdetr.inference.draw import Detection
@@ -45,23 +43,7 @@ class Predictor:
         self.threshold = threshold
         model, self.cfg, self.classes = model_from_checkpoint(checkpoint)
         check_backend(self.cfg.model, self.device)
-        self.model: nn.Module = model.to(self.device)
-
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        cfg: Config,
-        classes: Classes,
-        device: torch.device | str = "cpu",
-        threshold: float = 0.5,
-        **options: object,
-    ) -> Predictor:
-        made = cls.__new__(cls)
-        made.device, made.threshold, made.cfg, made.classes = torch.device(device), threshold, cfg, classes
-        check_backend(cfg.model, made.device)
-        made.model = model.to(made.device)
-        return made
+        self.model = model.to(self.device)
 
     def predict(self, pictures: list[Image.Image]) -> list[list[Detection]]:
         """Detections of each picture of one batch, best first. Boxes end where the picture ends; what lies wholly
