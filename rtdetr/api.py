@@ -30,7 +30,7 @@ from rtdetr.inference.slicing import predict_sliced, tile_size
 from rtdetr.inference.sources import Item, Opener
 from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.weights.checkpoint import CheckpointError, make_checkpoint
+from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint
 from rtdetr.weights.hub import HUB_ID, from_hub, to_hub
 from rtdetr.weights.load import model_from_content, read_checkpoint
 from rtdetr.weights.official import guess_classes, sha256_of
@@ -38,6 +38,8 @@ from rtdetr.weights.pretrained import save_pretrained, weight_file
 from rtdetr.weights.registry import OFFICIAL, official_checkpoint
 
 logger = logging.getLogger(__name__)
+
+SUFFIXES = (*WEIGHT_SUFFIXES, ".safetensors", ".onnx", ".pt2", ".xml")  # of files, not of models on the Hub
 
 
 class TrainResult(NamedTuple):
@@ -92,7 +94,7 @@ class RTDETRv3:
             raise DataError(
                 f"classes: {name} knows its own; they are for new models, from the name of a shipped config"
             )
-        if not path.exists() and HUB_ID.fullmatch(str(name)):
+        if not path.exists() and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
             path = from_hub(str(name), revision)
         if _is_exported(path):
             return cls(importlib.import_module("rtdetr.inference.runtimes").load(path, device=chosen), None, path, None)
@@ -188,7 +190,8 @@ class RTDETRv3:
             tuning = None if from_file is not None else self.weights
             trainer = Trainer(cfg, folder, device, from_file, tuning)
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
-        best = next(file for file in (folder / "best.pth", folder / "last.pth") if file.is_file())
+        left = [file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file()]
+        best = left[0]
         trained = type(self).from_pretrained(best, device=str(self.device))
         self.__dict__.update(trained.__dict__)
         return TrainResult(folder, best, _best_figures(folder / "metrics.csv"), stopped_by)
@@ -247,7 +250,8 @@ class RTDETRv3:
         key = cfg.data.image_size, half
         if key not in self._predictors:
             model = self.model if self.model is not None else first.model
-            self._predictors[key] = Predictor.of(model, cfg, self.classes, self.device, half=half)
+            options: dict[str, Any] = {} if half == "auto" else {"half": half}
+            self._predictors[key] = Predictor.of(model, cfg, self.classes, self.device, **options)
         return self._predictors[key]
 
 

@@ -34,8 +34,8 @@ def read_weights(path: str | Path) -> WeightFile:
         content = read_pretrained(path)
     elif Path(path).suffix not in PADDLE_SUFFIXES:
         content = read_torch_file(path)
+        content = checked(content, path) if is_checkpoint(content) else content
     if is_checkpoint(content):
-        content = checked(content, path)
         names = tuple(content["classes"]["names"])
         numbered = names == guess_classes(len(names)).names != COCO_CLASSES.names  # by the converter
         return WeightFile(content["ema"] or content["model"], None if numbered else names)
@@ -48,6 +48,8 @@ def read_weights(path: str | Path) -> WeightFile:
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint file, or of what save_pretrained() wrote. Raises CheckpointError."""
+    if Path(path).suffix in PADDLE_SUFFIXES and Path(path).is_file():
+        raise CheckpointError(f"{path}: weights of Paddle; first `rtdetr convert {path} -o {Path(path).stem}.pth`")
     return read_pretrained(path) if is_pretrained(path) else load_checkpoint(path)
 
 
