@@ -85,7 +85,7 @@ def download(official: OfficialFile, file: Path) -> None:
     """
     part = file.with_name(f"{file.name}.part")
     by_hand = (
-        f"; without a network, bring the file from {official.url} to {file} and try again, or convert it: "
+        f"; without a network, bring the file to {file} and try again, or convert it where it is: "
         f"rtdetr convert {file.name} -o {file.stem}.pth"
     )
     try:
