@@ -47,7 +47,7 @@ class TrainResult(NamedTuple):
 
     output_dir: Path
     best: Path  # the checkpoint with the highest AP, last.pth when nothing was evaluated
-    figures: dict[str, float]  # the twelve COCO figures at the highest AP; empty when nothing was evaluated
+    figures: dict[str, float]  # the twelve of COCO at the highest AP, as in EvalResult; none without evaluation
     stopped_by: int | None  # the signal that ended it early; train(resume=output_dir / "last.pth") goes on
 
 
@@ -273,5 +273,7 @@ def _results(
 
 def _best_figures(metrics: Path) -> dict[str, float]:
     evaluated = [row for row in read_rows(metrics) if row["kind"] == "eval" and row.get("AP")]
-    best = max(evaluated, key=lambda row: float(row["AP"]), default={})
-    return {name: float(best[name]) for name in FIGURES if best.get(name)}
+    if not evaluated:
+        return {}
+    best = max(evaluated, key=lambda row: float(row["AP"]))
+    return {name: float(best.get(name) or -1) for name in FIGURES}  # empty: nothing to measure

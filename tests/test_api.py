@@ -214,7 +214,7 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
 def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:
     data, model = checkpoint.parent, RTDETRv3.from_pretrained(checkpoint, device="cpu")
     result = model.train(data, epochs=1, output_dir=tmp_path / "run", eval_every=1, optimizer__lr=1e-4)
-    assert result.best == tmp_path / "run" / "best.pth" and set(result.figures) >= {"AP", "AP50"}
+    assert result.best == tmp_path / "run" / "best.pth" and len(result.figures) == 12
     assert model.weights == result.best and len(model.classes) == 5  # those of the data
     assert model.cfg.optimizer.lr == 1e-4 and model.cfg.train.epochs == 1
     evaluated = model.evaluate()
