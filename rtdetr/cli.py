@@ -71,10 +71,9 @@ def _exit_code(error: Exception) -> int | None:
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
     from rtdetr.engine.watch import TrainingFailed
-    from rtdetr.extras import MissingPackage
     from rtdetr.weights.checkpoint import CheckpointError
 
-    if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError, MissingPackage)):
+    if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):
         return 2
     return 1 if isinstance(error, (TrainingFailed, RunFailed)) else None
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from rtdetr.config_file import ConfigError
 
-class MissingPackage(ValueError):
-    """A package that was not installed along; the message says how to get it."""
+
+class MissingPackage(ConfigError):
+    """An environment without a package that was not installed along; the message says how to get it."""
 
 
 def optional(module: str, extra: str, purpose: str) -> ModuleType:
