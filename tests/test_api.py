@@ -121,6 +121,7 @@ def test_saved_as_safetensors_and_read_again(model: RTDETRv3, checkpoint: Path, 
     about = json.loads((folder / "config.json").read_text())
     assert about["classes"] == {"names": list(NAMES), "category_ids": list(IDS)} and about["licence"] == "MIT"
     assert about["rtdetr_version"] == rtdetr.__version__ and about["preprocess"]["size"] == [64, 64]
+    assert str(checkpoint.parent) not in (folder / "config.json").read_text()  # nobody else has our folders
     assert about["source"]["checkpoint"] == "model.pth" and len(about["source"]["checkpoint_sha256"]) == 64
     expected = model.predict(picture, threshold=0).boxes
     for path in (folder, folder / "model.safetensors"):
@@ -290,7 +291,7 @@ def test_training_goes_on_from_a_shared_model_and_from_a_run(model: RTDETRv3, ch
     assert "loaded" in (tmp_path / "run" / "load_report.txt").read_text()
     shared.train(resume=tmp_path / "run" / "last.pth", max_iterations=2)
     assert shared.weights == result.output_dir / "best.pth"
-    arguments = ["-w", str(shared.save_pretrained(tmp_path / "trained")), "-u", "data.num_workers=0"]
+    arguments = ["-w", str(shared.save_pretrained(tmp_path / "trained")), "-u", *data_updates(checkpoint.parent)]
     assert evaluate_command(arguments) == 0
 
 

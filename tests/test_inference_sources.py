@@ -183,6 +183,18 @@ def test_private_addresses_are_refused(model: RTDETRv3, web: Web, host: str) -> 
     assert web.asked == []
 
 
+def test_a_proxy_of_the_user_may_be_private(model: RTDETRv3, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for machines whose names nobody here knows."""
+    monkeypatch.setenv("http_proxy", web.url)
+    monkeypatch.setenv("no_proxy", "")
+    web.asked.clear()
+    with pytest.raises(DataError, match=r"http://far\.invalid/a\.png: the server answers 404"):
+        model.predict("http://far.invalid/a.png")
+    assert web.asked == ["http://far.invalid/a.png"]
+    with pytest.raises(DataError, match="in a private network"):
+        model.predict("http://10.0.0.1/a.png")
+
+
 def test_a_name_that_leads_elsewhere_the_second_time_is_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was looked up and found public may be private when it is asked for."""
     monkeypatch.setattr(fetch, "refuse_private", lambda url: None)

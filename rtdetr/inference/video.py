@@ -50,7 +50,12 @@ def camera_frames(index: int) -> Iterator[Image.Image]:
     """The frames of a camera of this machine, 0 for the first, as long as it delivers. Raises DataError."""
     import cv2
 
-    camera = cv2.VideoCapture(index)
+    logging = cv2.utils.logging
+    level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # its lines say less than ours
+    try:
+        camera = cv2.VideoCapture(index)
+    finally:
+        logging.setLogLevel(level)
     if not camera.isOpened():
         camera.release()
         raise DataError(f"camera {index}: cannot be opened; is it plugged in, free, and allowed for this program?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -45,7 +46,7 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
         "classes": content["classes"],
         "id2label": {str(index): name for index, name in enumerate(names)},  # by the network's index, as others have it
         "preprocess": content["preprocess"],
-        "config": content["config"],
+        "config": _without_paths(content["config"]),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,6 +74,15 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
     if about.get("licence"):
         parts["source"] = {**(parts["source"] or {}), "licence": about["licence"]}
     return checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
+
+
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """The config for other people, whom the folders of this machine do not serve nor concern."""
+    shared = copy.deepcopy(config)
+    for split in ("train", "val"):
+        shared["data"][split] |= {"images": "", "annotations": ""}
+    shared["model"]["backbone"]["weights"] = ""
+    return shared
 
 
 def _read_config(file: Path) -> dict[str, Any]:
