@@ -65,9 +65,10 @@ class RTDETRv3:
         self.model = model
         self.weights = weights  # the file that the network came from, None for random weights
         self.source = source  # provenance and licence of the weights
-        self._predictors: dict[Any, Predictor] = {
+        # By the size of the network's input, and half.
+        self._predictors: dict[tuple[tuple[int, int], bool | str], Predictor] = {
             (self.cfg.data.image_size, "auto"): predictor
-        }  # by size of the network's input, and half
+        }
 
     @classmethod
     def from_pretrained(
@@ -79,21 +80,20 @@ class RTDETRv3:
         revision: str | None = None,
     ) -> RTDETRv3:
         """The detector of a checkpoint (.pth), a folder or .safetensors file of `save_pretrained`, an exported file
-        (.onnx, .pt2, OpenVINO), a shipped config, or a model of the Hub (owner/model, with an optional `revision`).
+        (.onnx, .pt2, OpenVINO), a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, with
+        an optional `revision`).
 
-        A config that is an official model brings the official weights, which are downloaded once. With `classes`, the
-        names that it is to learn, and for other configs, the weights are random.
+        The name of an official model brings the official weights, which are downloaded once. With `classes`, the names
+        that it is to learn, and for other configs, the weights are random.
         """
         chosen = distributed.choose_device(device)
         path = Path(name)
-        if not path.exists() and str(name) in shipped_configs():
+        if path.suffix in (".yml", ".yaml") or (not path.exists() and str(name) in shipped_configs()):
             if classes is not None or str(name) not in OFFICIAL:
                 return cls._random(str(name), classes, chosen)
             path = official_checkpoint(str(name))
         if classes is not None:
-            raise DataError(
-                f"classes: {name} knows its own; they are for new models, from the name of a shipped config"
-            )
+            raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
         if not path.exists() and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
             path = from_hub(str(name), revision)
         if _is_exported(path):
@@ -106,6 +106,8 @@ class RTDETRv3:
     @classmethod
     def _random(cls, name: str, names: Sequence[str] | None, device: torch.device) -> RTDETRv3:
         cfg = load_config(find_config(name))
+        if isinstance(names, str) or not all(isinstance(each, str) for each in names or ()):
+            raise DataError(f"classes: expected a list of names, got {names!r}")
         given = Classes(tuple(names), tuple(range(1, len(names) + 1))) if names else None
         classes = given or guess_classes(cfg.num_classes or 80)
         cfg = dataclasses.replace(cfg, num_classes=0)

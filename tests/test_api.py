@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from api_cases import IDS, NAMES, write_checkpoint, write_pictures
+from engine_helpers import NANO
 
 import rtdetr
 from rtdetr import RTDETRv3
@@ -200,6 +201,9 @@ def test_the_hub_gives_and_takes_a_model(
 def test_a_shipped_config_with_classes_is_a_new_model(caplog: pytest.LogCaptureFixture) -> None:
     new = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a", "b"])
     assert new.classes == Classes(("a", "b"), (1, 2)) and "random weights" in caplog.text
+    assert len(RTDETRv3.from_pretrained(NANO).classes) == 80
+    with pytest.raises(DataError, match="expected a list of names, got 'ab'"):
+        RTDETRv3.from_pretrained(NANO, classes="ab")
     with pytest.raises(CheckpointError, match="exported file, which detects only"):
         new.model = None
         new.train()
