@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ from rtdetr.engine.evaluator import FIGURES, EvalResult, evaluate
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 from rtdetr.inference.draw import Detection
-from rtdetr.inference.predictor import Predictor
+from rtdetr.inference.predictor import Found, Predictor
 from rtdetr.inference.result import Result
 from rtdetr.inference.slicing import predict_sliced, tile_size
 from rtdetr.inference.sources import Item, Opener
@@ -153,6 +153,9 @@ class RTDETRv3:
         tile = tile_size(slices) if slices is not None else None
         predictor = self._predictor(size, half)
         opened = Opener(self.cfg.data.max_megapixels, allow_private).open(source)
+        if opened.files and tile is None:
+            predictor.threshold = threshold
+            return [*_results_of_files(predictor.predict_files(opened.files, batch_size), opened.tolerant)]
 
         def detect(pictures: list[Image.Image]) -> list[list[Detection]]:
             predictor.threshold = threshold  # here, because calls whose results are iterators may take turns
@@ -271,6 +274,15 @@ def _results(
             if item.picture is None:
                 logger.warning(item.error)
             yield Result(item, [] if item.picture is None else next(found))
+
+
+def _results_of_files(found: Iterable[Found], tolerant: bool) -> Iterator[Result]:
+    for each in found:
+        if each.error and not tolerant:
+            raise DataError(each.error)
+        if each.error:
+            logger.warning(each.error)
+        yield Result(Item(str(each.file), each.picture, each.error, each.file), each.detections)
 
 
 def _best_figures(metrics: Path) -> dict[str, float]:

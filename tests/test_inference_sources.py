@@ -62,9 +62,13 @@ def test_several_pictures_give_a_list(model: RTDETRv3, picture: Path) -> None:
         (picture.parent, 2),
         (str(picture.parent / "*.png"), 2),
     ]
-    for source, number in sources:
-        results = model.predict(source, batch_size=2)
-        assert isinstance(results, list) and len(results) == number
+    expected = model.predict(PIXELS, threshold=0).boxes
+    for source, number in [*sources, ([picture, str(picture)], 2)]:
+        for options in ({}, {"slices": 200}):
+            results = model.predict(source, threshold=0, batch_size=2, **options)
+            assert isinstance(results, list) and len(results) == number
+            if not options:
+                np.testing.assert_allclose(results[-1].boxes, expected, atol=1e-3)
 
 
 def test_a_generator_gives_an_iterator_that_asks_for_a_batch_at_a_time(model: RTDETRv3) -> None:
@@ -85,9 +89,10 @@ def test_a_generator_gives_an_iterator_that_asks_for_a_batch_at_a_time(model: RT
 def test_a_broken_picture_of_a_folder_costs_itself_alone(model: RTDETRv3, picture: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no picture")
     (tmp_path / "good.png").write_bytes(picture.read_bytes())
-    broken, good = model.predict(tmp_path)
-    assert "cannot be read as a picture" in broken.error and len(broken) == 0 and not good.error
-    assert json.loads(broken.to_json())["error"] == broken.error and broken._repr_png_() is None
+    for options in ({}, {"slices": 200}):
+        broken, good = model.predict(tmp_path, **options)
+        assert "cannot be read as a picture" in broken.error and len(broken) == 0 and not good.error
+        assert json.loads(broken.to_json())["error"] == broken.error and broken._repr_png_() is None
 
 
 WRONG: list[tuple[Any, str]] = [

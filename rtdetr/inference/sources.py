@@ -43,6 +43,8 @@ class Source(NamedTuple):
 
     kind: Literal["one", "list", "stream", "live"]
     items: Iterator[Item]
+    files: tuple[Path, ...] = ()  # where the items of a list are that and nothing else: they can be read ahead
+    tolerant: bool = False  # a file that is no picture costs itself alone
 
 
 class Opener(NamedTuple):
@@ -64,7 +66,9 @@ class Opener(NamedTuple):
         if isinstance(source, (list, tuple)):
             if not source:
                 raise DataError(f"source: the list is empty; {EXPECTED}")
-            return Source("list", map(self._picture, source))
+            paths = [Path(each) for each in source if isinstance(each, (str, os.PathLike)) and "://" not in str(each)]
+            files = tuple(paths) if len(paths) == len(source) else ()
+            return Source("list", map(self._picture, source), files)
         if isinstance(source, Iterable) and not isinstance(source, (np.ndarray, Tensor, Image.Image, dict, bytes)):
             return Source("stream", map(self._picture, source))
         return Source("one", iter([self._picture(source)]))
@@ -79,7 +83,8 @@ class Opener(NamedTuple):
             return Source("stream", _numbered("frame", video.video_frames(name)))
         if path.is_file():
             return Source("one", iter([self._picture(name)]))
-        return Source("list", map(self._found, find_pictures([name]).pictures))
+        files = tuple(find_pictures([name]).pictures)
+        return Source("list", map(self._found, files), files, tolerant=True)
 
     def _at_address(self, url: str) -> Source:
         scheme = url.partition("://")[0].lower()
