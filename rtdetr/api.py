@@ -254,7 +254,7 @@ class RTDETRv3:
             cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={sides}"])
         key = cfg.data.image_size, half
         if key not in self._predictors:
-            model = self.model if self.model is not None else first.model
+            model: Any = self.model if self.model is not None else first.model  # an exported file is its own
             options: dict[str, Any] = {} if half == "auto" else {"half": half}
             self._predictors[key] = Predictor.of(model, cfg, self.classes, self.device, **options)
         return self._predictors[key]
