@@ -188,6 +188,11 @@ def test_private_addresses_are_refused(model: RTDETRv3, web: Web, host: str) -> 
     assert web.asked == []
 
 
+def test_public_addresses_are_not_refused() -> None:
+    for address in ("8.8.8.8", "::ffff:8.8.8.8", "2606:4700::1111"):
+        fetch._refuse_address(address, "host")
+
+
 def test_a_proxy_of_the_user_may_be_private(model: RTDETRv3, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked for machines whose names nobody here knows."""
     monkeypatch.setenv("http_proxy", web.url)
