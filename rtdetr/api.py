@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import logging
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from rtdetr.inference.slicing import predict_sliced, tile_size
 from rtdetr.inference.sources import Item, Opener
 from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint
+from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint, save_checkpoint
 from rtdetr.weights.hub import HUB_ID, from_hub, to_hub
 from rtdetr.weights.load import model_from_content, read_checkpoint
 from rtdetr.weights.official import guess_classes, sha256_of
@@ -65,6 +66,7 @@ class RTDETRv3:
         self.model = model
         self.weights = weights  # the file that the network came from, None for random weights
         self.source = source  # provenance and licence of the weights
+        self._as_loaded = self._as_prepared = _version(model)
         # By the size of the network's input, and half.
         self._predictors: dict[tuple[tuple[int, int], bool | str], Predictor] = {
             (self.cfg.data.image_size, "auto"): predictor
@@ -190,9 +192,9 @@ class RTDETRv3:
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
         cfg = config_from_dict(base, "train()", updates)
         chosen, from_file = (Path(each) if each is not None else None for each in (output_dir, resume))
-        with distributed.process_group(str(self.device)) as device:
+        with tempfile.TemporaryDirectory() as temporary, distributed.process_group(str(self.device)) as device:
             folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
-            tuning = None if from_file is not None else self.weights
+            tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
             trainer = Trainer(cfg, folder, device, from_file, tuning)
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
         left = [file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file()]
@@ -217,7 +219,9 @@ class RTDETRv3:
         """The exported file or folder, whose certificate lies beside it; options as in `rtdetr.export.export_model`."""
         export_model = importlib.import_module("rtdetr.export").export_model
         network = self._network("export")
-        own: Any = self.weights if self.weights is not None else (network, self.cfg, self.classes)
+        own: Any = (network, self.cfg, self.classes)
+        if self.weights is not None and not self._changed():
+            own = self.weights
         return Path(export_model(own, format=format, output=output, **options).path)
 
     def save_pretrained(self, folder: str | Path, licence: str | None = None) -> Path:
@@ -243,12 +247,28 @@ class RTDETRv3:
         return self.model
 
     def _content(self) -> dict[str, Any]:
-        weights = self._network("save_pretrained").state_dict()
-        return make_checkpoint(self.cfg, self.classes, weights, source=self.source)
+        weights, source = self._network("save_pretrained").state_dict(), self.source
+        if source is not None and self._changed():
+            source = {key: value for key, value in source.items() if not key.startswith("checkpoint")}
+        return make_checkpoint(self.cfg, self.classes, weights, source=source)
+
+    def _changed(self) -> bool:
+        """Whether somebody has worked on the network since it was loaded."""
+        return _version(self.model) != self._as_loaded
+
+    def _file_of_weights(self, folder: Path) -> Path | None:
+        """The file that the network came from, or one in the folder with what has become of it since."""
+        if not self._changed():
+            return self.weights
+        save_checkpoint(folder / "changed.pth", self._content())
+        return folder / "changed.pth"
 
     def _predictor(self, size: int | tuple[int, int] | None, half: bool | Literal["auto"]) -> Predictor:
         """The predictor for an input size and a precision; each is made once. Raises ConfigError or ValueError."""
-        cfg, first = self.cfg, self._predictors[self.cfg.data.image_size, "auto"]
+        cfg, first = self.cfg, next(iter(self._predictors.values()))
+        if _version(self.model) != self._as_prepared:  # predictors work with folded copies
+            self._predictors.clear()
+            self._as_prepared = _version(self.model)
         if size is not None:
             sides = [size, size] if isinstance(size, int) else [*size]
             cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={sides}"])
@@ -258,6 +278,11 @@ class RTDETRv3:
             options: dict[str, Any] = {} if half == "auto" else {"half": half}
             self._predictors[key] = Predictor.of(model, cfg, self.classes, self.device, **options)
         return self._predictors[key]
+
+
+def _version(model: Network | None) -> int:
+    """Another number after every change in place, such as load_state_dict or the step of an optimiser."""
+    return 0 if model is None else sum(tensor._version for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _is_exported(path: Path) -> bool:

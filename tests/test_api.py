@@ -319,3 +319,23 @@ def test_paddle_files_are_sent_to_the_converter(tmp_path: Path) -> None:
     (tmp_path / "w.pdparams").write_bytes(b"x")
     with pytest.raises(CheckpointError, match=r"first `rtdetr convert .*w\.pdparams -o w\.pth`"):
         RTDETRv3.from_pretrained(tmp_path / "w.pdparams")
+
+
+def test_a_network_that_was_worked_on_is_what_is_used(
+    checkpoint: Path, picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither an old prepared copy nor the file that it once came from."""
+    model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    before = model.predict(picture, threshold=0)
+    assert model.model is not None
+    changed = {name: value + 0.01 for name, value in model.model.state_dict().items() if "score_heads" in name}
+    model.model.load_state_dict(changed, strict=False)
+    assert not np.array_equal(model.predict(picture, threshold=0).scores, before.scores)
+    asked: list[Any] = []
+    exporter = types.SimpleNamespace(export_model=lambda weights, **_: asked.append(weights) or exporter, path="x")
+    monkeypatch.setitem(sys.modules, "rtdetr.export", exporter)
+    model.export()
+    assert asked[0][0] is model.model
+    assert model._content()["source"] == {"licence": "MIT"}
+    model.train(checkpoint.parent, max_iterations=1, output_dir=tmp_path / "run", eval_every=0)
+    assert "changed.pth" in (tmp_path / "run" / "load_report.txt").read_text()
