@@ -5,6 +5,8 @@ Source: official repo: ppdet/modeling/transformers/hybrid_encoder.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,6 +65,8 @@ class CSPBlock(nn.Module):
 class HybridEncoder(nn.Module):
     """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three."""
 
+    position_code: Callable[..., Tensor] = staticmethod(position_code)  # fold.deploy puts one here that remembers
+
     def __init__(
         self,
         in_channels: tuple[int, ...],
@@ -102,7 +106,7 @@ class HybridEncoder(nn.Module):
     def _attend(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         tokens = x.flatten(2).transpose(1, 2)  # (B, H * W, dim)
-        code = position_code(height, width, x.shape[1], tokens, self.official_rectangles)
+        code = self.position_code(height, width, x.shape[1], tokens, self.official_rectangles)
         return self.aifi(tokens, code).transpose(1, 2).unflatten(2, (height, width))
 
 
