@@ -56,7 +56,7 @@ def deploy(
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
     not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
     """
-    backbone, encoder, decoder = (copy.deepcopy(part) for part in (backbone, encoder, decoder))
+    backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
     decoder.score_heads = decoder.score_heads[-1:]
     model = DeployedModel(backbone, encoder, decoder, dtype, channels_last)
     model = model.eval().requires_grad_(False)
@@ -69,7 +69,7 @@ def deploy(
         kind = torch.promote_types(dtype, torch.float32) if id(parameter) in islands else dtype
         parameter.data = parameter.data.to(kind)
     if channels_last:
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        model = model.to(memory_format=torch.channels_last)
     if remember_sizes:
         encoder.position_code = Remembered(encoder.position_code)
         decoder.make_anchors = Remembered(decoder.make_anchors)
@@ -152,8 +152,8 @@ class MergedAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """query: (B, Q, dim), which also serves as the key; value: (B, Q, dim)."""
         parts = (*self.query_key(query).chunk(2, dim=-1), self.value(value))
-        heads = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in parts)  # (B, heads, Q, head_dim)
-        attended = F.scaled_dot_product_attention(*heads, attn_mask=None if attn_mask is None else ~attn_mask)
+        q, k, v = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in parts)  # (B, heads, Q, head_dim)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if attn_mask is None else ~attn_mask)
         return self.out_proj(attended.transpose(1, 2).flatten(2)), None
 
 
@@ -164,12 +164,10 @@ def _bias(conv: nn.Conv2d) -> Tensor:
 
 def _with(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
     """A convolution like `conv` with other weights and as many channels as they have, in the type of the old ones."""
-    old = conv.weight
-    made = nn.Conv2d(
-        conv.in_channels, len(weight), conv.kernel_size, stride=conv.stride, padding=conv.padding, device="meta"
-    )  # type: ignore[arg-type]
-    made.weight = nn.Parameter(weight.to(old.dtype), requires_grad=False)
-    made.bias = nn.Parameter(bias.to(old.dtype), requires_grad=False)
+    made = copy.deepcopy(conv)
+    made.out_channels = len(weight)
+    made.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
+    made.bias = nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
     return made
 
 

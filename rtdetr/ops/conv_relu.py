@@ -31,9 +31,7 @@ def conv_relu_reference(
 
 
 @torch.library.custom_op("rtdetr::conv_relu", mutates_args=(), device_types="cuda")
-def _conv_relu(
-    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: int, padding: int
-) -> Tensor:
+def _conv_relu(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: int, padding: int) -> Tensor:
     sizes = ((stride, stride), (padding, padding), (1, 1), 1)
     if residual is None:
         return torch.cudnn_convolution_relu(x, weight, bias, *sizes)
