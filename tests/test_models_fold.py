@@ -117,6 +117,19 @@ def test_fused_convolutions_give_the_same(depth: int) -> None:
     torch.testing.assert_close(fused(images).boxes, model(images).boxes, atol=1e-9, rtol=0)
 
 
+def test_boxes_at_their_limits() -> None:
+    """Where the sigmoid is 0 or 1 to its last digit, as for anchors of the border."""
+    model = made_up().double()
+    memory = model.decoder.remember(model.encoder(model.backbone(torch.rand(1, 3, 64, 64).double())))
+    logits = torch.tensor([-1e4, -20, -11.6, -11.5, -3, 0, 3, 11.5, 11.6, 20, 1e4], dtype=torch.float64)
+    logits = logits[:, None].expand(1, -1, 4)
+    content = torch.randn(1, logits.shape[1], 32).double()
+    deployed = model.deploy(torch.float64)
+    found, expected = (each(content, logits, memory) for each in (deployed.decoder, model.decoder))
+    torch.testing.assert_close(found.boxes, expected.boxes, atol=1e-8, rtol=0)
+    torch.testing.assert_close(found.logits, expected.logits, atol=1e-6, rtol=0)
+
+
 def test_attention_with_a_mask() -> None:
     attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     nn.init.normal_(attention.in_proj_bias)

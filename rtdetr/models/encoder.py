@@ -99,6 +99,10 @@ class HybridEncoder(nn.Module):
             finer = maps[coarse - 1]
             upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
+        return self._up(maps)
+
+    def _up(self, maps: list[Tensor]) -> list[Tensor]:
+        """The way back from fine to coarse."""
         for i, (downsample, block) in enumerate(zip(self.downsample, self.bottom_up)):
             maps[i + 1] = block(torch.cat((downsample(maps[i]), maps[i + 1]), dim=1))
         return maps

@@ -1,12 +1,14 @@
 """A detector that only detects: fewer layers and kernels, the same answers.
 
 What goes: batch norms into their convolutions, the 1x1 branch of RepVGG blocks into the 3x3 one, the two branches of a
-CSP block into one convolution, query and key projections into one, and whatever only training needs.
+CSP block into one convolution, the input projections of the finer maps into those that read them, query and key
+projections into one, the way from box to logit and back between decoder layers, and whatever only training needs.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd
-from rtdetr.models.decoder import Decoder
+from rtdetr.models.decoder import Decoded, Decoder, Memory
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
-from rtdetr.models.layers import ConvNorm
+from rtdetr.models.layers import ConvNorm, in_weight_type
 from rtdetr.ops.conv_relu import conv_relu
 from rtdetr.types import Predictions
 
@@ -57,10 +59,10 @@ def deploy(
     not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
     """
     backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
-    decoder.score_heads = decoder.score_heads[-1:]
     model = DeployedModel(backbone, encoder, decoder, dtype, channels_last)
     model = model.eval().requires_grad_(False)
     _fold(model)
+    model.encoder, model.decoder = encoder, decoder = FoldedEncoder(encoder), FoldedDecoder(decoder)
     if fuse_relu:
         _fuse_relu(model)
     heads = [decoder.selector.score_head, decoder.selector.box_head, *decoder.score_heads, *decoder.box_heads]
@@ -130,11 +132,87 @@ class MergedCSPBlock(nn.Module):
         convs = (block.conv1.conv, block.conv2.conv)
         weight = torch.cat([conv.weight.double() for conv in convs])
         self.branches = _with(convs[0], weight, torch.cat([_bias(conv) for conv in convs]))
+        self.rest = AfterBranches(block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self.branches(x))
+
+
+class AfterBranches(nn.Module):
+    """What a CSP block does with its two branches, before their SiLU and one after the other in (B, 2 * C, H, W)."""
+
+    def __init__(self, block: CSPBlock) -> None:
+        super().__init__()
         self.blocks, self.conv3 = block.blocks, block.conv3
 
     def forward(self, x: Tensor) -> Tensor:
-        first, second = self.branches(x).chunk(2, dim=1)
+        first, second = x.chunk(2, dim=1)
         return self.conv3(self.blocks(F.silu(first)) + F.silu(second))
+
+
+class TopDownBlock(nn.Module):
+    """A CSP block of the way down with what comes before it: the projection of the fine map, and the concatenation with
+    the coarse map after that was enlarged.
+
+    A 1x1 convolution of an enlarged map is the enlarged 1x1 convolution, and that of a concatenation a sum of two.
+    """
+
+    def __init__(self, block: MergedCSPBlock, projection: nn.Conv2d) -> None:
+        super().__init__()
+        branches, dim = block.branches, projection.out_channels
+        of_coarse, of_fine = branches.weight.double().split((branches.in_channels - dim, dim), dim=1)
+        self.coarse = _with(branches, of_coarse, None)
+        weight = torch.einsum("oi..., ic... -> oc...", of_fine, projection.weight.double())
+        self.fine = _with(branches, weight, _bias(branches) + of_fine[:, :, 0, 0] @ _bias(projection))
+        self.rest = block.rest
+
+    def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
+        """coarse: (B, dim, h, w); fine: (B, C, H, W) as the backbone gives it."""
+        own = self.fine(fine)
+        return self.rest(own + F.interpolate(self.coarse(coarse), size=own.shape[-2:], mode="nearest"))
+
+
+class FoldedEncoder(HybridEncoder):
+    """A HybridEncoder, its parts folded, that projects the coarsest map alone."""
+
+    def __init__(self, encoder: HybridEncoder) -> None:
+        nn.Module.__init__(self)  # the parts are there
+        self.official_rectangles = encoder.official_rectangles
+        *projections, self.coarsest_proj = (each.conv for each in encoder.input_proj if isinstance(each, ConvNorm))
+        self.aifi, self.lateral = encoder.aifi, encoder.lateral
+        self.downsample, self.bottom_up = encoder.downsample, encoder.bottom_up
+        blocks = [each for each in encoder.top_down if isinstance(each, MergedCSPBlock)]
+        self.top_down = nn.ModuleList(map(TopDownBlock, blocks, reversed(projections)))
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        maps = [*maps[:-1], self._attend(self.coarsest_proj(maps[-1]))]
+        for i, (lateral, block) in enumerate(zip(self.lateral, self.top_down)):
+            coarse = len(maps) - 1 - i
+            maps[coarse] = lateral(maps[coarse])
+            maps[coarse - 1] = block(maps[coarse], maps[coarse - 1])
+        return self._up(maps)
+
+
+class FoldedDecoder(Decoder):
+    """A Decoder, its parts folded, that detects and hands boxes on as logits."""
+
+    # Between layers the official code makes a box of the logits and logits of the box, which so far is their limit.
+    LIMIT = math.log(1e5)
+
+    def __init__(self, decoder: Decoder) -> None:
+        nn.Module.__init__(self)  # the parts are there
+        self.official_rectangles = decoder.official_rectangles
+        self.input_proj, self.selector, self.query_pos = decoder.input_proj, decoder.selector, decoder.query_pos
+        self.layers, self.box_heads, self.score_heads = decoder.layers, decoder.box_heads, decoder.score_heads[-1:]
+
+    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, blocked: Tensor | None = None) -> Decoded:
+        """As Decoder.forward in eval mode."""
+        for layer, box_head in zip(self.layers, self.box_heads):
+            reference = box_logits.sigmoid()
+            content = layer(content, self.query_pos(reference.to(content.dtype)), reference, memory, blocked)
+            delta = in_weight_type(box_head, content).to(box_logits.dtype)
+            box_logits = delta + box_logits.clamp(-self.LIMIT, self.LIMIT)
+        return Decoded(in_weight_type(self.score_heads[0], content)[None], box_logits.sigmoid()[None])
 
 
 class MergedAttention(nn.Module):
@@ -162,12 +240,12 @@ def _bias(conv: nn.Conv2d) -> Tensor:
     return conv.bias.double()
 
 
-def _with(conv: nn.Conv2d, weight: Tensor, bias: Tensor) -> nn.Conv2d:
+def _with(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
     """A convolution like `conv` with other weights and as many channels as they have, in the type of the old ones."""
     made = copy.deepcopy(conv)
-    made.out_channels = len(weight)
+    made.out_channels, made.in_channels = weight.shape[:2]
     made.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
-    made.bias = nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
+    made.bias = None if bias is None else nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
     return made
 
 
