@@ -17,7 +17,7 @@ from torch import Tensor
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes
 from rtdetr.inference import deploy
-from rtdetr.inference.deploy import MAX_GRAPHS, CannotRecord, Graphs, Plan, Recordings, Size
+from rtdetr.inference.deploy import MAX_GRAPHS, CannotRecord, Detector, Graphs, Plan, Recordings, Size
 from rtdetr.inference.predictor import Predictor
 from rtdetr.types import Detections
 
@@ -138,6 +138,16 @@ def test_tensors_of_every_kind(cfg: Config) -> None:
             detect(images)
     with pytest.raises(ValueError, match=r"sizes: expected \(2, 2\) for so many images, got \(1, 2\)"):
         detect(pixels.permute(0, 3, 1, 2), torch.ones(1, 2))
+
+
+def test_the_compiler_sees_one_graph() -> None:
+    model = made_up("model.decoder.num_layers=1").deploy(remember_sizes=True, fuse_relu=True)
+    images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
+    detect, sizes = Detector(model, max_detections=9), torch.tensor([[64.0, 64.0]])
+    expected = detect(images, sizes)  # and remembers
+    torch._dynamo.reset()
+    found = torch.compile(detect, fullgraph=True, dynamic=False, backend="eager")(images, sizes)
+    torch.testing.assert_close(found, expected)
 
 
 def write_pictures(folder: Path, number: int) -> list[Path]:

@@ -138,15 +138,6 @@ def test_attention_with_a_mask() -> None:
     torch.testing.assert_close(MergedAttention(attention)(query, query, value, blocked)[0], expected)
 
 
-def test_compile_sees_one_graph() -> None:
-    images = torch.rand(1, 3, 64, 64)
-    deployed = made_up("model.decoder.num_layers=1").deploy(remember_sizes=True, fuse_relu=True)
-    expected = deployed(images)  # and remembers
-    torch._dynamo.reset()
-    found = torch.compile(deployed, fullgraph=True, dynamic=False, backend="eager")(images)
-    torch.testing.assert_close(found.boxes, expected.boxes)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("stride,kernel,residual", [(1, 3, False), (2, 3, False), (1, 1, True), (1, 3, True)])

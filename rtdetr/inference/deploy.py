@@ -29,6 +29,7 @@ Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B
 Auto = bool | Literal["auto"]
 Compile = bool | Literal["max"]
 
+PIXEL = float(SCALE)  # here, because torch.compile does not follow numbers of NumPy
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # sizes of batches that are remembered
 WARM_UP = 3  # calls before a graph is recorded
@@ -78,7 +79,7 @@ class Detector(nn.Module):
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
         scaled = images.to(self.dtype)
         if images.dtype == torch.uint8:  # as preprocess.to_tensor: the product is rounded once
-            scaled = scaled * float(SCALE)
+            scaled = scaled * PIXEL
         return postprocess(self.model(scaled), sizes, self.max_detections)
 
 
