@@ -202,7 +202,8 @@ def test_no_pictures(cfg: Config) -> None:
 def test_a_failure_to_record_is_one_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """On a machine without a GPU: what the recording itself does is left out."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: None)
+    for name in ("Event", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
 
     def refuse(*_: object) -> deploy.Recording:

@@ -145,10 +145,12 @@ class Recordings:
         again = size in self.known
         ready = self.known.setdefault(size, None)
         self.known.move_to_end(size)
+        if ready is not None:
+            return ready
         while len(self.known) > MAX_GRAPHS:
             self.known.popitem(last=False)
         larger = [each for each in self.known.values() if each is not None and each.takes(size)]
-        if ready is None and (again or (self.at_once and not larger)):
+        if again or (self.at_once and not larger):
             ready = self.known[size] = self.record(size)
         return ready or min(larger, key=lambda each: each.size.batch, default=None)
 
@@ -161,8 +163,9 @@ class Graphs:
 
     def __init__(self, detect: Detect, device: torch.device, dtype: torch.dtype, plan: Plan) -> None:
         self.detect, self.device, self.dtype = detect, device, dtype
-        pool = torch.cuda.graph_pool_handle()  # one memory for all, as only one runs at a time
-        self.recordings = Recordings(lambda size: Recording(detect, size, device, pool), plan.graphs is True)
+        # one memory for all, as only one runs at a time; it is kept by stream
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), plan.graphs is True)
         self.possible = True
         self.done = torch.cuda.Event()  # of the last replay
         self.lock = threading.Lock()
@@ -194,24 +197,23 @@ class Graphs:
 class Recording:
     """A CUDA graph, and the tensors that it reads and writes."""
 
-    def __init__(self, detect: Detect, size: Size, device: torch.device, pool: Any) -> None:
+    def __init__(self, detect: Detect, size: Size, stream: torch.cuda.Stream, pool: Any) -> None:
         """Raises CannotRecord; errors of the model itself, which warm-up finds, are raised as they are."""
         self.size = size
-        self.images = torch.zeros(size.batch, 3, size.height, size.width, dtype=size.dtype, device=device).contiguous(
-            memory_format=torch.channels_last
-        )
-        self.sizes = torch.ones(size.batch, 2, device=device)
+        shape = (size.batch, 3, size.height, size.width)
+        images = torch.zeros(shape, dtype=size.dtype, device=stream.device)
+        self.images = images.contiguous(memory_format=torch.channels_last)
+        self.sizes = torch.ones(size.batch, 2, device=stream.device)
         self.graph = torch.cuda.CUDAGraph()
         with _fastest_convolutions():
-            here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
-            aside.wait_stream(here)
-            with torch.cuda.stream(aside):
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
                 for _ in range(WARM_UP):
                     detect(self.images, self.sizes)
-            here.wait_stream(aside)
+            torch.cuda.current_stream().wait_stream(stream)
             try:
                 # other threads may pin memory or wait for events meanwhile
-                with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+                with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     self.found = detect(self.images, self.sizes)
             except RuntimeError as error:
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -225,8 +227,9 @@ class Recording:
 
     def replay(self, images: Tensor, sizes: Tensor) -> Detections:
         number = len(images)
-        self.images[:number].copy_(images, non_blocking=True)
-        self.sizes[:number].copy_(sizes, non_blocking=True)
+        fewer = number < self.size.batch
+        (self.images[:number] if fewer else self.images).copy_(images, non_blocking=True)
+        (self.sizes[:number] if fewer else self.sizes).copy_(sizes, non_blocking=True)
         self.graph.replay()
         # copies, because the next call writes there
         return Detections(*(each[:number].clone() for each in self.found))

@@ -138,7 +138,6 @@ class Predictor:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    @torch.no_grad()
     def predict_tensors(self, images: Tensor, sizes: Tensor | None = None) -> Detections:
         """Scores, labels and boxes of every picture, on the predictor's device, without threshold and not clipped.
 
@@ -154,7 +153,9 @@ class Predictor:
             sizes = torch.tensor([images.shape[2:]], dtype=torch.float32).expand(len(images), 2)
         if sizes.shape != (len(images), 2):
             raise ValueError(f"sizes: expected ({len(images)}, 2) for so many images, got {tuple(sizes.shape)}")
-        return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
+        # Out of the caller's inference mode: what it makes stays in it, and much is kept here from call to call.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
     def _empty_batch(self, number: int) -> Pixels:
         return Pixels.empty(number, self.cfg.data.image_size, pinned=self._upload is not None)

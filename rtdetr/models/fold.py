@@ -257,15 +257,15 @@ def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 
 
 def _fuse_relu(model: nn.Module) -> None:
-    """Convolutions followed by a ReLU, with a residual before it or without, become one call each."""
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, BasicBlock | Bottleneck):
-                setattr(module, name, FusedBlock(child))
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, ConvNorm) and child.activation is F.relu:
-                setattr(module, name, ConvRelu(child.conv))
+    """Convolutions followed by a ReLU, with a residual before it or without, become one call each; the first one, whose
+    three channels do not suit 16-bit kernels, does not."""
+    for name, child in model.named_children():
+        if isinstance(child, BasicBlock | Bottleneck):
+            child = FusedBlock(child)
+        elif isinstance(child, ConvNorm) and child.activation is F.relu and child.conv.in_channels % 8 == 0:
+            child = ConvRelu(child.conv)
+        setattr(model, name, child)
+        _fuse_relu(child)
 
 
 class ConvRelu(nn.Module):
