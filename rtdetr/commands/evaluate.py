@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update
 
@@ -32,6 +32,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         default="id",
         help="which category of the annotations is which class of the model (default: id); results carry their ids",
     )
+    text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
+    parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
     add_overwrite(parser)
     add_device(parser)
@@ -51,6 +53,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+    from rtdetr.inference.predictor import Predictor
     from rtdetr.models.rtdetrv3 import check_backend
     from rtdetr.weights.load import model_from_checkpoint
 
@@ -59,6 +62,10 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     with distributed.process_group(args.device) as device:
         model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
         check_backend(cfg.model, device)
+        detector: Any = model.to(device)
+        if args.deployed:
+            half = args.deployed == "float16"
+            detector = Predictor.of(model, cfg, classes, device, half=half).predict_tensors
         annotations = cfg.data.val.annotations
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
@@ -67,9 +74,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
             batches = _counted(loader)
             detections, stopped = [], ""
             try:
-                result = evaluate(
-                    model.to(device), batches, annotations, loader.classes, cfg.eval, device, signals.asked
-                )
+                result = evaluate(detector, batches, annotations, loader.classes, cfg.eval, device, signals.asked)
                 if result is not None:
                     print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
                     detections = result.detections

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rtdetr.config import ConfigError
 from rtdetr.data.preprocess import SCALE
 from rtdetr.models.fold import DeployedModel
 from rtdetr.models.postprocess import postprocess
@@ -53,7 +54,7 @@ class Plan(NamedTuple):
     fuse_relu: bool = False
 
     def on(self, device: torch.device) -> Plan:
-        """The plan for a device, without "auto" for half. Raises ValueError when it cannot be had there."""
+        """The plan for a device, without "auto" for half. Raises ConfigError when it cannot be had there."""
         cuda = device.type == "cuda"
         for name, asked in (
             ("half", self.half is True),
@@ -61,9 +62,9 @@ class Plan(NamedTuple):
             ("fuse_relu", self.fuse_relu),
         ):
             if asked and not cuda:
-                raise ValueError(f"{name}: expected {'False' if name == 'fuse_relu' else 'auto or False'} on {device}")
+                raise ConfigError(f"{name}: expected {'False' if name == 'fuse_relu' else 'auto or False'} on {device}")
         if not self.fold and (self.half is True or self.fuse_relu):
-            raise ValueError("fold: expected True with half or fuse_relu, got False")
+            raise ConfigError("fold: expected True with half or fuse_relu, got False")
         half = self.fold and (cuda if self.half == "auto" else self.half)
         return self._replace(half=half, graphs=self.graphs if cuda else False)
 

@@ -67,7 +67,7 @@ class Predictor:
 
     device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1. options: how the model
     runs, see `deploy.Plan`; by default folded, on a GPU in float16 and with CUDA graphs.
-    Raises CheckpointError, ConfigError, or ValueError for a threshold or options that cannot be.
+    Raises CheckpointError, ConfigError, also for options that cannot be had, or ValueError for the threshold.
     """
 
     def __init__(
