@@ -119,8 +119,10 @@ def detect(
     """COCO results of one batch, without those of classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
     images, sizes = batch.images.to(device, non_blocking=True), sizes.to(device, non_blocking=True)
-    plain = isinstance(model, nn.Module)
-    found = postprocess(model(images), sizes, max_detections) if plain else model(images, sizes)
+    if not isinstance(model, nn.Module):
+        found = model(images, sizes)
+    else:
+        found = postprocess(model(images), sizes, max_detections)
     boxes = torch.cat((found.boxes[..., :2], found.boxes[..., 2:] - found.boxes[..., :2]), dim=-1)
     return [
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
