@@ -19,6 +19,7 @@ from rtdetr.data.classes import Classes
 from rtdetr.inference import deploy
 from rtdetr.inference.deploy import MAX_GRAPHS, CannotRecord, Detector, Graphs, Plan, Recordings, Size
 from rtdetr.inference.predictor import Predictor
+from rtdetr.models.postprocess import EndToEnd
 from rtdetr.types import Detections
 
 CLASSES = Classes(("mug", "pen", "cup", "jar", "lid"), (3, 7, 13, 44, 90))
@@ -120,6 +121,17 @@ def test_folded_and_plain_agree_and_the_model_stays(cfg: Config) -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_what_detects_by_itself_runs_as_it_is(cfg: Config) -> None:
+    class Fixed(EndToEnd):
+        def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+            assert images.dtype == torch.float32 and images.max() <= 1
+            boxes = torch.cat((torch.zeros_like(sizes), sizes), dim=1)[:, None]
+            return Detections(torch.ones(len(images), 1), torch.ones(len(images), 1).long(), boxes)
+
+    (found,) = Predictor.of(Fixed(), cfg, CLASSES).predict([Image.new("RGB", (50, 40), "white")])[0]
+    assert found == (7, "pen", 1.0, (0.0, 0.0, 40.0, 40.0))  # clipped to the picture
+
+
 def test_tensors_of_every_kind(cfg: Config) -> None:
     detect = predictor(cfg).predict_tensors
     pixels = torch.randint(0, 256, (2, 64, 96, 3), dtype=torch.uint8)
@@ -212,14 +224,14 @@ def test_a_failure_to_record_is_one_sentence(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(deploy, "Recording", refuse)
     offered = Detections(*(torch.zeros(1, 1) for _ in range(3)))
     batch = (torch.zeros(1, 3, 64, 96), torch.ones(1, 2))
-    graphs = Graphs(lambda *_: offered, CPU, torch.float32, Plan(graphs="auto"))
+    graphs = Graphs(lambda *_: offered, CPU, torch.float32, at_once=False)
     with caplog.at_level(logging.WARNING, "rtdetr"):
         assert all(graphs(*batch) is offered for _ in range(4))
     assert [each.getMessage() for each in caplog.records] == [
         "detection runs without CUDA graphs, more slowly: recording 1 x 64 x 96 failed (operation not permitted)"
     ]
     with pytest.raises(CannotRecord):
-        Graphs(lambda *_: offered, CPU, torch.float32, Plan(graphs=True))(*batch)
+        Graphs(lambda *_: offered, CPU, torch.float32, at_once=True)(*batch)
 
 
 def scores_and_boxes(found: Detections) -> tuple[Tensor, Tensor]:

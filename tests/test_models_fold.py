@@ -9,7 +9,7 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from rtdetr.config import load_config
-from rtdetr.models.fold import MergedAttention, deploy
+from rtdetr.models.fold import deploy
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference
 
@@ -73,7 +73,7 @@ def test_nothing_of_training_is_left_and_the_model_is_untouched(norm: str) -> No
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     deployed = model.deploy(fuse_relu=True)
     kinds = {type(module) for module in deployed.modules()}
-    assert not kinds & {nn.BatchNorm2d, FrozenBatchNorm2d, nn.MultiheadAttention}
+    assert not kinds & {nn.BatchNorm2d, FrozenBatchNorm2d}
     assert not hasattr(deployed, "query_groups") and not hasattr(deployed, "dense_head")
     assert not any(parameter.requires_grad for parameter in deployed.parameters())
     numbers = [sum(p.numel() for p in each.parameters()) for each in (deployed, model)]
@@ -130,12 +130,19 @@ def test_boxes_at_their_limits() -> None:
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-6, rtol=0)
 
 
-def test_attention_with_a_mask() -> None:
-    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
-    nn.init.normal_(attention.in_proj_bias)
-    query, value, blocked = torch.rand(2, 5, 8), torch.rand(2, 5, 8), torch.ones(5, 5).triu(1).bool()
-    expected, _ = attention(query, query, value, attn_mask=blocked, need_weights=False)
-    torch.testing.assert_close(MergedAttention(attention)(query, query, value, blocked)[0], expected)
+def test_a_compiled_model_is_deployed_too() -> None:
+    """As training leaves it, see engine/compile.py."""
+    model = made_up().double()
+    images = torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    expected = model(images)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the deployed model still runs what was compiled")
+
+    for part in (model.backbone, model.encoder, model.decoder, model.decoder.selector):
+        part.compile(backend=refuse)
+    model.decoder.remember = torch.compile(model.decoder.remember, backend=refuse)
+    torch.testing.assert_close(model.deploy(torch.float64)(images).boxes, expected.boxes, atol=1e-9, rtol=0)
 
 
 @pytest.mark.gpu

@@ -7,11 +7,13 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rtdetr.data.loader import DetectionLoader
     from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
@@ -53,6 +55,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+    from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
     from rtdetr.models.rtdetrv3 import check_backend
     from rtdetr.weights.load import model_from_checkpoint
@@ -62,10 +65,10 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     with distributed.process_group(args.device) as device:
         model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
         check_backend(cfg.model, device)
-        detector: Any = model.to(device)
+        detector: nn.Module = model.to(device)
         if args.deployed:
             half = args.deployed == "float16"
-            detector = Predictor.of(model, cfg, classes, device, half=half).predict_tensors
+            detector = AsModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
         annotations = cfg.data.val.annotations
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)

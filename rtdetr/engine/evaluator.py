@@ -11,17 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rtdetr.config import EvalConfig, Evaluator
 from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_picture
 from rtdetr.data.formats.coco import CocoDocument, corners_of, read_document
 from rtdetr.engine import distributed
-from rtdetr.models.postprocess import postprocess
-from rtdetr.types import Batch, Detections
-
-Detector = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B, 2) of the original pictures
+from rtdetr.models.postprocess import detections
+from rtdetr.types import Batch
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 FIGURE_NAMES = (
@@ -69,7 +67,7 @@ def _shown(figure: float) -> str:
 
 
 def evaluate(
-    model: nn.Module | Detector,
+    model: nn.Module,
     loader: Iterable[Batch],
     annotations: str | Path,
     classes: Classes,
@@ -78,8 +76,7 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> EvalResult | None:
     """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
-    first one; the others get None. model: in eval mode, or a call that does what it and `postprocess` do.
-    classes: the loader's, whose ids are those of the annotations.
+    first one; the others get None. classes: the loader's, whose ids are those of the annotations.
     Raises EvaluationStopped on all of them when `should_stop()` became true on one.
     """
     own: list[dict[str, Any]] = []
@@ -114,15 +111,12 @@ def _true_float32() -> Iterator[None]:
 
 @torch.inference_mode()
 def detect(
-    model: nn.Module | Detector, batch: Batch, classes: Classes, max_detections: int, device: torch.device
+    model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
 ) -> list[dict[str, Any]]:
     """COCO results of one batch, without those of classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
-    images, sizes = batch.images.to(device, non_blocking=True), sizes.to(device, non_blocking=True)
-    if not isinstance(model, nn.Module):
-        found = model(images, sizes)
-    else:
-        found = postprocess(model(images), sizes, max_detections)
+    images, sizes = (each.to(device, non_blocking=True) for each in (batch.images, sizes))
+    found = detections(model, images, sizes, max_detections)
     boxes = torch.cat((found.boxes[..., :2], found.boxes[..., 2:] - found.boxes[..., :2]), dim=-1)
     return [
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}

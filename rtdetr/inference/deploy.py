@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rtdetr.config import ConfigError
 from rtdetr.data.preprocess import SCALE
 from rtdetr.models.fold import DeployedModel
-from rtdetr.models.postprocess import postprocess
+from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Detections
 
+Model = RTDETRv3 | DeployedModel | EndToEnd
 Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B, 2) height and width in pixels
 Auto = bool | Literal["auto"]
 Compile = bool | Literal["max"]
@@ -69,10 +70,10 @@ class Plan(NamedTuple):
         return self._replace(half=half, graphs=self.graphs if cuda else False)
 
 
-class Detector(nn.Module):
+class Detector(EndToEnd):
     """Detections of pictures (B, 3, H, W): uint8, or floats in [0, 1]. Boxes are not clipped."""
 
-    def __init__(self, model: RTDETRv3 | DeployedModel, max_detections: int) -> None:
+    def __init__(self, model: Model, max_detections: int) -> None:
         super().__init__()
         self.model, self.max_detections = model, max_detections
         self.dtype = model.dtype if isinstance(model, DeployedModel) else torch.float32
@@ -81,19 +82,22 @@ class Detector(nn.Module):
         scaled = images.to(self.dtype)
         if images.dtype == torch.uint8:  # as preprocess.to_tensor: the product is rounded once
             scaled = scaled * PIXEL
-        return postprocess(self.model(scaled), sizes, self.max_detections)
+        return detections(self.model, scaled, sizes, self.max_detections)
 
 
-def build_detector(
-    model: RTDETRv3, device: torch.device, max_detections: int, plan: Plan
-) -> tuple[RTDETRv3 | DeployedModel, Detect]:
-    """The model that runs, and the call that runs it; both on the device. plan: as `Plan.on` returns it."""
-    running: RTDETRv3 | DeployedModel = model.eval()
-    if plan.fold:
-        dtype = torch.float16 if plan.half else torch.float32
+def build_detector(model: RTDETRv3 | EndToEnd, device: torch.device, max_detections: int, plan: Plan) -> Running:
+    """The model that runs and the call that runs it, both on the device; plan: as `Plan.on` returns it.
+
+    What detects by itself, an exported file, say, runs as it is.
+    """
+    if isinstance(model, EndToEnd):
+        plan = Plan(fold=False, half=False, graphs=False)
+    dtype = torch.float16 if plan.half else torch.float32
+    running: Model = model.eval()
+    if plan.fold and isinstance(model, RTDETRv3):
         running = model.deploy(dtype, remember_sizes=True, fuse_relu=plan.fuse_relu)
     running = running.to(device)
-    detect: Detect = Detector(running, max_detections)
+    detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
         mode = "max-autotune-no-cudagraphs" if plan.compile == "max" else None
@@ -101,8 +105,26 @@ def build_detector(
     if plan.half:
         detect = InTensorFloat32(detect)
     if plan.graphs:
-        detect = Graphs(detect, device, running.dtype if isinstance(running, DeployedModel) else torch.float32, plan)
-    return running, detect
+        detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
+    return Running(running, detect)
+
+
+class Running(NamedTuple):
+    """A model on its device, and the call that runs it the fast way."""
+
+    model: Model
+    detect: Detect
+
+
+class AsModule(EndToEnd):
+    """`detect` for those who expect a module."""
+
+    def __init__(self, detect: Detect) -> None:
+        super().__init__()
+        self.detect = detect
+
+    def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+        return self.detect(images, sizes)
 
 
 class InTensorFloat32:
@@ -159,14 +181,14 @@ class Recordings:
 class Graphs:
     """`detect` on a GPU, replayed as CUDA graphs; safe among threads.
 
-    Where recording fails, one sentence is logged and all goes on plainly; with plan.graphs=True the error is raised.
+    Where recording fails, one sentence is logged and all goes on plainly; with `at_once` the error is raised.
     """
 
-    def __init__(self, detect: Detect, device: torch.device, dtype: torch.dtype, plan: Plan) -> None:
+    def __init__(self, detect: Detect, device: torch.device, dtype: torch.dtype, at_once: bool) -> None:
         self.detect, self.device, self.dtype = detect, device, dtype
         # one memory for all, as only one runs at a time; it is kept by stream
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), plan.graphs is True)
+        self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), at_once)
         self.possible = True
         self.done = torch.cuda.Event()  # of the last replay
         self.lock = threading.Lock()

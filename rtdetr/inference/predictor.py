@@ -20,6 +20,7 @@ from rtdetr.data.pictures import read_picture
 from rtdetr.data.preprocess import as_rgb_array, resize_cubic
 from rtdetr.inference.deploy import Plan, build_detector
 from rtdetr.inference.draw import Detection
+from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
 from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
@@ -78,21 +79,22 @@ class Predictor:
     @classmethod
     def of(
         cls,
-        model: RTDETRv3,
+        model: RTDETRv3 | EndToEnd,
         cfg: Config,
         classes: Classes,
         device: torch.device | str = "cpu",
         threshold: float = 0.5,
         **options: Any,
     ) -> Predictor:
-        """The predictor of a model at hand, which is left as it is, unless fold=False. Raises as the class does."""
+        """The predictor of a model at hand, which is left as it is, unless fold=False; what detects by itself, an
+        exported file, say, runs without options. Raises as the class does."""
         predictor = cls.__new__(cls)
         predictor._set_up(model, cfg, classes, device, threshold, options)
         return predictor
 
     def _set_up(
         self,
-        model: RTDETRv3,
+        model: RTDETRv3 | EndToEnd,
         cfg: Config,
         classes: Classes,
         device: torch.device | str,

@@ -1,15 +1,15 @@
 """A detector that only detects: fewer layers and kernels, the same answers.
 
 What goes: batch norms into their convolutions, the 1x1 branch of RepVGG blocks into the 3x3 one, the two branches of a
-CSP block into one convolution, the input projections of the finer maps into those that read them, query and key
-projections into one, the way from box to logit and back between decoder layers, and whatever only training needs.
+CSP block into one convolution, the input projections of the finer maps into those that read them, the way from box to
+logit and back between decoder layers, and whatever only training needs.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd
 from rtdetr.models.decoder import Decoded, Decoder, Memory
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
-from rtdetr.models.layers import ConvNorm, in_weight_type
+from rtdetr.models.layers import ConvNorm, Group, in_weight_type
 from rtdetr.ops.conv_relu import conv_relu
 from rtdetr.types import Predictions
 
@@ -102,8 +102,6 @@ def _fold(module: nn.Module) -> None:
             setattr(module, name, merge_repvgg(child))
         elif isinstance(child, CSPBlock):
             setattr(module, name, MergedCSPBlock(child))
-        elif isinstance(child, nn.MultiheadAttention):
-            setattr(module, name, MergedAttention(child))
 
 
 def fold_norm(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
@@ -205,34 +203,14 @@ class FoldedDecoder(Decoder):
         self.input_proj, self.selector, self.query_pos = decoder.input_proj, decoder.selector, decoder.query_pos
         self.layers, self.box_heads, self.score_heads = decoder.layers, decoder.box_heads, decoder.score_heads[-1:]
 
-    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, blocked: Tensor | None = None) -> Decoded:
+    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, groups: Sequence[Group] = ()) -> Decoded:
         """As Decoder.forward in eval mode."""
         for layer, box_head in zip(self.layers, self.box_heads):
             reference = box_logits.sigmoid()
-            content = layer(content, self.query_pos(reference.to(content.dtype)), reference, memory, blocked)
+            content = layer(content, self.query_pos(reference.to(content.dtype)), reference, memory, groups)
             delta = in_weight_type(box_head, content).to(box_logits.dtype)
             box_logits = delta + box_logits.clamp(-self.LIMIT, self.LIMIT)
         return Decoded(in_weight_type(self.score_heads[0], content)[None], box_logits.sigmoid()[None])
-
-
-class MergedAttention(nn.Module):
-    """An nn.MultiheadAttention whose query and key are the same tensor: two projections instead of three."""
-
-    def __init__(self, attention: nn.MultiheadAttention) -> None:
-        super().__init__()
-        self.num_heads, dim = attention.num_heads, attention.embed_dim
-        self.query_key = _linear(attention.in_proj_weight[: 2 * dim], attention.in_proj_bias[: 2 * dim])
-        self.value = _linear(attention.in_proj_weight[2 * dim :], attention.in_proj_bias[2 * dim :])
-        self.out_proj = attention.out_proj
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, need_weights: bool = False
-    ) -> tuple[Tensor, None]:
-        """query: (B, Q, dim), which also serves as the key; value: (B, Q, dim)."""
-        parts = (*self.query_key(query).chunk(2, dim=-1), self.value(value))
-        q, k, v = (part.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for part in parts)  # (B, heads, Q, head_dim)
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if attn_mask is None else ~attn_mask)
-        return self.out_proj(attended.transpose(1, 2).flatten(2)), None
 
 
 def _bias(conv: nn.Conv2d) -> Tensor:
@@ -246,13 +224,6 @@ def _with(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
     made.out_channels, made.in_channels = weight.shape[:2]
     made.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
     made.bias = None if bias is None else nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
-    return made
-
-
-def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
-    made = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    made.weight = nn.Parameter(weight.detach().clone(), requires_grad=False)
-    made.bias = nn.Parameter(bias.detach().clone(), requires_grad=False)
     return made
 
 
