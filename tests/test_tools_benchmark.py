@@ -27,7 +27,14 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     infer.make_checkpoint_file(tmp_path / "model.pth", str(NANO), TINY)
     (tmp_path / "pictures").mkdir()
     infer.make_pictures(tmp_path / "pictures", 2)
-    order = {"folder": str(tmp_path), "device": "cpu", "batches": [1, 2], "profile": False, "num_files": 6}
+    order = {
+        "folder": str(tmp_path),
+        "device": "cpu",
+        "batches": [1, 2],
+        "profile": False,
+        "num_files": 6,
+        "seconds": 0.02,
+    }
     for name in ("float32 eager", "deployed eager", "files"):
         infer.work({"name": name, "started": time.time(), **order})
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

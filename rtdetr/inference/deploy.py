@@ -99,9 +99,7 @@ def build_detector(model: RTDETRv3 | EndToEnd, device: torch.device, max_detecti
     running = running.to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
-        mode = "max-autotune-no-cudagraphs" if plan.compile == "max" else None
-        detect = torch.compile(detect, dynamic=False, mode=mode)
+        detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.half:
         detect = InTensorFloat32(detect)
     if plan.graphs:
@@ -125,6 +123,27 @@ class AsModule(EndToEnd):
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
         return self.detect(images, sizes)
+
+
+class Compiled:
+    """A Detector through torch.compile, once for each size; what that makes lies on disk for the next process.
+
+    The first call of a size runs plainly before: there the model remembers what it computes once, and is not compiled
+    again when it has.
+    """
+
+    def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
+        self.detector = detector
+        self.compiled = torch.compile(detector, dynamic=False, mode=mode, backend=backend)
+        self.seen: set[torch.Size] = set()
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+        if images.shape not in self.seen:
+            self.seen.add(images.shape)
+            self.detector(images, sizes)
+        found: Detections = self.compiled(images, sizes)
+        return found
 
 
 class InTensorFloat32:
