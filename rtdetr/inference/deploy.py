@@ -247,12 +247,11 @@ class Recording:
         self.images = images.contiguous(memory_format=torch.channels_last)
         self.sizes = torch.ones(size.batch, 2, device=stream.device)
         self.graph = torch.cuda.CUDAGraph()
-        with _fastest_convolutions():
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    detect(self.images, self.sizes)
-            torch.cuda.current_stream().wait_stream(stream)
+        stream.wait_stream(torch.cuda.current_stream())
+        # The outer context puts the stream back where the inner one, after a failure, does not.
+        with _fastest_convolutions(), torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                detect(self.images, self.sizes)
             try:
                 # other threads may pin memory or wait for events meanwhile
                 with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -262,6 +261,7 @@ class Recording:
                 raise CannotRecord(
                     f"recording {size.batch} x {size.height} x {size.width} failed ({reason})"
                 ) from error
+        torch.cuda.current_stream().wait_stream(stream)
 
     def takes(self, size: Size) -> bool:
         """Whether so many pictures go through it, the rest of its batch idle."""
