@@ -17,8 +17,9 @@ from PIL import Image
 from test_models_fold import made_up
 from torch import Tensor
 
-from rtdetr.config import Config
+from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
+from rtdetr.data.preprocess import resize_cubic, resize_cubic_there
 from rtdetr.inference import deploy
 from rtdetr.inference.deploy import MAX_GRAPHS, CannotRecord, Compiled, Detector, Graphs, Plan, Recordings, Size
 from rtdetr.inference.predictor import Predictor
@@ -199,6 +200,33 @@ def test_files_give_what_pictures_give_one_by_one(cfg: Config, tmp_path: Path, d
                 scores = [one.score for one in alone]
                 assert [one.score for one in each.detections] == pytest.approx(scores, abs=tolerance)
                 assert each.best_score == pytest.approx(scores[0], abs=tolerance)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_resize_on_the_device_is_within_one_level(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    generator = np.random.default_rng(0)
+    for height, width, size in ((48, 64, (64, 96)), (301, 173, (64, 96)), (1, 1, (32, 64)), (64, 96, (64, 96))):
+        pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        found = resize_cubic_there(torch.from_numpy(pixels).to(device), size).cpu().numpy()
+        expected = resize_cubic(pixels, size)
+        assert found.shape == expected.shape and found.dtype == np.uint8
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_resize_on_the_device_finds_the_same(cfg: Config, tmp_path: Path, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    files = write_pictures(tmp_path, 5)
+    (tmp_path / "2.png").write_bytes(b"no picture")
+    there, here = (predictor(cfg, torch.device(device), resize=place) for place in ("device", "host"))
+    for ours, theirs in zip(there.predict_files(files, 3), here.predict_files(files, 3)):
+        assert ours.file == theirs.file and ours.error == theirs.error
+        assert ours.best_score == pytest.approx(theirs.best_score, abs=0.02)
+    with pytest.raises(ConfigError, match="resize: expected host or device, got 'gpu'"):
+        predictor(cfg, resize="gpu")
 
 
 def test_reading_ahead_is_bounded_and_ends_with_the_results(cfg: Config, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes the second time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`.
+    `fold.deploy`. resize: where pictures get the network's size, on the host or on the device.
     """
 
     fold: bool = True
@@ -53,6 +53,7 @@ class Plan(NamedTuple):
     graphs: Auto = "auto"
     compile: Compile = False
     fuse_relu: bool = False
+    resize: Literal["host", "device"] = "host"
 
     def on(self, device: torch.device) -> Plan:
         """The plan for a device, without "auto" for half. Raises ConfigError when it cannot be had there."""
@@ -66,6 +67,8 @@ class Plan(NamedTuple):
                 raise ConfigError(f"{name}: expected {'False' if name == 'fuse_relu' else 'auto or False'} on {device}")
         if not self.fold and (self.half is True or self.fuse_relu):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
+        if self.resize not in ("host", "device"):
+            raise ConfigError(f"resize: expected host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)
         return self._replace(half=half, graphs=self.graphs if cuda else False)
 

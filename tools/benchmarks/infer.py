@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works wi
 import torch
 from torch import Tensor
 
-from rtdetr.inference.predictor import Pixels, Predictor
+from rtdetr.inference.predictor import HostPixels, Predictor
 
 # What each row is: options of the predictor; autocast is not one of them.
 ROWS: dict[str, dict[str, Any]] = {
@@ -265,9 +265,9 @@ def measure_files(
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]
     clock = Clock(predictor.device, seconds)
-    pixels = Pixels.empty(batch, predictor.cfg.data.image_size, pinned=clock.on_gpu)
+    pixels = HostPixels(batch, predictor.cfg.data.image_size, pinned=clock.on_gpu)
     picture = read_picture(files[0])
-    images = pixels.pixels.permute(0, 3, 1, 2).to(predictor.device)
+    images = pixels.on(predictor.device).permute(0, 3, 1, 2)
     sizes = pixels.sizes.to(predictor.device)
     for _ in range(3):
         pending = predictor._start(pixels)
