@@ -19,7 +19,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
-from rtdetr.engine.compile import compile_step, mark_sizes, why_not_compile
+from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
@@ -234,8 +234,6 @@ class Trainer:
         dtype = AUTOCAST.get(self.cfg.train.precision)
         images = batch.images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
         targets = batch.targets.to(self.device, non_blocking=True)
-        if self.why_not_compiled is None:
-            mark_sizes(images, len(set(self.cfg.data.augment.batch_sizes)) > 1)
         try:
             with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
                 outputs = self.parallel(images, targets, self.draws)
