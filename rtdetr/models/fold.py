@@ -109,19 +109,19 @@ def _fold(module: nn.Module) -> None:
 
 
 def fold_norm(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
-    """One convolution that does what `conv`, which has no bias, and a batch norm with stored statistics do."""
+    """`conv`, which had no bias and now does what it and a batch norm with stored statistics did."""
     weight, bias, mean, variance = (
         getattr(norm, name).double() for name in ("weight", "bias", "running_mean", "running_var")
     )
     scale = weight / (variance + norm.eps).sqrt()
-    return _with(conv, conv.weight.double() * scale[:, None, None, None], bias - mean * scale)
+    return _set(conv, conv.weight * scale.to(conv.weight)[:, None, None, None], bias - mean * scale)
 
 
 def merge_repvgg(block: RepVGGBlock) -> ConvNorm:
     """The block, whose norms are folded, as one 3x3 convolution and SiLU."""
-    merged, other = block.conv3x3, block.conv1x1
-    weight = merged.conv.weight.double() + F.pad(other.conv.weight.double(), (1, 1, 1, 1))
-    merged.conv = _with(merged.conv, weight, _bias(merged.conv) + _bias(other.conv))
+    merged, other = block.conv3x3, block.conv1x1.conv
+    bias = _bias(merged.conv) + _bias(other)
+    _set(merged.conv, merged.conv.weight + F.pad(other.weight, (1, 1, 1, 1)), bias)
     merged.activation = F.silu
     return merged
 
@@ -132,8 +132,8 @@ class MergedCSPBlock(nn.Module):
     def __init__(self, block: CSPBlock) -> None:
         super().__init__()
         convs = (block.conv1.conv, block.conv2.conv)
-        weight = torch.cat([conv.weight.double() for conv in convs])
-        self.branches = _with(convs[0], weight, torch.cat([_bias(conv) for conv in convs]))
+        bias = torch.cat([_bias(conv) for conv in convs])
+        self.branches = _set(convs[0], torch.cat([conv.weight for conv in convs]), bias)
         self.rest = AfterBranches(block)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -162,10 +162,11 @@ class TopDownBlock(nn.Module):
     def __init__(self, block: MergedCSPBlock, projection: nn.Conv2d) -> None:
         super().__init__()
         branches, dim = block.branches, projection.out_channels
-        of_coarse, of_fine = branches.weight.double().split((branches.in_channels - dim, dim), dim=1)
-        self.coarse = _with(branches, of_coarse, None)
-        weight = torch.einsum("oi..., ic... -> oc...", of_fine, projection.weight.double())
-        self.fine = _with(branches, weight, _bias(branches) + of_fine[:, :, 0, 0] @ _bias(projection))
+        bias = _bias(branches)
+        of_coarse, of_fine = branches.weight.split((branches.in_channels - dim, dim), dim=1)
+        self.coarse = _set(branches, of_coarse, None)  # the fine map's bias is that of both
+        bias = bias + of_fine[:, :, 0, 0] @ _bias(projection)
+        self.fine = _set(projection, torch.einsum("oi..., ic... -> oc...", of_fine, projection.weight), bias)
         self.rest = block.rest
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
@@ -246,16 +247,16 @@ class FoldedDecoder(Decoder):
 
 def _bias(conv: nn.Conv2d) -> Tensor:
     assert conv.bias is not None, "its norm is not folded yet"
-    return conv.bias.double()
+    return conv.bias
 
 
-def _with(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    """A convolution like `conv` with other weights and as many channels as they have, in the type of the old ones."""
-    made = copy.deepcopy(conv)
-    made.out_channels, made.in_channels = weight.shape[:2]
-    made.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
-    made.bias = None if bias is None else nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
-    return made
+def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
+    """`conv` with other weights, in the type of the old ones, and as many channels as they have."""
+    dtype = conv.weight.dtype
+    conv.out_channels, conv.in_channels = weight.shape[:2]
+    conv.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)
+    conv.bias = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+    return conv
 
 
 def _fuse_relu(model: nn.Module) -> None:
