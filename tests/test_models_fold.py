@@ -6,10 +6,10 @@ import pytest
 import torch
 from engine_helpers import NANO, tiny_updates
 from torch import nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from rtdetr.config import load_config
 from rtdetr.models.fold import deploy
+from rtdetr.models.layers import FrozenBatchNorm2d
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference
 
