@@ -21,7 +21,17 @@ from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
 from rtdetr.data.preprocess import resize_cubic, resize_cubic_there
 from rtdetr.inference import deploy
-from rtdetr.inference.deploy import MAX_GRAPHS, CannotRecord, Compiled, Detector, Graphs, Plan, Recordings, Size
+from rtdetr.inference.deploy import (
+    MAX_GRAPHS,
+    RECORD_AT,
+    CannotRecord,
+    Compiled,
+    Detector,
+    Graphs,
+    Plan,
+    Recordings,
+    Size,
+)
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.types import Detections
@@ -59,14 +69,13 @@ def found(recordings: Recordings, wanted: Size) -> Size | None:
     return recording and recording.size
 
 
-def test_a_size_is_recorded_when_it_comes_again() -> None:
+def test_a_size_is_recorded_when_it_comes_often() -> None:
     recordings = Recordings(FakeRecording, at_once=False)
-    assert found(recordings, size(8)) is None
-    assert found(recordings, size(8)) == size(8)
+    assert [found(recordings, size(8)) for _ in range(RECORD_AT + 1)] == [None] * (RECORD_AT - 1) + [size(8)] * 2
     assert found(recordings, size(3)) == size(8)  # a short last batch goes through the larger one
     assert found(recordings, size(3, height=32)) is None
     assert found(recordings, size(16)) is None
-    assert found(recordings, size(3)) == size(3)  # it comes often, and deserves its own
+    assert [found(recordings, size(3)) for _ in range(RECORD_AT)][-1] == size(3)  # it comes often, and gets its own
     assert found(recordings, size(2)) == size(3)  # the smallest that takes it
 
 
@@ -190,7 +199,7 @@ def test_files_give_what_pictures_give_one_by_one(cfg: Config, tmp_path: Path, d
     (tmp_path / "4.png").write_bytes(b"no picture")
     detector = predictor(cfg, torch.device(device))
     tolerance = 1e-4 if device == "cpu" else 2e-2
-    for _ in range(3):  # plainly, recorded, replayed
+    for _ in range(4):  # plainly, recorded, replayed
         results = list(detector.predict_files(iter(files), batch_size=4, num_threads=num_threads))
         assert [each.file for each in results] == files
         assert [bool(each.error) for each in results] == [i == 4 for i in range(11)]
@@ -264,7 +273,7 @@ def test_a_failure_to_record_is_one_sentence(monkeypatch: pytest.MonkeyPatch, ca
     batch = (torch.zeros(1, 3, 64, 96), torch.ones(1, 2))
     graphs = Graphs(lambda *_: offered, CPU, torch.float32, at_once=False)
     with caplog.at_level(logging.WARNING, "rtdetr"):
-        assert all(graphs(*batch) is offered for _ in range(4))
+        assert all(graphs(*batch) is offered for _ in range(RECORD_AT + 2))
     assert [each.getMessage() for each in caplog.records] == [
         "detection runs without CUDA graphs, more slowly: recording 1 x 64 x 96 failed (operation not permitted)"
     ]
@@ -296,7 +305,7 @@ def test_recordings_equal_the_plain_twin(cfg: Config, cuda: torch.device, half: 
 def test_half_against_float32(cfg: Config, cuda: torch.device) -> None:
     half, whole = (predictor(cfg, cuda, half=half) for half in (True, False))
     images = torch.randint(0, 256, (4, 3, 64, 96), dtype=torch.uint8, device=cuda)
-    for _ in range(3):
+    for _ in range(RECORD_AT + 1):
         scores = [each.predict_tensors(images).scores for each in (half, whole)]
         torch.testing.assert_close(*scores, atol=2e-2, rtol=0)
 
@@ -309,7 +318,7 @@ from engine_helpers import tiny_config
 predictor = Predictor.of(made_up(), tiny_config(sys.argv[1], "data.image_size=[64, 96]"), CLASSES, "cuda", 0.0)
 predictor.model.register_forward_pre_hook(lambda _, given: (given[0].sum().item(), None)[1])
 images = torch.rand(1, 3, 64, 96)
-scores = [predictor.predict_tensors(images).scores for _ in range(4)]
+scores = [predictor.predict_tensors(images).scores for _ in range(9)]
 assert all((each - scores[0]).abs().max() < 1e-4 for each in scores)
 assert torch.cuda.current_stream() == torch.cuda.default_stream()
 """
@@ -332,6 +341,6 @@ def test_a_model_that_waits_for_the_gpu_runs_plainly(cuda: torch.device, tmp_pat
 def test_compiled_equals_plain(cfg: Config, cuda: torch.device) -> None:
     plain, compiled = (predictor(cfg, cuda, compile=compile) for compile in (False, True))
     images = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8, device=cuda)
-    for _ in range(3):
+    for _ in range(RECORD_AT + 1):
         scores = [each.predict_tensors(images).scores for each in (compiled, plain)]
         torch.testing.assert_close(*scores, atol=2e-2, rtol=0)

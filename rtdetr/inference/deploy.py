@@ -34,6 +34,7 @@ Compile = bool | Literal["max"]
 PIXEL = float(SCALE)  # here, because torch.compile does not follow numbers of NumPy
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # sizes of batches that are remembered
+RECORD_AT = 5  # the call of a size that records it, so that a few pictures do not wait for that
 WARM_UP = 3  # calls before a graph is recorded
 
 logger = logging.getLogger("rtdetr")
@@ -43,7 +44,7 @@ class Plan(NamedTuple):
     """How a model runs.
 
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
-    on a GPU. graphs: CUDA graphs, recorded when a size comes the second time ("auto"), or the first (True). compile:
+    on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
     `fold.deploy`. resize: where pictures get the network's size, on the host or on the device.
     """
@@ -178,26 +179,27 @@ class CannotRecord(RuntimeError):
 
 
 class Recordings:
-    """Which recording takes a batch: one is made when a size comes the second time, or the first (`at_once`), unless
-    one for more pictures of that size is there to take them. The sizes seen last are remembered."""
+    """Which recording takes a batch: one is made when a size has come often enough to be worth a second or two, or at
+    once, unless one for more pictures of that size is there to take them. The sizes seen last are remembered."""
 
     def __init__(self, record: Callable[[Size], Recording], at_once: bool) -> None:
         self.record, self.at_once = record, at_once
-        self.known: OrderedDict[Size, Recording | None] = OrderedDict()  # the one used last at the end
+        self.known: OrderedDict[Size, Recording | int] = OrderedDict()  # or how often it came; the last one at the end
 
     def find(self, size: Size) -> Recording | None:
         """None where it is too early. Raises CannotRecord."""
-        again = size in self.known
-        ready = self.known.setdefault(size, None)
+        known = self.known.setdefault(size, 0)
         self.known.move_to_end(size)
-        if ready is not None:
-            return ready
+        if not isinstance(known, int):
+            return known
         while len(self.known) > MAX_GRAPHS:
             self.known.popitem(last=False)
-        larger = [each for each in self.known.values() if each is not None and each.takes(size)]
-        if again or (self.at_once and not larger):
-            ready = self.known[size] = self.record(size)
-        return ready or min(larger, key=lambda each: each.size.batch, default=None)
+        self.known[size] = known + 1
+        larger = [each for each in self.known.values() if not isinstance(each, int) and each.takes(size)]
+        if known + 1 < RECORD_AT and not (self.at_once and not larger):
+            return min(larger, key=lambda each: each.size.batch, default=None)
+        made = self.known[size] = self.record(size)
+        return made
 
 
 class Graphs:

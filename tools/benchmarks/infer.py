@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works wi
 import torch
 from torch import Tensor
 
+from rtdetr.inference.deploy import RECORD_AT
 from rtdetr.inference.predictor import HostPixels, Predictor
 
 # What each row is: options of the predictor; autocast is not one of them.
@@ -235,7 +236,7 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if clock.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    for _ in range(3):  # plainly, recorded, replayed
+    for _ in range(RECORD_AT + 1):  # plainly, recorded, replayed
         scores = call()
     clock.wait()
     row: dict[str, Any] = {"batch": batch, "warm_s": time.perf_counter() - start}
@@ -269,7 +270,7 @@ def measure_files(
     picture = read_picture(files[0])
     images = pixels.on(predictor.device).permute(0, 3, 1, 2)
     sizes = pixels.sizes.to(predictor.device)
-    for _ in range(3):
+    for _ in range(RECORD_AT + 1):
         pending = predictor._start(pixels)
         predictor._reported(pending)
     parts = {
