@@ -122,9 +122,7 @@ class Trainer:
             where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             if self.why_not_compiled is None:
-                say(
-                    "compiling: the first step of each picture size takes a minute or two, less where it was done before"
-                )
+                say("compiling: the first step of each picture size takes a minute or two, unless done before")
             elif self.device.type == "cuda":
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
