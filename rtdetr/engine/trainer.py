@@ -99,7 +99,8 @@ class Trainer:
         self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
-        self.why_not_compiled = why_not_compile(cfg.train, device, self.total_iterations - self.state.iteration)
+        left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
+        self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, self.model))
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
@@ -122,7 +123,7 @@ class Trainer:
             where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             if self.why_not_compiled is None:
-                say("the first steps compile the model, which takes a minute or two, less when it was done before")
+                say("compiling: the first step of each picture size takes a minute or two, unless done before")
             elif self.device.type == "cuda":
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
