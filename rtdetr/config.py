@@ -46,6 +46,9 @@ class BackboneConfig:
     depth: Depth = 50
     width: Annotated[float, Range(0.05, 8)] = 1.0  # multiplies every channel count
     freeze_stem: bool = True
+    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Their batch norm is frozen
+    # altogether, whatever `norm` says. Only for weights that have learnt something: -t, or `weights` below.
+    freeze_stages: Annotated[int, Range(0, 4)] = 0
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
     norm: Literal["train", "frozen", "frozen_affine"] = "frozen"

@@ -25,6 +25,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "num_classes": (-1, 10**9),
     "model.backbone.depth": (17, 102),
     "model.backbone.width": (0, 100),
+    "model.backbone.freeze_stages": (-1, 5),
     "model.encoder.hidden_dim": (0, 8192),
     "model.encoder.feedforward_dim": (0, 10**9),
     "model.encoder.num_heads": (0, 512),
