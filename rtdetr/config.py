@@ -46,8 +46,8 @@ class BackboneConfig:
     depth: Depth = 50
     width: Annotated[float, Range(0.05, 8)] = 1.0  # multiplies every channel count
     freeze_stem: bool = True
-    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Their batch norm is frozen
-    # altogether, whatever `norm` says. Only for weights that have learnt something: -t, or `weights` below.
+    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Their batch norm is
+    # frozen altogether, whatever `norm` says. For weights that have learnt something: -t, or `weights` below.
     freeze_stages: Annotated[int, Range(0, 4)] = 0
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
@@ -183,6 +183,9 @@ class TrainConfig:
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs
     log_every: Count = 10  # optimiser steps
+    # Evaluations in a row without an AP better by more than min_delta, after which the run ends; 0: it never does.
+    patience: CountOrNone = 0
+    min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written at epoch ends this far apart, before evaluations and at the end
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     sync_batch_norm: bool = True  # on several GPUs

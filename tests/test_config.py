@@ -79,6 +79,8 @@ WRONG: dict[str, tuple[float, float]] = {
     "train.accumulate": (0, 10**9),
     "train.eval_every": (-1, 10**9),
     "train.log_every": (0, 10**9),
+    "train.patience": (-1, 10**9),
+    "train.min_delta": (-0.1, 1.1),
     "train.save_seconds": (-1, 1e10),
     "train.seed": (-1, 2**32),
     "train.max_iterations": (-1, 10**10),

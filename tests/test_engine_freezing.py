@@ -70,5 +70,5 @@ def test_frozen_stages_add_to_what_norm_and_stem_say(norm: str, freeze_stem: boo
 
 def test_resuming_with_other_stages_frozen_is_refused(data: Path, start: Path, tmp_path: Path) -> None:
     cfg = tiny_config(data, "model.backbone.freeze_stages=2")
-    with pytest.raises(CheckpointError, match="last.pth"):
+    with pytest.raises(CheckpointError, match=r"last\.pth"):
         Trainer(cfg, tmp_path, CPU, resume=start)

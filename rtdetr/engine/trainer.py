@@ -113,6 +113,9 @@ class Trainer:
 
         prepare: called by the main process before the first file is written, when there is something to train.
         """
+        if self.state.early_stop.over and not self.state.evaluation_due:
+            say(self.state.early_stop.sentence(self.state.iteration))
+            return None
         if self.state.iteration >= self.total_iterations and not self.state.evaluation_due:
             setting = "max_iterations" if self.total_iterations == self.cfg.train.max_iterations else "epochs"
             done = f"finished at iteration {self.state.iteration} of {self.total_iterations}"
@@ -145,7 +148,7 @@ class Trainer:
         if state.evaluation_due and not self._stopping():
             self._evaluate()
         batches = self.train_loader.stream(state.epoch, state.start_batch)
-        while state.iteration < self.total_iterations and not self._stopping():
+        while state.iteration < self.total_iterations and not state.early_stop.over and not self._stopping():
             self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
         stopped = self._stopping()
         if stopped:
@@ -266,6 +269,7 @@ class Trainer:
             return
         state = self.state
         state.evaluation_due = False
+        state.early_stop.see(distributed.from_main(lambda: result.figures if result else {}), state.iteration)
         if result is not None:
             self.watch.log_evaluation(result.figures)
             seconds = time.perf_counter() - started
@@ -276,6 +280,8 @@ class Trainer:
                 with writing(self.output_dir / "best.pth"):
                     save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
         self._save()
+        if state.early_stop.over and state.iteration < self.total_iterations:
+            say(state.early_stop.sentence(state.iteration))
 
     def _save_settings(self) -> None:
         with writing(self.output_dir):

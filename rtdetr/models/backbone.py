@@ -59,8 +59,10 @@ class Bottleneck(nn.Module):
 
 
 class ResNetVd(nn.Module):
-    """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W). freeze_stages: parts from the input on that do not move, the
-    stem first."""
+    """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W).
+
+    freeze_stages: parts from the input on that do not move, the stem first.
+    """
 
     def __init__(self, depth: Depth, width: float, freeze_stem: bool, norm: str, freeze_stages: int = 0) -> None:
         super().__init__()
