@@ -65,6 +65,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.augment.flip_prob": (-0.1, 2.5),
     "data.augment.batch_sizes": (0, 8224),
     "optimizer.lr": (0, 0.5),
+    "optimizer.lr_batch": (0, 10**9),
     "optimizer.backbone_lr_multiplier": (-0.1, 1e10),
     "optimizer.weight_decay": (-0.1, 1.1),
     "optimizer.betas": (-0.1, 1),
@@ -112,7 +113,9 @@ def leaves(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_number(hint: Any) -> bool:
     inner = typing.get_args(hint)[:1] or (hint,)
-    return inner[0] in (int, float) or type(inner[0]) is int  # Annotated[int, ...], int, Literal[18, ...]
+    return (
+        inner[0] in (int, float, declared.CountOrAuto.__origin__) or type(inner[0]) is int
+    )  # Annotated[int, ...], int, Literal[18, ...]
 
 
 def given(dotted: str, value: object) -> str:
@@ -176,10 +179,10 @@ def test_a_misspelt_update_names_the_option() -> None:
         ("train.epochs", "expected key=value"),
         ("=3", "-u =3: expected key=value"),
         ("a..b=1", "-u a..b=1: expected key=value"),
-        ("train.epochs=many", "-u: train.epochs must be a whole number from 1 to 100,000, got 'many'"),
-        ("train.epochs=true", "train.epochs must be a whole number from 1 to 100,000, got True"),
-        ("train.epochs=2.5", "train.epochs must be a whole number from 1 to 100,000, got 2.5"),
-        ("train.epochs=", "train.epochs must be a whole number from 1 to 100,000, got nothing"),
+        ("train.epochs=many", "-u: train.epochs must be a whole number from 1 to 100,000 or auto, got 'many'"),
+        ("train.epochs=true", "train.epochs must be a whole number from 1 to 100,000 or auto, got True"),
+        ("train.epochs=2.5", "train.epochs must be a whole number from 1 to 100,000 or auto, got 2.5"),
+        ("train.epochs=", "train.epochs must be a whole number from 1 to 100,000 or auto, got nothing"),
         ("optimizer.lr=" + "9" * 400, "optimizer.lr must be a number above 0 and up to 0.1, got 9999"),
         ("ema.decay=1", "ema.decay must be a number from 0 to below 1, got 1"),
         ("ema.from_zeros=maybe", "ema.from_zeros must be true or false, got 'maybe'"),
@@ -351,7 +354,9 @@ def test_a_stored_config_out_of_range_names_its_file() -> None:
     stored["train"]["epochs"] = 0
     with pytest.raises(ConfigError) as error:
         config_from_dict(stored, "runs/last.pth")
-    sentence = "runs/last.pth (the config stored in it): train.epochs must be a whole number from 1 to 100,000, got 0"
+    sentence = (
+        "runs/last.pth (the config stored in it): train.epochs must be a whole number from 1 to 100,000 or auto, got 0"
+    )
     assert str(error.value) == sentence
     assert config_from_dict(stored, "runs/last.pth", ["train.epochs=3"]).train.epochs == 3
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rtdetr.config import Config
+from rtdetr.config import Config, settled
 from rtdetr.data.classes import Classes
 from rtdetr.engine import distributed
 from rtdetr.engine.early_stop import EarlyStop
@@ -62,9 +62,13 @@ class RunState:
         self.cfg, self.classes, self.model = cfg, classes, model
         train = cfg.train
         self.pace = Pace(
-            cfg.data.train_batch_size, distributed.world_size(), train.accumulate, num_pictures, train.epochs
+            settled(cfg.data.train_batch_size),
+            distributed.world_size(),
+            train.accumulate,
+            num_pictures,
+            settled(train.epochs),
         )
-        steps = self.pace.steps(train.epochs, 0)
+        steps = self.pace.steps(self.pace.epochs, 0)
         self.total_iterations = min(steps, train.max_iterations or steps)
         self.optimizer = build_optimizer(model, cfg.optimizer)
         device = next(model.parameters()).device

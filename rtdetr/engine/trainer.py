@@ -20,6 +20,7 @@ from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
+from rtdetr.engine.automatic import settle
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.graphs import StepGraphs, slots_for, why_not_capture
@@ -57,6 +58,8 @@ class Trainer:
         signals: StopSignal | None = None,
     ) -> None:
         self.output_dir, self.device, self.draws = output_dir, device, draws
+        cfg, automatic = settle(cfg, device, resume)
+        say(*automatic)
         self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)
         rank, world_size = distributed.rank(), distributed.world_size()
