@@ -20,6 +20,7 @@ from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
+from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import settle
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
@@ -100,6 +101,7 @@ class Trainer:
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
         self.total_iterations = self.state.total_iterations
+        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
@@ -134,6 +136,7 @@ class Trainer:
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
+                say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
                 self._save_settings()
             self.watch.open()
             try:
@@ -282,6 +285,7 @@ class Trainer:
                 ema = state.ema.model.state_dict()
                 with writing(self.output_dir / "best.pth"):
                     save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
+            say(*(self.stuck.see(state.best_ap, state.iteration) if self.advise else ()))
         self._save()
         if state.early_stop.over and state.iteration < self.total_iterations:
             say(state.early_stop.sentence(state.iteration))
