@@ -13,11 +13,12 @@ class EarlyStop:
     def __init__(self, patience: int, min_delta: float, goal: float = math.inf) -> None:
         self.patience, self.min_delta, self.goal = patience, min_delta, goal
         self.best, self.best_iteration, self.waited = -math.inf, 0, 0
-        self.reached = False
+        self.ap50, self.reached = -math.inf, False
 
     def see(self, figures: Mapping[str, float], iteration: int) -> None:
         """Takes in an evaluation, by the names of rtdetr.engine.evaluator."""
-        self.reached = figures["AP50"] >= self.goal
+        self.ap50 = figures["AP50"]
+        self.reached = self.ap50 >= self.goal
         if figures["AP"] > self.best + self.min_delta:
             self.best, self.best_iteration, self.waited = figures["AP"], iteration, 0
         else:
