@@ -1,0 +1,6 @@
+"""A file that runs elsewhere, and the proof that it agrees with the model it came from."""
+
+from rtdetr.export.build import FORMATS, ExportFailed, Exported, check_file, export_model
+from rtdetr.export.certificate import Certificate
+
+__all__ = ["FORMATS", "Certificate", "ExportFailed", "Exported", "check_file", "export_model"]
