@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export.cases import Case, Pictures, cases
+from rtdetr.export.onnx import changed_weights
 from rtdetr.inference.metadata import Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
@@ -153,30 +154,37 @@ def noted_sha256(file: Path) -> str | None:
     return content.get("sha256") if isinstance(content, dict) and content.get("passed") else None
 
 
-def certify(
-    path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictures: Pictures, say: Callable[[str], None]
-) -> Certificate:
-    """Compares a file with the model, on the CPU, in every runtime that is installed and reads it."""
+def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictures: Pictures) -> Certificate:
+    """Compares a file with the model, on the CPU, in every runtime that is installed and reads it.
+
+    metadata: those of the model; precision and outputs are the file's own affair.
+    """
+    files: list[ExportedModel] = []
+    fault, precision = "", metadata.precision
+    try:
+        files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
+        precision = files[0].metadata.precision
+        if files[0].metadata.weights_sha256 != metadata.weights_sha256:
+            fault = "it was exported from other weights"
+        elif path.suffix == ".onnx":
+            fault = changed_weights(path)
+    except CheckpointError as error:
+        fault = str(error)
     certificate = Certificate(
         path.name,
         file_sha256(path),
-        sum(each.stat().st_size for each in ([*path.rglob("*")] if path.is_dir() else [path])),
+        sum(each.stat().st_size for each in path.rglob("*")) if path.is_dir() else path.stat().st_size,
         format,
-        metadata.precision,
-        BOUNDS[metadata.precision],
+        precision,
+        BOUNDS[precision],
         metadata.weights_sha256,
         pictures.says,
         versions=_versions(),
+        fault=fault,
     )
-    try:
-        files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
-    except CheckpointError as error:
-        certificate.fault = str(error)
-        return certificate
-    for case in cases(pictures, metadata.config.data.image_size):
+    for case in cases(pictures, metadata.config.data.image_size) if files else ():
         expected, gaps = reference(model, case, metadata.config.eval.max_detections)
         certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
-    say(certificate.table())
     return certificate
 
 

@@ -68,12 +68,12 @@ def initializers_sha256(model: Any) -> str:
     return digest.hexdigest()
 
 
-def changed_weights(path: Path) -> str | None:
-    """A sentence when the weights in the file are not those that were exported, else None."""
+def changed_weights(path: Path) -> str:
+    """What is wrong when the weights in the file are not those that were written, empty when they are."""
     onnx = needed("onnx", "onnx", str(path))
     model = onnx.load(str(path), load_external_data=False)
     noted = {each.key: each.value for each in model.metadata_props}.get(HASH)
-    return None if noted == initializers_sha256(model) else "its weights are not those that were exported"
+    return "" if noted == initializers_sha256(model) else "its weights are not those that were exported"
 
 
 def onnx_facts(path: Path) -> str:
