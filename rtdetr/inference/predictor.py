@@ -10,12 +10,13 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from rtdetr.data.classes import DataError
+from rtdetr.config import Config
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.pictures import read_picture
 from rtdetr.data.preprocess import preprocess
 from rtdetr.inference.draw import Detection
 from rtdetr.models.postprocess import postprocess
-from rtdetr.models.rtdetrv3 import check_backend
+from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
 from rtdetr.weights.load import model_from_checkpoint
 
 
@@ -37,13 +38,31 @@ class Predictor:
     """
 
     def __init__(self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> None:
+        self._set_up(*model_from_checkpoint(checkpoint), device, threshold)
+
+    @classmethod
+    def of(
+        cls,
+        model: RTDETRv3,
+        cfg: Config,
+        classes: Classes,
+        device: torch.device | str = "cpu",
+        threshold: float = 0.5,
+    ) -> Predictor:
+        """The predictor of a model at hand. Raises ConfigError."""
+        predictor = cls.__new__(cls)
+        predictor._set_up(model, cfg, classes, device, threshold)
+        return predictor
+
+    def _set_up(
+        self, model: RTDETRv3, cfg: Config, classes: Classes, device: torch.device | str, threshold: float
+    ) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
-        self.device = torch.device(device)
-        self.threshold = threshold
-        model, self.cfg, self.classes = model_from_checkpoint(checkpoint)
-        check_backend(self.cfg.model, self.device)
-        self.model = model.to(self.device)
+        self.device, self.threshold = torch.device(device), threshold
+        self.cfg, self.classes = cfg, classes
+        check_backend(cfg.model, self.device)
+        self.model = model.to(self.device).eval()
 
     def predict(self, pictures: list[Image.Image]) -> list[list[Detection]]:
         """Detections of each picture of one batch, best first. Boxes end where the picture ends; what lies wholly
