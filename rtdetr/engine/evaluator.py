@@ -18,7 +18,7 @@ from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_picture
 from rtdetr.data.formats.coco import CocoDocument, corners_of, read_document
 from rtdetr.engine import distributed
-from rtdetr.models.postprocess import postprocess
+from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
@@ -110,8 +110,8 @@ def detect(
 ) -> list[dict[str, Any]]:
     """COCO results of one batch, without those of classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
-    predictions = model(batch.images.to(device, non_blocking=True))
-    found = postprocess(predictions, sizes.to(device, non_blocking=True), max_detections)
+    images, sizes = (each.to(device, non_blocking=True) for each in (batch.images, sizes))
+    found = detections(model, images, sizes, max_detections)
     boxes = torch.cat((found.boxes[..., :2], found.boxes[..., 2:] - found.boxes[..., :2]), dim=-1)
     return [
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}

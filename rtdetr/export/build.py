@@ -15,26 +15,22 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from rtdetr.config import Config, ConfigError
-from rtdetr.data.classes import Classes
+from rtdetr.config import ConfigError
+from rtdetr.export import targets
 from rtdetr.export.cases import calibration_pictures, example_pictures
-from rtdetr.export.certificate import Certificate, certificate_path, certify, noted_sha256
+from rtdetr.export.certificate import Certificate, certify, noted_sha256
 from rtdetr.export.graph import make_graph
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.quantize import quantize
-from rtdetr.export.tensorrt import check_script, script_path, write_script
+from rtdetr.export.targets import FORMATS, Source
+from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256, weights_sha256
-from rtdetr.inference.runtimes import op_library_of
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.load import model_from_checkpoint
-
-FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
-
-Source = str | Path | tuple[RTDETRv3, Config, Classes]
 
 
 class ExportFailed(RuntimeError):
@@ -70,7 +66,7 @@ def export_model(
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
     _check(format, half, int8, calibrate)
-    target = Path(output) if output is not None else default_output(weights, format, half, int8, raw)
+    target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
     examples = example_pictures(pictures, metadata.config)
     calibration = calibration_pictures(calibrate, metadata.config) if calibrate is not None else []
@@ -105,40 +101,22 @@ def check_file(
     if not certificate.fault and noted not in (None, certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
     say(certificate.table())
-    certificate.save(certificate_path(file))
+    certificate.save(targets.certificate_path(file))
     if not certificate.passed:
-        raise ExportFailed(f"{file}: {certificate.reason()}; {certificate_path(file)} has the details")
+        raise ExportFailed(f"{file}: {certificate.reason()}; {targets.certificate_path(file)} has the details")
     return Exported(file, certificate)
 
 
-def describe(
-    weights: Source, precision: Precision, raw: bool, input_type: InputType
-) -> tuple[RTDETRv3, Metadata]:
+def describe(weights: Source, precision: Precision, raw: bool, input_type: InputType) -> tuple[RTDETRv3, Metadata]:
     """The model in eval mode on the CPU, and what its file shall say. Raises CheckpointError or ConfigError."""
     if isinstance(weights, tuple):
         model, cfg, classes = weights
         model, digest = copy.deepcopy(model).cpu().eval(), ""
     else:
-        model, cfg, classes = model_from_checkpoint(weights)
+        model, cfg, classes = model_from_checkpoint(weights, ["model.decoder.msda_backend=auto"])
         digest = file_sha256(Path(weights))
     hashed = weights_sha256(model.state_dict())
     return model, Metadata(cfg, classes, input_type, raw, precision, hashed, digest)
-
-
-def default_output(weights: Source, format: str, half: bool, int8: bool, raw: bool) -> Path:
-    """Beside the checkpoint, under its name; in the current folder for a model that came from none."""
-    folder, name = Path(), "model"
-    if isinstance(weights, tuple):
-        name = weights[1].name
-    else:
-        folder, name = Path(weights).parent, Path(weights).stem
-    parts = [name, *(word for word, asked in (("fp16", half), ("int8", int8), ("raw", raw)) if asked)]
-    return folder / ("-".join(parts) + FORMATS[format])
-
-
-def artefacts(path: Path, format: str) -> list[Path]:
-    """Everything that an export leaves beside one another, the certificate not counted."""
-    return [path, *{"aot": [op_library_of(path)], "tensorrt": [script_path(path)]}.get(format, [])]
 
 
 def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None) -> None:
@@ -166,7 +144,7 @@ def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[I
     converted = format in ("openvino", "tensorrt") or metadata.precision == "int8"  # from a float32 ONNX file
     graph = make_graph(model, replace(metadata, precision="fp32") if converted else metadata, "torch")
     first = path.with_name("float32.onnx") if format == "openvino" or metadata.precision == "int8" else path
-    write_onnx(graph, metadata, first)
+    write_onnx(graph, replace(metadata, precision="fp32") if format == "tensorrt" else metadata, first)
     if format == "openvino":
         write_openvino(first, metadata, path)
     elif format == "tensorrt":
@@ -180,10 +158,10 @@ def _complete(certificate: Certificate, format: str, path: Path) -> None:
     if path.suffix == ".onnx":
         certificate.notes.append(onnx_facts(path))
     if format == "tensorrt":
-        certificate.fault = certificate.fault or check_script(script_path(path), path)
+        certificate.fault = certificate.fault or check_script(targets.script_path(path), path)
         certificate.notes.append(
-            f"{script_path(path).name}: parses, and its layers are in the ONNX file; TensorRT itself was not there, "
-            "no engine has been built nor compared"
+            f"{targets.script_path(path).name}: parses, and its layers are in the ONNX file; there was no TensorRT, so "
+            "no engine has been built or compared"
         )
 
 
@@ -203,16 +181,17 @@ def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exporte
 
     Raises ExportFailed for these.
     """
-    ending = "" if certificate.passed else ".failed"
-    for each in artefacts(path, certificate.format):
-        if not each.exists():
-            continue
-        place = target.with_name(each.name + ending)
-        if place.is_dir():
-            shutil.rmtree(place)
-        os.replace(each, place)
-    target = target.with_name(target.name + ending)
-    certificate.save(certificate_path(target))
+    place = target if certificate.passed else target.with_name(f"{target.name}.failed")
+    if path.is_dir():
+        place.mkdir(exist_ok=True)
+    for file in targets.of(path, certificate.format):
+        if file.exists():
+            inside = file.relative_to(path.parent).parts
+            os.replace(
+                file,
+                place.with_name(file.name.replace(target.name, place.name)) if len(inside) == 1 else place / inside[-1],
+            )
+    certificate.save(targets.certificate_path(place))
     if not certificate.passed:
-        raise ExportFailed(f"{target}: does not agree with the model: {certificate.reason()}")
-    return Exported(target, certificate)
+        raise ExportFailed(f"{place}: does not agree with the model: {certificate.reason()}")
+    return Exported(place, certificate)

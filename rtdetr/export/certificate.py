@@ -10,20 +10,20 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor, nn
+from torch import Tensor
 
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export.cases import Case, Pictures, cases
 from rtdetr.export.onnx import changed_weights
+from rtdetr.export.targets import certificate_path
 from rtdetr.inference.metadata import Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
@@ -109,7 +109,8 @@ class Certificate:
 
     def table(self) -> str:
         """For a terminal."""
-        head = f"{'runtime':12s} {'pictures':9s} {'batch x size':>14s} {'compared':>9s} {'missing':>8s} {'score':>9s} {'box px':>8s}"
+        columns = ("runtime", "pictures", "batch x size", "compared", "missing", "score", "box px")
+        head = "{:12s} {:9s} {:>14s} {:>9s} {:>8s} {:>9s} {:>8s}".format(*columns)
         lines = [head]
         for each in self.comparisons:
             size = f"{each.batch}x{each.height}x{each.width}"
@@ -136,10 +137,6 @@ class Certificate:
             "machine": f"{platform.machine()} {platform.system()}",
         }
         path.write_text(json.dumps({"certificate": 1, **content}, indent=1), encoding="utf-8")
-
-
-def certificate_path(file: Path) -> Path:
-    return file.with_name(f"{file.name}.certificate.json")
 
 
 def noted_sha256(file: Path) -> str | None:
@@ -216,7 +213,7 @@ def compare(file: ExportedModel, case: Case, expected: Detections, gaps: Tensor,
     counts, missing, undecided = 0, 0, 0
     score = box = 0.0
     for i, gap in enumerate(gaps.tolist()):
-        one = difference(*(Detections(*(each[i].numpy() for each in side)) for side in (expected, found)), bounds)
+        one = difference(arrays(expected, i), arrays(found, i), bounds)
         if one.missing and gap < TIE:
             undecided += 1
             continue
@@ -224,9 +221,19 @@ def compare(file: ExportedModel, case: Case, expected: Detections, gaps: Tensor,
         score, box = max(score, one.score), max(box, one.box)
     batch, _, height, width = case.pixels.shape
     passed = missing <= bounds.missing * counts
-    return Comparison(
-        file.runtime, case.kind, batch, height, width, counts, missing, score, box, undecided, passed
-    )
+    return Comparison(file.runtime, case.kind, batch, height, width, counts, missing, score, box, undecided, passed)
+
+
+class Arrays(NamedTuple):
+    """The detections of one picture, as arrays."""
+
+    scores: NDArray[np.float32]  # (T,)
+    labels: NDArray[np.int64]  # (T,)
+    boxes: NDArray[np.float32]  # (T, 4) xyxy, pixels
+
+
+def arrays(detections: Detections, i: int) -> Arrays:
+    return Arrays(*(each[i].numpy() for each in detections))
 
 
 class Difference(NamedTuple):
@@ -238,8 +245,8 @@ class Difference(NamedTuple):
     box: float
 
 
-def difference(expected: Any, found: Any, bounds: Bounds) -> Difference:
-    """expected, found: Detections of arrays scores (T,), labels (T,), boxes (T, 4)."""
+def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
+    """Of what the model says and what the file says about a picture."""
     count = max(int((expected.scores > SHOWN).sum()), min(bounds.least, len(expected.scores)))
     if not all(np.isfinite(each).all() for each in (found.scores, found.boxes)):
         return Difference(count, max(count, 1), float("inf"), float("inf"))

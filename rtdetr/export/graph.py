@@ -40,7 +40,7 @@ class RawModel(nn.Module):
     def __init__(self, model: RTDETRv3) -> None:
         super().__init__()
         self.model = model
-        self.dtype = model.decoder.input_proj[0].conv.weight.dtype  # type: ignore[union-attr]
+        self.dtype: torch.dtype = next(model.backbone.parameters()).dtype
 
     def predictions(self, images: Tensor) -> Predictions:
         """images: uint8, or float32 in [0, 1]."""

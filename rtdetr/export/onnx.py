@@ -49,11 +49,11 @@ def _forget_source(graph: Any) -> None:
     """The exporter notes stack traces with the paths of this machine; the name of the module is what helps."""
     for node in graph.node:
         scopes = {each.key: each.value for each in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "")
-        del node.metadata_props[:]
-        node.doc_string = ""
-        names = [each.strip(" '\"") for each in scopes.strip("[]").split(",")]
-        scope = names[-2] if len(names) > 1 else ""  # the last one is the operation in the traced graph
+        names = [name for each in scopes.strip("[]").split(",") if (name := each.strip(" '\"")).startswith("model.")]
+        scope = names[-1].removeprefix("model.") if names else ""
         node.name = f"{scope}/{node.name}" if scope else node.name
+        node.doc_string = ""
+        del node.metadata_props[:]
     for values in (graph.value_info, graph.input, graph.output):
         for value in values:
             del value.metadata_props[:]

@@ -48,7 +48,7 @@ def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], p
 def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:
     """Batches as the quantiser asks for them: one by one, then None."""
 
-    class Reader(tools.CalibrationDataReader):  # type: ignore[misc]
+    class Reader(tools.CalibrationDataReader):
         def __init__(self) -> None:
             self.batches = _batches(metadata, pictures)
 

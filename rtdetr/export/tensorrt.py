@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from rtdetr.export.onnx import node_names
+from rtdetr.export.targets import script_path
 from rtdetr.inference.metadata import Metadata
 
 # What float16 would make infinite or coarse: normalisations, softmax, places of the deformable attention, box logits.
@@ -13,15 +14,15 @@ FLOAT32_OPERATORS = {
     "Div", "Exp", "GridSample", "LayerNormalization", "Log", "Pow", "ReduceMean", "ReduceSum", "Sigmoid", "Softmax",
     "Sqrt", "TopK",
 }  # fmt: skip
-FLOAT32_PARTS = ("score_head", "box_head")
+FLOAT32_SCOPES = ("", "decoder", "decoder.selector")  # what these compute themselves: heads, anchors, post-processing
 MOST_PIXELS = 1.6  # of the largest side in the profile, relative to the model's own
 
 SCRIPT = '''"""Builds a TensorRT engine from {onnx}. Needs tensorrt 10 or newer and the GPU that shall run it.
 
     python {script} [ENGINE]
 
-Written by rtdetr {version}. It was checked without TensorRT: that it parses, and that the inputs and layers it names are
-in the ONNX file. No engine has been built nor compared; `trtexec --onnx={onnx} {shapes} --fp16` is a first test.
+Written by rtdetr {version}. It was checked without TensorRT: that it parses, and that the layers it names are in the ONNX
+file. No engine has been built nor compared; `trtexec --onnx={onnx} {shapes} --fp16` is a first test.
 """
 
 import sys
@@ -76,17 +77,15 @@ if __name__ == "__main__":
 '''
 
 
-def script_path(onnx_file: Path) -> Path:
-    return onnx_file.with_suffix(".tensorrt.py")
-
-
 def write_script(onnx_file: Path, metadata: Metadata, fp16: bool) -> Path:
     """The builder script beside an ONNX file of float32, checked as far as it goes without TensorRT."""
     nodes = node_names(onnx_file)
-    keep = [name for name, kind in nodes.items() if kind in FLOAT32_OPERATORS or _in(name, FLOAT32_PARTS)]
+    keep = [name for name, kind in nodes.items() if kind in FLOAT32_OPERATORS or _scope(name) in FLOAT32_SCOPES]
     height, width = metadata.config.data.image_size
     large = [-(-round(side * MOST_PIXELS) // 32) * 32 for side in (height, width)]
-    profile = {"images": ((1, 3, 32 * 3, 32 * 3), (1, 3, height, width), (8, 3, *large))}
+    profile: dict[str, tuple[tuple[int, ...], ...]] = {
+        "images": ((1, 3, 32 * 3, 32 * 3), (1, 3, height, width), (8, 3, *large))
+    }
     if not metadata.raw:
         profile["sizes"] = ((1, 2), (1, 2), (8, 2))
     path = script_path(onnx_file)
@@ -128,5 +127,6 @@ def check_script(script: Path, onnx_file: Path) -> str:
     return ""
 
 
-def _in(name: str, parts: tuple[str, ...]) -> bool:
-    return any(part in name for part in parts)
+def _scope(node: str) -> str:
+    """The module that a node belongs to, see onnx.py."""
+    return node.rpartition("/")[0]

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from rtdetr.export.graph import Graph
+from rtdetr.export.targets import op_library_path
 from rtdetr.inference.metadata import Metadata
-from rtdetr.inference.runtimes import METADATA_FILE, op_library_of
+from rtdetr.inference.runtimes import METADATA_FILE
 from rtdetr.ops.compiled import FOLDER
 
 
@@ -27,8 +28,8 @@ def write_program(graph: Graph, metadata: Metadata, path: Path) -> None:
 
 def write_package(graph: Graph, metadata: Metadata, path: Path, with_op: bool) -> None:
     """A .pt2 file with compiled code; with the library of the deformable op beside it where the code calls it."""
-    entries = {**metadata.entries(), "op_library": op_library_of(path).name if with_op else ""}
+    entries = {**metadata.entries(), "op_library": op_library_path(path).name if with_op else ""}
     options = {"aot_inductor.metadata": {"rtdetr": json.dumps(entries)}}
     torch._inductor.aoti_compile_and_package(trace(graph), package_path=str(path), inductor_configs=options)
     if with_op:
-        shutil.copyfile(FOLDER / "_cpu.so", op_library_of(path))
+        shutil.copyfile(FOLDER / "_cpu.so", op_library_path(path))

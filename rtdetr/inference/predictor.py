@@ -15,7 +15,7 @@ from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.pictures import read_picture
 from rtdetr.data.preprocess import preprocess
 from rtdetr.inference.draw import Detection
-from rtdetr.models.postprocess import postprocess
+from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
 from rtdetr.weights.load import model_from_checkpoint
 
@@ -43,7 +43,7 @@ class Predictor:
     @classmethod
     def of(
         cls,
-        model: RTDETRv3,
+        model: RTDETRv3 | EndToEnd,
         cfg: Config,
         classes: Classes,
         device: torch.device | str = "cpu",
@@ -55,7 +55,7 @@ class Predictor:
         return predictor
 
     def _set_up(
-        self, model: RTDETRv3, cfg: Config, classes: Classes, device: torch.device | str, threshold: float
+        self, model: RTDETRv3 | EndToEnd, cfg: Config, classes: Classes, device: torch.device | str, threshold: float
     ) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
@@ -89,8 +89,7 @@ class Predictor:
         """All that the model offers, whatever the score."""
         images = torch.stack([preprocess(picture, self.cfg.data.image_size) for picture in pictures])
         sizes = torch.tensor([(picture.height, picture.width) for picture in pictures], dtype=torch.float32)
-        predictions = self.model(images.to(self.device))
-        found = postprocess(predictions, sizes.to(self.device), self.cfg.eval.max_detections)
+        found = detections(self.model, images.to(self.device), sizes.to(self.device), self.cfg.eval.max_detections)
         extent = sizes.flip(1).repeat(1, 2)[:, None]  # (B, 1, 4) width, height, width, height
         boxes = found.boxes.cpu().clamp(min=0).minimum(extent)
         return [

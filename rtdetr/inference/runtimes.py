@@ -17,12 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rtdetr.config import Config, config_from_dict, config_to_dict
+from rtdetr.data.classes import Classes
 from rtdetr.inference.metadata import Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd, postprocess
+from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
 from rtdetr.types import Detections, Predictions
 from rtdetr.weights.checkpoint import DAMAGE, CheckpointError
+from rtdetr.weights.load import model_from_checkpoint
 
 logger = logging.getLogger("rtdetr")
 
@@ -55,10 +59,18 @@ class ExportedModel(EndToEnd):
 
 def load(path: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> Predictor:
     """A predictor from a checkpoint or from an exported file. Raises CheckpointError or ConfigError."""
+    return Predictor.of(*load_model(path, device), device, threshold)
+
+
+def load_model(
+    path: str | Path, device: torch.device | str = "cpu", updates: list[str] | None = None, cfg: Config | None = None
+) -> tuple[RTDETRv3 | ExportedModel, Config, Classes]:
+    """`model_from_checkpoint` for exported files, too."""
     if not is_exported(path):
-        return Predictor(path, device, threshold)
+        return model_from_checkpoint(path, updates, cfg)
     model = open_exported(path, device)
-    return Predictor.of(model, model.metadata.config, model.metadata.classes, device, threshold)
+    asked = cfg or config_from_dict(config_to_dict(model.metadata.config), str(path), updates)
+    return model, asked, model.metadata.classes
 
 
 def is_exported(path: str | Path) -> bool:
@@ -187,7 +199,7 @@ def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{path}: damaged, or not a file of torch.export; copy it again") from error
-    entries = next(iter(found), {})
+    entries: dict[str, str] = next(iter(found), {})
     return (json.loads(entries.get("rtdetr", "{}")) if packaged else entries), packaged
 
 
@@ -199,11 +211,6 @@ def _load_op(path: Path, library: str) -> None:
         torch.ops.load_library(str(path.with_name(library)))
     except OSError as error:
         raise CheckpointError(f"{path}: its op library {library} does not load ({_first_line(error)})") from error
-
-
-def op_library_of(path: Path) -> Path:
-    """Where the library of the deformable op lies that a package calls."""
-    return path.with_suffix(".ops.so")
 
 
 def _first_line(error: BaseException) -> str:
