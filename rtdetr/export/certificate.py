@@ -250,6 +250,9 @@ def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
     count = max(int((expected.scores > SHOWN).sum()), min(bounds.least, len(expected.scores)))
     if not all(np.isfinite(each).all() for each in (found.scores, found.boxes)):
         return Difference(count, max(count, 1), float("inf"), float("inf"))
+    if not count:  # nothing to be seen: then the scores of equal ranks must do
+        score = float(np.abs(np.sort(expected.scores) - np.sort(found.scores)).max(initial=0))
+        return Difference(0, int(score > bounds.score), score, 0.0)
     same = expected.labels[:count, None] == found.labels
     scores = np.abs(expected.scores[:count, None] - found.scores)
     boxes = np.abs(expected.boxes[:count, None] - found.boxes).max(axis=2)

@@ -14,6 +14,7 @@ FLOAT32_OPERATORS = {
     "Div", "Exp", "GridSample", "LayerNormalization", "Log", "Pow", "ReduceMean", "ReduceSum", "Sigmoid", "Softmax",
     "Sqrt", "TopK",
 }  # fmt: skip
+HEAD_OPERATORS = {"Add", "Clip", "Gemm", "MatMul", "Mul", "Relu", "Sub"}
 FLOAT32_SCOPES = ("", "decoder", "decoder.selector")  # what these compute themselves: heads, anchors, post-processing
 MOST_PIXELS = 1.6  # of the largest side in the profile, relative to the model's own
 
@@ -21,8 +22,10 @@ SCRIPT = '''"""Builds a TensorRT engine from {onnx}. Needs tensorrt 10 or newer 
 
     python {script} [ENGINE]
 
-Written by rtdetr {version}. It was checked without TensorRT: that it parses, and that the layers it names are in the ONNX
-file. No engine has been built nor compared; `trtexec --onnx={onnx} {shapes} --fp16` is a first test.
+Written by rtdetr {version}. It was checked without TensorRT: it parses, and the layers it names are in the ONNX file.
+No engine has been built or compared. A first test:
+
+    trtexec --onnx={onnx} --fp16 {shapes}
 """
 
 import sys
@@ -80,7 +83,11 @@ if __name__ == "__main__":
 def write_script(onnx_file: Path, metadata: Metadata, fp16: bool) -> Path:
     """The builder script beside an ONNX file of float32, checked as far as it goes without TensorRT."""
     nodes = node_names(onnx_file)
-    keep = [name for name, kind in nodes.items() if kind in FLOAT32_OPERATORS or _scope(name) in FLOAT32_SCOPES]
+    keep = [
+        name
+        for name, kind in nodes.items()
+        if kind in FLOAT32_OPERATORS or (kind in HEAD_OPERATORS and _scope(name) in FLOAT32_SCOPES)
+    ]
     height, width = metadata.config.data.image_size
     large = [-(-round(side * MOST_PIXELS) // 32) * 32 for side in (height, width)]
     profile: dict[str, tuple[tuple[int, ...], ...]] = {
