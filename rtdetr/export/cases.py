@@ -17,7 +17,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.pictures import read_picture
 from rtdetr.data.preprocess import as_rgb_array, resize_cubic
 from rtdetr.data.shapes import draw_picture
-from rtdetr.export.graph import STRIDE
+from rtdetr.export.graph import fitting
 from rtdetr.inference.files import find_pictures
 
 MOST = 8  # pictures of a folder that are used
@@ -46,10 +46,10 @@ def example_pictures(folder: str | Path | None, cfg: Config) -> Pictures:
     return Pictures(images, f"{len(images)} pictures of {folder}")
 
 
-def cases(pictures: Pictures, size: tuple[int, int]) -> Iterator[Case]:
+def cases(pictures: Pictures, size: tuple[int, int], num_queries: int) -> Iterator[Case]:
     """Batches of 1 and 3 of the model's own size and of rectangles, from pictures and from noise."""
     height, width = size
-    own, wide, flat = (_fitting(height * h, width * w) for h, w in ((1, 1), (0.8, 1.2), (0.5, 1.6)))
+    own, wide, flat = (fitting(height * h, width * w, num_queries) for h, w in ((1, 1), (0.8, 1.2), (0.5, 1.6)))
     endless = cycle(pictures.images)
     for batch, sides in ((1, own), (3, wide), (1, flat), (3, own)):
         chosen = list(islice(endless, batch))
@@ -73,9 +73,3 @@ def calibration_pictures(folder: str | Path, cfg: Config, most: int = 64) -> lis
     if len(chosen) < 2:
         raise DataError(f"{folder}: calibration needs at least 2 pictures, some 100 are better; got {len(chosen)}")
     return [read_picture(file, max_megapixels=cfg.data.max_megapixels) for file in chosen]
-
-
-def _fitting(height: float, width: float) -> tuple[int, int]:
-    """The nearest sizes that the model takes."""
-    rounded = (max(1, round(side / STRIDE)) * STRIDE for side in (height, width))
-    return next(rounded), next(rounded)

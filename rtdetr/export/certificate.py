@@ -179,7 +179,8 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
         versions=_versions(),
         fault=fault,
     )
-    for case in cases(pictures, metadata.config.data.image_size) if files else ():
+    size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
+    for case in cases(pictures, size, num_queries) if files else ():
         expected, gaps = reference(model, case, metadata.config.eval.max_detections)
         certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
     return certificate

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rtdetr.data.preprocess import SCALE
 from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.runtimes import STRIDE
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -21,7 +22,6 @@ from rtdetr.types import Predictions
 
 DETECTIONS = ("labels", "boxes", "scores")
 RAW = ("logits", "boxes")
-STRIDE = 32  # height and width of the pictures are multiples of it
 
 
 class Graph(NamedTuple):
@@ -74,20 +74,28 @@ def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
             module.backend = backend
     if metadata.precision == "fp16":
         keep_heads_exact(model.half())
-    height, width = metadata.config.data.image_size
-    height, width = (max(STRIDE * 3, -(-side // STRIDE) * STRIDE) for side in (height, width))
+    num_queries = model.decoder.selector.num_queries
+    height, width = fitting(*metadata.config.data.image_size, num_queries)
     width += STRIDE * (height == width)  # an example where both are equal would be taken for a rule
     images = torch.zeros(2, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
     sizes = torch.tensor([[height, width]] * 2)
     batch = torch.export.Dim("batch", min=1)
     sides = {
-        2: STRIDE * torch.export.Dim("height_in_32", min=1, max=512),
-        3: STRIDE * torch.export.Dim("width_in_32", min=1, max=512),
+        2: STRIDE * torch.export.Dim("height_in_32", min=2, max=512),
+        3: STRIDE * torch.export.Dim("width_in_32", min=2, max=512),
     }
     if metadata.raw:
         return Graph(RawModel(model), (images,), ("images",), RAW, ({0: batch, **sides},))
     module = Detector(model, metadata.config.eval.max_detections)
     return Graph(module, (images, sizes), ("images", "sizes"), DETECTIONS, ({0: batch, **sides}, {0: batch}))
+
+
+def fitting(height: float, width: float, num_queries: int) -> tuple[int, int]:
+    """The nearest height and width that a file takes: multiples of STRIDE with a cell for every query."""
+    height, width = (max(2, round(side / STRIDE)) for side in (height, width))
+    while height * width * (16 + 4 + 1) < num_queries:  # cells of the three levels
+        height, width = height + (height <= width), width + (width < height)
+    return height * STRIDE, width * STRIDE
 
 
 def keep_heads_exact(model: RTDETRv3) -> None:

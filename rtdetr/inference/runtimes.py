@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rtdetr.config import Config, config_from_dict, config_to_dict
+from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.inference.metadata import Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
@@ -30,6 +30,7 @@ from rtdetr.weights.load import model_from_checkpoint
 
 logger = logging.getLogger("rtdetr")
 
+STRIDE = 32  # height and width of an exported file's pictures are multiples of it
 METADATA_FILE = "rtdetr.json"  # inside a torch.export file
 Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
 
@@ -43,6 +44,11 @@ class ExportedModel(EndToEnd):
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
         """images: (B, 3, H, W) in [0, 1], made from uint8 pictures; sizes: (B, 2) height, width of the originals."""
+        if any(side % STRIDE or side < 2 * STRIDE for side in images.shape[2:]):
+            raise ConfigError(
+                f"{self.path}: takes heights and widths that are multiples of {STRIDE} from {2 * STRIDE}, got "
+                f"{tuple(images.shape[2:])}; data.image_size sets them"
+            )
         device = images.device
         images = images.cpu()
         if self.metadata.input == "uint8":
