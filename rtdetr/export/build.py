@@ -27,7 +27,7 @@ from rtdetr.export.targets import FORMATS, Source
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256, weights_sha256
-from rtdetr.inference.runtimes import STRIDE
+from rtdetr.inference.runtimes import SMALLEST
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
 from rtdetr.weights.checkpoint import CheckpointError
@@ -116,10 +116,8 @@ def describe(weights: Source, precision: Precision, raw: bool, input_type: Input
     else:
         model, cfg, classes = model_from_checkpoint(weights, ["model.decoder.msda_backend=auto"])
         digest = file_sha256(Path(weights))
-    if any(side % STRIDE or side < 2 * STRIDE for side in cfg.data.image_size):
-        raise ConfigError(
-            f"data.image_size: exported files take multiples of {STRIDE} from {2 * STRIDE}, got {cfg.data.image_size}"
-        )
+    if min(cfg.data.image_size) < SMALLEST:
+        raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
     hashed = weights_sha256(model.state_dict())
     return model, Metadata(cfg, classes, input_type, raw, precision, hashed, digest)
 

@@ -33,6 +33,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 
 SHOWN = 0.05  # detections with a higher score are compared
 LEAST = 5  # and so many of every picture, whatever their scores, in float32
+LOSSY_SIDE = 640
 TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
 PACKAGES = ("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino")
 
@@ -41,7 +42,7 @@ class Bounds(NamedTuple):
     """How far a file may differ from the model."""
 
     score: float
-    box: float  # pixels of the original
+    box: float  # pixels of the original; in lossy formats, of one of LOSSY_SIDE, and in proportion for larger ones
     missing: float  # share of the detections that may have no counterpart
     least: int  # detections of a picture that are compared, however low their scores
 
@@ -214,7 +215,10 @@ def compare(file: ExportedModel, case: Case, expected: Detections, gaps: Tensor,
     counts, missing, undecided = 0, 0, 0
     score = box = 0.0
     for i, gap in enumerate(gaps.tolist()):
-        one = difference(arrays(expected, i), arrays(found, i), bounds)
+        allowed = bounds
+        if bounds.missing:
+            allowed = bounds._replace(box=bounds.box * max(1.0, float(case.sizes[i].max()) / LOSSY_SIDE))
+        one = difference(arrays(expected, i), arrays(found, i), allowed)
         if one.missing and gap < TIE:
             undecided += 1
             continue
@@ -262,7 +266,7 @@ def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
     paired = same[rows, columns]
     scores, boxes = scores[rows, columns][paired], boxes[rows, columns][paired]
     good = (scores <= bounds.score) & (boxes <= bounds.box)
-    surplus = found.scores > max(SHOWN, expected.scores[count - 1] if count else 0) + bounds.score
+    surplus = found.scores > min(SHOWN, expected.scores[count - 1]) + bounds.score
     surplus[columns[paired]] = False
     missing = count - int(good.sum()) + int(surplus.sum())
     return Difference(count, missing, float(scores.max(initial=0)), float(boxes.max(initial=0)))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rtdetr.data.preprocess import SCALE
 from rtdetr.inference.metadata import Metadata
-from rtdetr.inference.runtimes import STRIDE
+from rtdetr.inference.runtimes import SMALLEST, STRIDE
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -69,6 +69,7 @@ class Detector(RawModel):
 def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
     """A copy of the model as the metadata want it. backend: of deformable attention."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
+    model.query_groups, model.dense_head = nn.Identity(), None  # type: ignore[assignment]  # for training alone
     for module in model.modules():
         if isinstance(module, MSDeformAttn):
             module.backend = backend
@@ -91,8 +92,8 @@ def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
 
 
 def fitting(height: float, width: float, num_queries: int) -> tuple[int, int]:
-    """The nearest height and width that a file takes: multiples of STRIDE with a cell for every query."""
-    height, width = (max(2, round(side / STRIDE)) for side in (height, width))
+    """The nearest height and width that a file takes: multiples of STRIDE from SMALLEST, a cell for every query."""
+    height, width = (max(SMALLEST // STRIDE, round(side / STRIDE)) for side in (height, width))
     while height * width * (16 + 4 + 1) < num_queries:  # cells of the three levels
         height, width = height + (height <= width), width + (width < height)
     return height * STRIDE, width * STRIDE

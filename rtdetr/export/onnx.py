@@ -40,9 +40,15 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
     model = program.model_proto
     model.producer_name, model.producer_version = "rtdetr", metadata.version
     _forget_source(model.graph)
-    onnx.helper.set_model_props(model, {**metadata.entries(), HASH: initializers_sha256(model)})
+    note(model, metadata)
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
+
+
+def note(model: Any, metadata: Metadata) -> None:
+    """Puts the metadata and the hash of the weights into an ONNX model."""
+    onnx = needed("onnx", "onnx", "ONNX")
+    onnx.helper.set_model_props(model, {**metadata.entries(), HASH: initializers_sha256(model)})
 
 
 def _forget_source(graph: Any) -> None:

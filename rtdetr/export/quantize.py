@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from rtdetr.export.cases import stack
+from rtdetr.export.onnx import note
 from rtdetr.inference.metadata import Metadata
 from rtdetr.inference.runtimes import needed
 
@@ -43,6 +44,9 @@ def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], p
     finally:
         logging.disable(logging.NOTSET)
     prepared.unlink()
+    model = onnx.load(str(path))
+    note(model, metadata)
+    onnx.save(model, str(path))
 
 
 def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:

@@ -30,7 +30,7 @@ from rtdetr.weights.load import model_from_checkpoint
 
 logger = logging.getLogger("rtdetr")
 
-STRIDE = 32  # height and width of an exported file's pictures are multiples of it
+STRIDE, SMALLEST = 32, 64  # height and width of an exported file's pictures: multiples of the one from the other
 METADATA_FILE = "rtdetr.json"  # inside a torch.export file
 Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
 
@@ -44,10 +44,11 @@ class ExportedModel(EndToEnd):
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
         """images: (B, 3, H, W) in [0, 1], made from uint8 pictures; sizes: (B, 2) height, width of the originals."""
-        if any(side % STRIDE or side < 2 * STRIDE for side in images.shape[2:]):
+        height, width = images.shape[2:]
+        if height % STRIDE or width % STRIDE or min(height, width) < SMALLEST:
             raise ConfigError(
-                f"{self.path}: takes heights and widths that are multiples of {STRIDE} from {2 * STRIDE}, got "
-                f"{tuple(images.shape[2:])}; data.image_size sets them"
+                f"{self.path}: takes pictures whose sides are multiples of {STRIDE} from {SMALLEST}, got {height} x "
+                f"{width}; data.image_size sets them"
             )
         device = images.device
         images = images.cpu()
