@@ -470,4 +470,6 @@ def test_runtimes_that_are_not_installed_are_named(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     pictures = str(folder / "shapes" / "val")
     assert main(["predict", "-w", str(folder / "model.onnx"), pictures, "--output-dir", str(tmp_path / "out")]) == 2
-    assert 'needs onnxruntime; pip install "rtdetr[onnx]"' in capsys.readouterr().err
+    assert 'needs the package onnxruntime, which is not installed: pip install "rtdetr[onnx]"' in one_line(capsys)
+    assert main(["export", str(folder / "model.pth"), "-o", str(tmp_path / "new.onnx")]) == 2
+    assert "the format onnx needs the package onnxruntime" in one_line(capsys) and not any(tmp_path.iterdir())

@@ -146,7 +146,7 @@ def test_boxes_end_where_the_picture_ends(checkpoint: Path, monkeypatch: pytest.
     """One box across each border, one outside, one inside; evaluation keeps them as they come."""
     boxes = [(-5.0, 10.0, 20.0, 50.0), (90.0, -3.0, 99.0, 70.0), (97.0, 5.0, 99.0, 9.0), (1.0, 2.0, 3.0, 4.0)]
     offered = Detections(torch.tensor([[0.9, 0.8, 0.7, 0.6]]), torch.zeros(1, 4).long(), torch.tensor([boxes]))
-    monkeypatch.setattr("rtdetr.inference.predictor.postprocess", lambda *_: offered)
+    monkeypatch.setattr(Predictor, "predict_tensors", lambda *_: offered)
     found = Predictor(checkpoint, threshold=0.0).predict([picture(96, 64)])[0]
     assert [each.box for each in found] == [(0.0, 10.0, 20.0, 50.0), (90.0, 0.0, 96.0, 64.0), (1.0, 2.0, 3.0, 4.0)]
     assert [each.score for each in found] == pytest.approx([0.9, 0.8, 0.6])

@@ -2,6 +2,8 @@
 
 `rtdetr benchmark op`: the deformable attention op, every backend, type and case.
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
+`rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files.
+`rtdetr benchmark train`: the optimiser step, plain and compiled, with all supervision and with one query group.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works wi
 
 import torch
 from benchmarks import assignment as benchmark_assignment
+from benchmarks import infer as benchmark_infer
 from benchmarks import op as benchmark_op
+from benchmarks import train as benchmark_train
+
+from rtdetr.commands.configs import find_config
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -38,8 +44,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
     assignment.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     assignment.set_defaults(measure=measure_assignment)
+    infer = commands.add_parser("infer", help="detection through the public predictor")
+    infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
+    infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    infer.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    infer.add_argument("--batch", nargs="+", type=int, default=[1, 32], help="pictures at a time (default: 1 32)")
+    text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
+    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, benchmark_infer.FILES], help=text)
+    infer.add_argument("--num-files", type=int, default=4096, help="JPEGs of the row `files` (default: %(default)s)")
+    infer.add_argument("--profile", action="store_true", help="kernels of a call, and how long they keep the GPU busy")
+    infer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    infer.set_defaults(measure=measure_infer)
+    train = commands.add_parser("train", help="the optimiser step of `rtdetr train`")
+    train.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    train.add_argument(
+        "-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="YAML file or shipped name"
+    )
+    train.add_argument("-u", "--update", nargs="+", default=[], metavar="KEY=VALUE")
+    train.add_argument("--modes", nargs="+", choices=list(benchmark_train.MODES), default=list(benchmark_train.MODES))
+    train.add_argument("--batch", type=int, default=16)
+    train.add_argument("--size", type=int, default=640, help="side of the pictures (default: 640)")
+    train.add_argument("--boxes", type=int, help="in every picture (default: COCO's numbers)")
+    train.add_argument("--steps", type=int, default=40)
+    train.add_argument("--profile", action="store_true", help="kernels, waits and the time the GPU was busy")
+    train.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    train.set_defaults(measure=measure_train)
     args = parser.parse_args(arguments)
     return int(args.measure(args))
+
+
+def measure_train(args: argparse.Namespace) -> int:
+    """Prints the table, row by row as it grows, and writes the JSON file."""
+    device = torch.device(args.device)
+    environment = benchmark_op.environment(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    record: dict[str, object] = {**environment}
+    for config in args.config:
+        print(f"{config}, batch {args.batch}, {args.size} x {args.size}\n{benchmark_train.HEADER}", flush=True)
+        rows = []
+        for mode in args.modes:
+            rows.append(
+                benchmark_train.measure(
+                    find_config(config), mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
+                    args.update,
+                )
+            )  # fmt: skip
+            print(benchmark_train.row(rows[-1]), flush=True)
+            for name, count, ms in rows[-1].top:
+                print(f"    {ms:7.3f} ms {count:6.1f} x {name}")
+            torch._dynamo.reset()
+        record[config] = [asdict(row) for row in rows]
+    if args.json:
+        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return 0
 
 
 def measure_assignment(args: argparse.Namespace) -> int:
@@ -58,6 +115,24 @@ def measure_assignment(args: argparse.Namespace) -> int:
         record = {**environment, "measurements": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 0
+
+
+def measure_infer(args: argparse.Namespace) -> int:
+    """Prints the table, row by row as it grows, and writes the JSON file after each. 1 when a row failed."""
+    device = torch.device(args.device)
+    environment = benchmark_op.environment(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    print(benchmark_infer.header())
+    rows = []
+    names = args.rows or benchmark_infer.rows_for(device)
+    for row in benchmark_infer.measure_rows(
+        args.config, args.update, device, names, args.batch, args.num_files, args.profile
+    ):
+        rows.append(row)
+        print(benchmark_infer.line(row), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps({**environment, "measurements": rows}, indent=1), encoding="utf-8")
+    return int(any("error" in row for row in rows))
 
 
 def measure_op(args: argparse.Namespace) -> int:

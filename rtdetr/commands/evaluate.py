@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rtdetr.data.loader import DetectionLoader
     from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
@@ -31,6 +34,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         default="id",
         help="which category of the annotations is which class of the model (default: id); results carry their ids",
     )
+    text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
+    parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
     add_overwrite(parser)
     add_device(parser)
@@ -50,6 +55,8 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+    from rtdetr.inference.deploy import AsModule
+    from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
     from rtdetr.models.rtdetrv3 import check_backend
 
@@ -58,25 +65,32 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)
         check_backend(cfg.model, device)
+        detector: nn.Module = model.to(device)
+        if args.deployed:
+            half = args.deployed == "float16"
+            detector = AsModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
         annotations = cfg.data.val.annotations
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
-        with signals.listening("stopping"):
+        with signals.listening():
             batches = _counted(loader)
+            detections, stopped = [], ""
             try:
-                result = evaluate(
-                    model.to(device), batches, annotations, loader.classes, cfg.eval, device, signals.asked
-                )
-            except EvaluationStopped:
-                result = None
-            if result is not None:
-                print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
-                if args.save_json:
-                    with writing(args.save_json):
-                        args.save_json.parent.mkdir(parents=True, exist_ok=True)
-                        args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
+                result = evaluate(detector, batches, annotations, loader.classes, cfg.eval, device, signals.asked)
+                if result is not None:
+                    print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
+                    detections = result.detections
+            except EvaluationStopped as stop:
+                detections, stopped = stop.detections, f" after {stop.num_pictures} of {len(loader.source)} pictures"
+            if args.save_json and distributed.is_main():
+                with writing(args.save_json):
+                    args.save_json.parent.mkdir(parents=True, exist_ok=True)
+                    args.save_json.write_text(json.dumps(detections), encoding="utf-8")
+                stopped += f"; {len(detections)} detections are in {args.save_json}"
             stopped_by = signals.agreed()
+    if stopped_by is not None and distributed.is_main():
+        print(f"stopped by signal {stopped_by}{stopped}", file=sys.stderr)
     return 0 if stopped_by is None else 128 + stopped_by
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
+from rtdetr.engine.compile import compile_step, mark_sizes, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
@@ -26,7 +28,7 @@ from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import build_model, check_backend
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.load import warm_start
@@ -74,7 +76,9 @@ class Trainer:
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
                 self._warm_start(weights)
-        self.model.to(device)
+        # Channels last is how GPUs like their pictures, at least in 16 bits.
+        self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        self.model.to(device).to(memory_format=self._layout)
         if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
@@ -93,6 +97,9 @@ class Trainer:
         self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
+        self.why_not_compiled = why_not_compile(cfg.train, device, self.total_iterations - self.state.iteration)
+        if self.why_not_compiled is None:
+            compile_step(cast(RTDETRv3, self.model), self.criterion)
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self._saved = time.perf_counter()
 
@@ -110,6 +117,10 @@ class Trainer:
             distributed.from_main(prepare)
             where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
+            if self.why_not_compiled is None:
+                say("the first steps compile the model, which takes a minute or two, less when it was done before")
+            elif self.device.type == "cuda":
+                say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
                 self._save_settings()
@@ -221,8 +232,10 @@ class Trainer:
 
     def _losses(self, batch: Batch, group: list[int]) -> dict[str, Tensor]:
         dtype = AUTOCAST.get(self.cfg.train.precision)
-        images = batch.images.to(self.device, non_blocking=True)
+        images = batch.images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
         targets = batch.targets.to(self.device, non_blocking=True)
+        if self.why_not_compiled is None:
+            mark_sizes(images, len(set(self.cfg.data.augment.batch_sizes)) > 1)
         try:
             with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
                 outputs = self.parallel(images, targets, self.draws)

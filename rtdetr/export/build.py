@@ -26,12 +26,16 @@ from rtdetr.export.quantize import quantize
 from rtdetr.export.targets import FORMATS, Source
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
+from rtdetr.extras import optional
 from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256, weights_sha256
 from rtdetr.inference.runtimes import SMALLEST
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.load import model_from_checkpoint
+
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+NEEDS = {"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "openvino": ("onnx", "onnxscript", "openvino")}
 
 
 class ExportFailed(RuntimeError):
@@ -132,6 +136,8 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None) ->
         raise ConfigError(f"int8: only onnx files can be quantised, got format {format}")
     if int8 != (calibrate is not None):
         raise ConfigError("int8 and calibrate (a folder of some 100 typical pictures) go together, got one of them")
+    for package in NEEDS.get(format, ()):
+        optional(package, "openvino" if format == "openvino" else "onnx", f"the format {format}")
 
 
 def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[Image.Image], path: Path) -> None:

@@ -5,7 +5,6 @@ Letters: B pictures, Q queries, C classes, T detections of a picture.
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.inference.metadata import Metadata
 from rtdetr.inference.runtimes import SMALLEST, STRIDE
 from rtdetr.models.deformable_attention import MSDeformAttn
+from rtdetr.models.fold import DeployedModel
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops.backend import Backend
@@ -37,17 +37,15 @@ class Graph(NamedTuple):
 class RawModel(nn.Module):
     """Logits (B, Q, C) and boxes (B, Q, 4), cxcywh normalised, both float32, from pictures (B, 3, H, W)."""
 
-    def __init__(self, model: RTDETRv3) -> None:
+    def __init__(self, model: DeployedModel) -> None:
         super().__init__()
         self.model = model
-        self.dtype: torch.dtype = next(model.backbone.parameters()).dtype
 
     def predictions(self, images: Tensor) -> Predictions:
         """images: uint8, or float32 in [0, 1]."""
         if images.dtype == torch.uint8:
             images = images.to(torch.float32) * float(SCALE)
-        logits, boxes = self.model(images.to(self.dtype))
-        return Predictions(logits.float(), boxes.float())
+        return self.model(images)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         return tuple(self.predictions(images))
@@ -56,7 +54,7 @@ class RawModel(nn.Module):
 class Detector(RawModel):
     """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first."""
 
-    def __init__(self, model: RTDETRv3, max_detections: int) -> None:
+    def __init__(self, model: DeployedModel, max_detections: int) -> None:
         super().__init__(model)
         self.max_detections = max_detections
 
@@ -67,14 +65,12 @@ class Detector(RawModel):
 
 
 def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
-    """A copy of the model as the metadata want it. backend: of deformable attention."""
-    model = copy.deepcopy(model).eval().requires_grad_(False)
-    model.query_groups, model.dense_head = nn.Identity(), None  # type: ignore[assignment]  # for training alone
-    for module in model.modules():
+    """The model, folded, as the metadata want it. backend: of deformable attention."""
+    dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
+    deployed = model.deploy(dtype, channels_last=False)
+    for module in deployed.modules():
         if isinstance(module, MSDeformAttn):
             module.backend = backend
-    if metadata.precision == "fp16":
-        keep_heads_exact(model.half())
     num_queries = model.decoder.selector.num_queries
     height, width = fitting(*metadata.config.data.image_size, num_queries)
     width += STRIDE * (height == width)  # an example where both are equal would be taken for a rule
@@ -86,8 +82,8 @@ def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
         3: STRIDE * torch.export.Dim("width_in_32", min=2, max=512),
     }
     if metadata.raw:
-        return Graph(RawModel(model), (images,), ("images",), RAW, ({0: batch, **sides},))
-    module = Detector(model, metadata.config.eval.max_detections)
+        return Graph(RawModel(deployed), (images,), ("images",), RAW, ({0: batch, **sides},))
+    module = Detector(deployed, metadata.config.eval.max_detections)
     return Graph(module, (images, sizes), ("images", "sizes"), DETECTIONS, ({0: batch, **sides}, {0: batch}))
 
 
@@ -97,10 +93,3 @@ def fitting(height: float, width: float, num_queries: int) -> tuple[int, int]:
     while height * width * (16 + 4 + 1) < num_queries:  # cells of the three levels
         height, width = height + (height <= width), width + (width < height)
     return height * STRIDE, width * STRIDE
-
-
-def keep_heads_exact(model: RTDETRv3) -> None:
-    """Scores and box offsets stay float32 in a float16 model: rounded, they make ties among cells and move boxes."""
-    decoder = model.decoder
-    for head in (decoder.selector.score_head, decoder.selector.box_head, *decoder.score_heads, *decoder.box_heads):
-        head.float()

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from rtdetr.export.graph import Graph
+from rtdetr.extras import optional
 from rtdetr.inference.metadata import Metadata
-from rtdetr.inference.runtimes import needed
 
 OPSET = 18
 HASH = "initializers_sha256"  # metadata entry, see initializers_sha256()
 
 
 def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
-    """One file with weights and metadata. Raises CheckpointError when onnx or onnxscript is not installed."""
-    onnx = needed("onnx", "onnx", "ONNX")
-    needed("onnxscript", "onnx", "ONNX")
+    """One file with weights and metadata. Raises MissingPackage."""
+    onnx = optional("onnx", "onnx", "an ONNX file")
+    optional("onnxscript", "onnx", "an ONNX file")
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
             graph.module,
@@ -47,7 +47,7 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
 
 def note(model: Any, metadata: Metadata) -> None:
     """Puts the metadata and the hash of the weights into an ONNX model."""
-    onnx = needed("onnx", "onnx", "ONNX")
+    onnx = optional("onnx", "onnx", "an ONNX file")
     onnx.helper.set_model_props(model, {**metadata.entries(), HASH: initializers_sha256(model)})
 
 
@@ -67,7 +67,7 @@ def _forget_source(graph: Any) -> None:
 
 def initializers_sha256(model: Any) -> str:
     """Hash of the names and numbers of all weights in an ONNX model."""
-    onnx = needed("onnx", "onnx", "ONNX")
+    onnx = optional("onnx", "onnx", "an ONNX file")
     digest = hashlib.sha256()
     for each in sorted(model.graph.initializer, key=lambda tensor: tensor.name):
         digest.update(each.name.encode() + onnx.numpy_helper.to_array(each).tobytes())
@@ -76,7 +76,7 @@ def initializers_sha256(model: Any) -> str:
 
 def changed_weights(path: Path) -> str:
     """What is wrong when the weights in the file are not those that were written, empty when they are."""
-    onnx = needed("onnx", "onnx", str(path))
+    onnx = optional("onnx", "onnx", str(path))
     model = onnx.load(str(path), load_external_data=False)
     noted = {each.key: each.value for each in model.metadata_props}.get(HASH)
     return "" if noted == initializers_sha256(model) else "its weights are not those that were exported"
@@ -84,7 +84,7 @@ def changed_weights(path: Path) -> str:
 
 def onnx_facts(path: Path) -> str:
     """Opset, number of nodes and weights of a file, for a person."""
-    onnx = needed("onnx", "onnx", str(path))
+    onnx = optional("onnx", "onnx", str(path))
     model = onnx.load(str(path))
     opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
     return f"opset {opset}, {len(model.graph.node)} nodes, {len(model.graph.initializer)} weights"
@@ -92,7 +92,7 @@ def onnx_facts(path: Path) -> str:
 
 def node_names(path: Path) -> dict[str, str]:
     """Name and operator of every node, in order."""
-    onnx = needed("onnx", "onnx", str(path))
+    onnx = optional("onnx", "onnx", str(path))
     return {node.name: node.op_type for node in onnx.load(str(path)).graph.node}
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rtdetr.extras import optional
 from rtdetr.inference.metadata import Metadata
-from rtdetr.inference.runtimes import needed
 
 
 def write_openvino(onnx_file: Path, metadata: Metadata, folder: Path) -> None:
     """Converts an ONNX file. float16 means that the weights are stored so; the CPU computes in float32.
 
-    Raises CheckpointError when openvino is not installed.
+    Raises MissingPackage.
     """
-    ov = needed("openvino", "openvino", "OpenVINO")
+    ov = optional("openvino", "openvino", "an OpenVINO file")
     model = ov.Core().read_model(str(onnx_file))
     model.set_rt_info(json.dumps(metadata.entries()), "rtdetr")
     folder.mkdir()

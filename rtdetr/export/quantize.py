@@ -12,8 +12,8 @@ from PIL import Image
 
 from rtdetr.export.cases import stack
 from rtdetr.export.onnx import note
+from rtdetr.extras import optional
 from rtdetr.inference.metadata import Metadata
-from rtdetr.inference.runtimes import needed
 
 BATCH = 4  # calibration pictures at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
@@ -21,8 +21,8 @@ QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not sur
 
 def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], path: Path) -> None:
     """Writes `path` with the convolutions of backbone and encoder in 8 bits, in ranges seen on the pictures."""
-    onnx = needed("onnx", "onnx", "INT8")
-    tools = needed("onnxruntime.quantization", "onnx", "INT8")
+    onnx = optional("onnx", "onnx", "quantisation")
+    tools = optional("onnxruntime.quantization", "onnx", "quantisation")
     prepared = onnx_file.with_suffix(".prepared.onnx")
     tools.quant_pre_process(str(onnx_file), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node

@@ -11,7 +11,6 @@ import logging
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
+from rtdetr.extras import optional
 from rtdetr.inference.metadata import Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd, postprocess
@@ -95,7 +95,7 @@ def runtime_of(path: Path) -> str | None:
 def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime: str | None = None) -> ExportedModel:
     """The model of an exported file. runtime: onnxruntime, openvino or torch; default: the one of its name.
 
-    Raises CheckpointError for a file that cannot be used and for a runtime that is not installed.
+    Raises CheckpointError for a file that cannot be used, MissingPackage for a runtime that is not installed.
     """
     path = Path(path)
     if not path.exists():
@@ -106,16 +106,8 @@ def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime:
     return ExportedModel(path, metadata, runtime, run)
 
 
-def needed(package: str, extra: str, what: str) -> ModuleType:
-    """An optional package. Raises CheckpointError, which says how to get it."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise CheckpointError(f'{what}: needs {package}; pip install "rtdetr[{extra}]"') from error
-
-
 def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
-    ort = needed("onnxruntime", "onnx", str(path))
+    ort = optional("onnxruntime", "onnx", str(path))
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     damage = tuple(getattr(state, name) for name in ("Fail", "InvalidGraph", "InvalidProtobuf", "RuntimeException"))
     damage += (state.InvalidArgument, state.NotImplemented, state.NoSuchFile, state.NoModel)
@@ -143,7 +135,7 @@ def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
 
 
 def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
-    ov = needed("openvino", "openvino", str(path))
+    ov = optional("openvino", "openvino", str(path))
     file = path if path.is_file() else min(path.glob("*.xml"))
     core = ov.Core()
     try:
@@ -168,7 +160,7 @@ def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
 def _openvino_entries(ov: Any, model: Any, path: Path) -> dict[str, str]:
     """The metadata of an OpenVINO file, or of an ONNX file that OpenVINO reads."""
     if path.suffix == ".onnx":
-        onnx = needed("onnx", "onnx", str(path))
+        onnx = optional("onnx", "onnx", str(path))
         return {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
     if not model.has_rt_info("rtdetr"):
         return {}

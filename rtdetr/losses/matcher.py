@@ -5,7 +5,7 @@ Letters: K layers, G groups, B pictures, Q queries, C classes, M boxes of the fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,22 @@ from rtdetr.config import LossConfig
 from rtdetr.losses.functional import at_least_float32, focal_class_cost
 from rtdetr.ops.assignment import linear_assignment_checked
 from rtdetr.types import QueryOutputs, Targets
+
+
+def pair_costs(
+    logits: Tensor, boxes: Tensor, picture: Tensor, labels: Tensor, wanted: Tensor, weights: tuple[float, float, float]
+) -> Tensor:
+    """Cost (K, G, T, Q) of boxes `wanted` (T, 4) cxcywh with class (T,), each in its picture (T,), for queries with
+    logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4). weights: of the class, L1 and GIoU terms."""
+    logits, boxes = at_least_float32(logits), at_least_float32(boxes)
+    box_logits = logits[:, :, picture, :, labels]  # (T, K, G, Q), the indexed axes come first
+    class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
+    wanted = wanted.to(boxes.dtype)[:, None]  # (T, 1, 4)
+    # Each coordinate lies in a plane of its own: kernels over (K, G, T, Q) then read it without gaps.
+    predicted, corners = (x.movedim(-1, 0)[:, :, :, picture].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
+    l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
+    giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))
+    return weights[0] * class_cost + weights[1] * l1_cost + weights[2] * giou_cost
 
 
 @torch.no_grad()
@@ -28,17 +44,20 @@ def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int
 
 @torch.no_grad()
 def match_together(
-    problems: Sequence[tuple[QueryOutputs, int]], targets: Targets, cfg: LossConfig
+    problems: Sequence[tuple[QueryOutputs, int]],
+    targets: Targets,
+    cfg: LossConfig,
+    compute: Callable[..., Tensor] = pair_costs,
 ) -> tuple[list[Tensor], Tensor]:
     """`match` for several (outputs, repeats), by `cfg.match_backend`; and (B,) bool: pictures with a cost that is not
-    finite, whose queries match nothing.
+    finite, whose queries match nothing. compute: pair_costs, or what torch.compile made of it.
 
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
     indices = []
     spoilt = torch.zeros(len(targets.counts), dtype=torch.bool, device=targets.labels.device)
     for outputs, repeats in problems:
-        cost = matching_cost(outputs, targets, cfg)
+        cost = matching_cost(outputs, targets, cfg, compute)
         index, bad = linear_assignment_checked(cost, targets.counts, repeats, backend=cfg.match_backend)
         if bad.device.type == "cpu" and bad.any():
             layer, group, picture = bad.nonzero()[0].tolist()
@@ -54,7 +73,9 @@ SPOILT = (
 )
 
 
-def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
+def matching_cost(
+    outputs: QueryOutputs, targets: Targets, cfg: LossConfig, compute: Callable[..., Tensor] = pair_costs
+) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture only:
     class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py)."""
     device = targets.labels.device
@@ -62,14 +83,8 @@ def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> T
     pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]
     slots = [slot for count in targets.counts for slot in range(count)]
     picture, slot = (
-        torch.tensor([pictures, slots], dtype=torch.int64).to(device, non_blocking=True).unbind(0)
-    )  # (T,) each
-    logits, boxes = at_least_float32(outputs.logits), at_least_float32(outputs.boxes)
-
-    box_logits = logits[:, :, picture, :, targets.labels[picture, slot]]  # (T, K, G, Q), the indexed axes come first
-    class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
-    predicted = boxes[:, :, picture]  # (K, G, T, Q, 4)
-    wanted = targets.boxes[picture, slot].to(boxes.dtype)[:, None]  # (T, 1, 4)
-    l1_cost = (predicted - wanted).abs().sum(-1)
-    giou_cost = -giou(cxcywh_to_xyxy(predicted), cxcywh_to_xyxy(wanted))
-    return cfg.match_class_cost * class_cost + cfg.match_l1_cost * l1_cost + cfg.match_giou_cost * giou_cost
+        torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True) for each in (pictures, slots)
+    )  # (T,)
+    weights = cfg.match_class_cost, cfg.match_l1_cost, cfg.match_giou_cost
+    labels, boxes = targets.labels[picture, slot], targets.boxes[picture, slot]
+    return compute(*outputs, picture, labels, boxes, weights)

@@ -5,12 +5,14 @@ Source: official repo: ppdet/modeling/transformers/hybrid_encoder.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.config import EncoderConfig
-from rtdetr.models.layers import ConvNorm, position_code, self_attention
+from rtdetr.models.layers import ConvNorm, SelfAttention, position_code
 
 
 class EncoderLayer(nn.Module):
@@ -18,15 +20,14 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, dim: int, feedforward_dim: int, num_heads: int) -> None:
         super().__init__()
-        self.self_attn = self_attention(dim, num_heads)
+        self.self_attn = SelfAttention(dim, num_heads)
         self.norm1 = nn.LayerNorm(dim)
         self.linear1 = nn.Linear(dim, feedforward_dim)
         self.linear2 = nn.Linear(feedforward_dim, dim)
         self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        query = tokens + position
-        tokens = self.norm1(tokens + self.self_attn(query, query, tokens, need_weights=False)[0])
+        tokens = self.norm1(tokens + self.self_attn(tokens, position))
         return self.norm2(tokens + self.linear2(F.gelu(self.linear1(tokens))))
 
 
@@ -63,6 +64,8 @@ class CSPBlock(nn.Module):
 class HybridEncoder(nn.Module):
     """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three."""
 
+    position_code: Callable[..., Tensor] = staticmethod(position_code)  # fold.deploy puts one here that remembers
+
     def __init__(
         self,
         in_channels: tuple[int, ...],
@@ -95,6 +98,10 @@ class HybridEncoder(nn.Module):
             finer = maps[coarse - 1]
             upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
+        return self._up(maps)
+
+    def _up(self, maps: list[Tensor]) -> list[Tensor]:
+        """The way back from fine to coarse."""
         for i, (downsample, block) in enumerate(zip(self.downsample, self.bottom_up)):
             maps[i + 1] = block(torch.cat((downsample(maps[i]), maps[i + 1]), dim=1))
         return maps
@@ -102,7 +109,7 @@ class HybridEncoder(nn.Module):
     def _attend(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         tokens = x.flatten(2).transpose(1, 2)  # (B, H * W, dim)
-        code = position_code(height, width, x.shape[1], tokens, self.official_rectangles)
+        code = self.position_code(height, width, x.shape[1], tokens, self.official_rectangles)
         return self.aifi(tokens, code).transpose(1, 2).unflatten(2, (height, width))
 
 

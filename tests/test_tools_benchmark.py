@@ -1,0 +1,62 @@
+"""`tools/benchmark.py infer` on a processor, with the smallest model."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from engine_helpers import NANO, tiny_updates
+
+TOOLS = Path(__file__).resolve().parents[1] / "tools"
+TINY = [each for each in tiny_updates(TOOLS) if each.startswith(("model", "data.image_size"))]
+
+
+def tool(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return importlib.import_module(name)
+
+
+def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    infer = tool(monkeypatch, "benchmarks.infer")
+    infer.make_checkpoint_file(tmp_path / "model.pth", str(NANO), TINY)
+    (tmp_path / "pictures").mkdir()
+    infer.make_pictures(tmp_path / "pictures", 2)
+    order = {"folder": str(tmp_path), "device": "cpu", "batches": [1, 2], "profile": False, "num_files": 6}
+    for name in ("float32 eager", "deployed eager", "files"):
+        infer.work({"name": name, "started": time.time(), **order})
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["name"], row["batch"]) for row in rows] == [
+        *((name, batch) for name in ("float32 eager", "deployed eager") for batch in (1, 2)),
+        ("files", 2),
+    ]
+    assert all(row["images_per_s"] > 0 and row["first_s"] >= row["load_s"] > 0 for row in rows)
+    assert all(row["ms"] > 0 and row["shift"] < 1e-3 for row in rows[:4])
+    assert len(infer.line(rows[4]).splitlines()) == 1 + len(rows[4]["parts"])
+
+
+def test_a_row_that_fails_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark = tool(monkeypatch, "benchmark")
+    rows = ["--rows", "deployed, fused ReLU + graph", "--batch", "1"]
+    command = [
+        "infer",
+        "--config",
+        str(NANO),
+        "-u",
+        *TINY,
+        "--device",
+        "cpu",
+        *rows,
+        "--json",
+        str(tmp_path / "x.json"),
+    ]
+    assert benchmark.main(command) == 1
+    assert "failed: ValueError: fuse_relu: expected False on cpu" in capsys.readouterr().out
+    assert "fuse_relu" in json.loads((tmp_path / "x.json").read_text())["measurements"][0]["error"]
