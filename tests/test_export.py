@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -396,6 +398,61 @@ def test_example_without_torch(folder: Path) -> None:
     lines = [line.removeprefix(f"{picture} ") for line in text.splitlines()]
     assert len(lines) >= len(expected) > 0  # the example keeps boxes that lie outside of the picture
     assert all(any(line.startswith(f"{each.name} {each.score:.4f}"[:-1]) for line in lines) for each in expected)
+
+
+WEB = """
+const fs = require("fs");
+const [ort, file, pixels] = [require(process.argv[2]), process.argv[3], process.argv[4]];
+const { detect, metadata } = require(process.argv[5]);
+(async () => {
+  ort.env.wasm.numThreads = 1;
+  const bytes = new Uint8Array(fs.readFileSync(file));
+  const about = metadata(bytes);
+  const size = JSON.parse(about.preprocess).size;
+  const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
+  const rgba = new Uint8Array(fs.readFileSync(pixels));
+  console.log(JSON.stringify(await detect(ort, session, rgba, size, [640, 480], JSON.parse(about.names), 0.1)));
+})();
+"""
+
+
+def test_browser_example_in_node(folder: Path, tmp_path: Path) -> None:
+    """What the page does between a canvas of the network's size and its boxes, by onnxruntime-web."""
+    package = os.environ.get("RTDETR_ORT_WEB", "")
+    if not package or shutil.which("node") is None:
+        pytest.skip("needs node, and RTDETR_ORT_WEB: the folder node_modules/onnxruntime-web")
+    pixels = noise(1, 64, 96)
+    rgba = torch.cat((pixels, torch.full((1, 1, 64, 96), 255, dtype=torch.uint8)), dim=1)[0].permute(1, 2, 0)
+    (tmp_path / "rgba").write_bytes(rgba.contiguous().numpy().tobytes())
+    (tmp_path / "web.js").write_text(WEB)
+    arguments = [package, folder / "model.onnx", tmp_path / "rgba", EXAMPLES / "browser" / "detect.js"]
+    command = ["node", str(tmp_path / "web.js"), *map(str, arguments)]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    expected = open_exported(folder / "model.onnx")(pixels * SCALE, torch.tensor([[640, 480]]))
+    kept = expected.scores[0] >= 0.1
+    assert len(found) == int(kept.sum()) > 0
+    np.testing.assert_allclose([each["score"] for each in found], expected.scores[0][kept], atol=1e-4)
+    best = CLASSES.names[int(expected.labels[0, 0])]
+    assert found[0]["name"] == best and found[0]["box"] == pytest.approx(expected.boxes[0, 0].tolist(), abs=0.05)
+
+
+def test_cpp_example(folder: Path, tmp_path: Path) -> None:
+    root = Path(os.environ.get("RTDETR_ORT") or "nowhere")
+    if not (root / "include" / "onnxruntime_cxx_api.h").exists() or shutil.which("g++") is None:
+        pytest.skip("needs g++, and RTDETR_ORT: an unpacked release of ONNX Runtime")
+    source = EXAMPLES / "onnxruntime.cpp"
+    assert len(source.read_text(encoding="utf-8").splitlines()) <= 250
+    program, libraries = str(tmp_path / "detect"), root / "lib"
+    link = [f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lonnxruntime"]
+    subprocess.run(["g++", "-std=c++17", str(source), f"-I{root / 'include'}", *link, "-o", program], check=True)
+    picture = Image.fromarray(noise(1, 64, 96)[0].permute(1, 2, 0).numpy())  # of the network's size: no resize
+    picture.save(tmp_path / "picture.ppm")
+    command = [program, str(folder / "model.onnx"), str(tmp_path / "picture.ppm"), "0.1"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    expected = open_exported(folder / "model.onnx")(noise(1, 64, 96) * SCALE, torch.tensor([[64, 96]]))
+    assert len(lines) == int((expected.scores[0] >= 0.1).sum()) > 0
+    best = f"{CLASSES.names[int(expected.labels[0, 0])]} {float(expected.scores[0, 0]):.4f}"
+    assert lines[0].startswith(best[:-1])
 
 
 RUN_PROGRAM = """
