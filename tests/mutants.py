@@ -53,9 +53,9 @@ MUTANTS = (
     Mutant(
         "diagonal of the noise masks protected",
         "rtdetr/models/query_groups.py",
-        "keep = draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device) if g else None",
-        "keep = torch.eye(self.num_queries, dtype=torch.bool, device=device)"
-        " | draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device) if g else None",
+        "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",
+        "visible = visible.logical_and(torch.eye(size, dtype=torch.bool, device=device)"
+        " | draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device))",
         TRAIN,
     ),
     Mutant(
@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "no noise masks",
         "rtdetr/models/query_groups.py",
-        "keep = draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device) if g else None",
-        "keep = None",
+        "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",
+        "pass",
         TRAIN,
     ),
     Mutant(

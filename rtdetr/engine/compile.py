@@ -9,13 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from rtdetr.config import TrainConfig
 from rtdetr.losses.criterion import Criterion
 from rtdetr.models.rtdetrv3 import RTDETRv3
 
-MAX_GRAPHS = 32  # of one function, before torch gives up on it
+MAX_GRAPHS = 64  # of one function, before torch gives up on it
 WORTH_IT = 1000  # iterations, about a minute on a large GPU, that win back what compiling costs
 
 
@@ -39,21 +38,17 @@ def why_not_compile(cfg: TrainConfig, device: torch.device, iterations: int) -> 
 def compile_step(model: RTDETRv3, criterion: Criterion, backend: str | Callable[..., object] = "inductor") -> None:
     """Compiles the parts of the model and the losses in place; state dicts and copies made before stay as they are.
 
-    What depends on the picture size, and what depends on the number of boxes, are graphs of their own: together they
-    would make one that takes minutes. Random numbers are drawn outside, so that losses are those of the plain step up
-    to rounding. What inductor makes is kept in ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names
+    What sees pictures gets a graph for each picture size: one for all takes torch minutes to reason about. What follows
+    the number of boxes gets one for all. Random numbers are drawn outside, so that losses are those of the plain step
+    up to rounding. What inductor makes is kept in ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names
     another place.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
-    parts = [model.backbone, model.encoder, model.decoder, model.decoder.selector, *model.query_groups.selectors]
+    parts = [model.backbone, model.encoder, model.decoder.selector, *model.query_groups.selectors]
     for part in [*parts, model.dense_head] if model.dense_head is not None else parts:
-        part.compile(backend=backend)
-    model.decoder.remember = torch.compile(model.decoder.remember, backend=backend)  # type: ignore[method-assign]
+        part.compile(backend=backend, dynamic=False)
+    remember = torch.compile(model.decoder.remember, backend=backend, dynamic=False)
+    model.decoder.remember = remember  # type: ignore[method-assign]
+    model.decoder.compile(backend=backend)
     criterion.compile(backend=backend)
-
-
-def mark_sizes(images: Tensor, several: bool) -> None:
-    """With several picture sizes, makes the first graph serve them all."""
-    for axis in (2, 3) if several else ():
-        torch._dynamo.maybe_mark_dynamic(images, axis)

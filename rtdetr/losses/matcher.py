@@ -55,10 +55,11 @@ def match_together(
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
     indices = []
-    spoilt = torch.zeros(len(targets.counts), dtype=torch.bool, device=targets.labels.device)
+    counts = targets.counts or targets.mask.sum(1)
+    spoilt = torch.zeros(len(targets.labels), dtype=torch.bool, device=targets.labels.device)
     for outputs, repeats in problems:
         cost = matching_cost(outputs, targets, cfg, compute)
-        index, bad = linear_assignment_checked(cost, targets.counts, repeats, backend=cfg.match_backend)
+        index, bad = linear_assignment_checked(cost, counts, repeats, backend=cfg.match_backend)
         if bad.device.type == "cpu" and bad.any():
             layer, group, picture = bad.nonzero()[0].tolist()
             raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
@@ -77,14 +78,19 @@ def matching_cost(
     outputs: QueryOutputs, targets: Targets, cfg: LossConfig, compute: Callable[..., Tensor] = pair_costs
 ) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture only:
-    class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py)."""
+    class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
+    Where the host does not know the counts, padding has rows too: T is B * M."""
     device = targets.labels.device
-    # Both indices come from counts known on the host; asking targets.mask would wait for the device.
-    pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]
-    slots = [slot for count in targets.counts for slot in range(count)]
-    picture, slot = (
-        torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True) for each in (pictures, slots)
-    )  # (T,)
+    if targets.counts:
+        pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]
+        slots = [slot for count in targets.counts for slot in range(count)]
+        picture, slot = (
+            torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True) for each in (pictures, slots)
+        )  # (T,)
+    else:
+        size = targets.labels.shape[1]
+        row = torch.arange(targets.labels.numel(), device=device)
+        picture, slot = row // size, row % size
     weights = cfg.match_class_cost, cfg.match_l1_cost, cfg.match_giou_cost
     labels, boxes = targets.labels[picture, slot], targets.boxes[picture, slot]
     return compute(*outputs, picture, labels, boxes, weights)

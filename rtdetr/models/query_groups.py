@@ -70,26 +70,27 @@ class QueryGroups(nn.Module):
             for g in range(self.num_groups):
                 contents[g] = torch.cat((embedded[g], contents[g]), dim=1)
                 references[g] = torch.cat((noised.box_logits[g].to(references[g].dtype), references[g]), dim=1)
-        groups = self._groups(num_copies, num_denoising, draws, memory.tokens.device)
+        groups = self._groups(num_copies, num_denoising, targets.mask.any(0), draws)
         return GroupedQueries(
             torch.cat(contents, dim=1), torch.cat(references, dim=1), groups, selections, num_copies, num_denoising
         )
 
-    def _groups(self, num_copies: int, num_denoising: int, draws: Draws, device: torch.device) -> tuple[Group, ...]:
+    def _groups(self, num_copies: int, num_denoising: int, used: Tensor, draws: Draws) -> tuple[Group, ...]:
+        """used: (M,) bool, the slots that hold a box of some picture."""
+        device, size = used.device, self.num_queries
         copy = torch.arange(num_denoising, device=device) // (num_denoising // max(1, num_copies) or 1)
+        # A copy sees itself and the matching queries, which do not see it. Nobody sees slots that no picture uses.
+        own_copy = (copy[:, None] == copy) & used.repeat(2 * num_copies)
         groups = []
         for g in range(self.num_groups):
-            # Noise groups lose random pairs, a query's view of itself included.
-            keep = draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device) if g else None
+            visible = torch.ones(size, size, dtype=torch.bool, device=device)
+            if g > 0:  # noise groups lose random pairs, a query's view of itself included
+                visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)
             if num_denoising:
-                # A copy sees itself and the matching queries, which do not see it.
-                queries = torch.ones(self.num_queries, self.num_queries, dtype=torch.bool, device=device)
-                queries = queries if keep is None else keep
-                keep = torch.cat((
-                    torch.cat((copy[:, None] == copy, queries.new_ones(num_denoising, self.num_queries)), dim=1),
-                    torch.cat((queries.new_zeros(self.num_queries, num_denoising), queries), dim=1),
-                ))  # fmt: skip
-            groups.append(Group(num_denoising + self.num_queries, keep))
+                denoising = torch.cat((own_copy, visible.new_ones(num_denoising, size)), dim=1)
+                queries = torch.cat((visible.new_zeros(size, num_denoising), visible), dim=1)
+                visible = torch.cat((denoising, queries))
+            groups.append(Group(num_denoising + size, visible if g or num_denoising else None))
         if self.cfg.num_one_to_many_queries:
             groups.append(Group(self.cfg.num_one_to_many_queries, None))
         return tuple(groups)
