@@ -189,6 +189,8 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     file.write_bytes(file.read_bytes() + b"\x22\x00")  # the same numbers, other bytes than were certified
     assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
     assert "other bytes than when it was certified" in one_line(capsys)
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1  # and it stays so
+    capsys.readouterr()
 
 
 def test_other_weights_fail(folder: Path, tmp_path: Path, model: RTDETRv3, capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +243,8 @@ def test_files_that_are_no_exports(
         ("-o new.onnx --pictures nowhere", "nowhere: no picture found"),
         ("--check nowhere.onnx", "nowhere.onnx: no such file"),
         ("-o model.onnx", "exists already"),
+        ("-o model.engine --format tensorrt", "writes a file .onnx"),
+        ("-o model.onnx --format openvino", "writes a folder"),
     ],
 )
 def test_arguments_that_do_not_fit(

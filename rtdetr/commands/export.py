@@ -35,6 +35,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(f"{args.check}: agrees with {weights}")
         return 0
     output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw)
+    targets.check(output, args.format)
     check_outputs(targets.of(output, args.format), [weights], args.overwrite)
     with writing(output):
         exported = export_model(

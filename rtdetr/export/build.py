@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
-from rtdetr.config import ConfigError
+from rtdetr.config import ConfigError, config_from_dict, config_to_dict
 from rtdetr.export import targets
 from rtdetr.export.cases import calibration_pictures, example_pictures
 from rtdetr.export.certificate import Certificate, certify, noted_sha256
-from rtdetr.export.graph import make_graph
+from rtdetr.export.graph import make_graph, set_backend
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.quantize import quantize
@@ -72,6 +72,7 @@ def export_model(
     """
     _check(format, half, int8, calibrate)
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
+    targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
     examples = example_pictures(pictures, metadata.config)
     calibration = calibration_pictures(calibrate, metadata.config) if calibrate is not None else []
@@ -105,6 +106,7 @@ def check_file(
     certificate = certify(file, "", model, metadata, examples)
     if not certificate.fault and noted not in (None, certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
+    certificate.certified_sha256 = noted or (certificate.sha256 if certificate.passed else "")
     say(certificate.table())
     certificate.save(targets.certificate_path(file))
     if not certificate.passed:
@@ -118,8 +120,12 @@ def describe(weights: Source, precision: Precision, raw: bool, input_type: Input
         model, cfg, classes = weights
         model, digest = copy.deepcopy(model).cpu().eval(), ""
     else:
-        model, cfg, classes = model_from_checkpoint(weights, ["model.decoder.msda_backend=auto"])
+        model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
+    cfg = config_from_dict(
+        config_to_dict(cfg), str(cfg.name), ["model.decoder.msda_backend=auto"]
+    )  # any device will do
+    set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
     hashed = weights_sha256(model.state_dict())
@@ -190,16 +196,13 @@ def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exporte
 
     Raises ExportFailed for these.
     """
-    place = target if certificate.passed else target.with_name(f"{target.name}.failed")
+    ending = "" if certificate.passed else ".failed"
+    place = target.with_name(target.name + ending)
     if path.is_dir():
         place.mkdir(exist_ok=True)
     for file in targets.of(path, certificate.format):
         if file.exists():
-            inside = file.relative_to(path.parent).parts
-            os.replace(
-                file,
-                place.with_name(file.name.replace(target.name, place.name)) if len(inside) == 1 else place / inside[-1],
-            )
+            os.replace(file, place / file.name if file.parent == path else place.with_name(file.name + ending))
     certificate.save(targets.certificate_path(place))
     if not certificate.passed:
         raise ExportFailed(f"{place}: does not agree with the model: {certificate.reason()}")

@@ -86,6 +86,7 @@ class Certificate:
     comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    certified_sha256: str = ""  # of the file when it was found good; the same as sha256 until somebody changes the file
     fault: str = ""  # what is wrong besides the comparisons
 
     @property
@@ -141,15 +142,16 @@ class Certificate:
 
 
 def noted_sha256(file: Path) -> str | None:
-    """The hash in the certificate beside a file, None where there is no certificate of a comparison that went well."""
+    """The hash of a file when it was found good, None where no certificate says so. Raises CheckpointError."""
     path = certificate_path(file)
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_bytes())
-    except ValueError as error:
+        noted = content["certified_sha256"]
+    except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes it anew") from error
-    return content.get("sha256") if isinstance(content, dict) and content.get("passed") else None
+    return noted or None
 
 
 def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictures: Pictures) -> Certificate:
@@ -184,6 +186,7 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
     for case in cases(pictures, size, num_queries) if files else ():
         expected, gaps = reference(model, case, metadata.config.eval.max_detections)
         certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
+    certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
     return certificate
 
 

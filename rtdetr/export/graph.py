@@ -68,9 +68,7 @@ def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
     """The model, folded, as the metadata want it. backend: of deformable attention."""
     dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
     deployed = model.deploy(dtype, channels_last=False)
-    for module in deployed.modules():
-        if isinstance(module, MSDeformAttn):
-            module.backend = backend
+    set_backend(deployed, backend)
     num_queries = model.decoder.selector.num_queries
     height, width = fitting(*metadata.config.data.image_size, num_queries)
     width += STRIDE * (height == width)  # an example where both are equal would be taken for a rule
@@ -85,6 +83,13 @@ def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
         return Graph(RawModel(deployed), (images,), ("images",), RAW, ({0: batch, **sides},))
     module = Detector(deployed, metadata.config.eval.max_detections)
     return Graph(module, (images, sizes), ("images", "sizes"), DETECTIONS, ({0: batch, **sides}, {0: batch}))
+
+
+def set_backend(model: nn.Module, backend: Backend) -> None:
+    """Of deformable attention, everywhere in the model."""
+    for module in model.modules():
+        if isinstance(module, MSDeformAttn):
+            module.backend = backend
 
 
 def fitting(height: float, width: float, num_queries: int) -> tuple[int, int]:

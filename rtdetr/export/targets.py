@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rtdetr.config import Config
+from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
 from rtdetr.models.rtdetrv3 import RTDETRv3
 
@@ -22,6 +22,15 @@ def default(weights: Source, format: str, half: bool, int8: bool, raw: bool) -> 
         folder, name = Path(weights).parent, Path(weights).stem
     parts = [name, *(word for word, asked in (("fp16", half), ("int8", int8), ("raw", raw)) if asked)]
     return folder / ("-".join(parts) + FORMATS[format])
+
+
+def check(output: Path, format: str) -> None:
+    """Raises ConfigError for a name by which the file would not be known for what it is."""
+    ending = Path(f"x{FORMATS[format]}").suffix  # none for the folder of openvino
+    if output.suffix != ending and (ending or output.suffix in (".onnx", ".pt2", ".xml")):
+        raise ConfigError(
+            f"output: the format {format} writes {f'a file {ending}' if ending else 'a folder'}, got {output}"
+        )
 
 
 def of(output: Path, format: str) -> list[Path]:

@@ -171,12 +171,10 @@ def _openvino_entries(ov: Any, model: Any, path: Path) -> dict[str, str]:
 def _open_torch(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     entries, packaged = _entries_of_zip(path)
     metadata = read_metadata(entries, path)
-    if packaged:
-        _load_op(path, entries.get("op_library", ""))
-        package = torch._inductor.aoti_load_package(str(path))
-        return metadata, lambda feed: package(*feed.values())
+    _load_op(path, entries.get("op_library", ""))
+    program: Callable[..., Any]
     try:
-        program = torch.export.load(path).module()
+        program = torch._inductor.aoti_load_package(str(path)) if packaged else torch.export.load(path).module()
     except DAMAGE as error:
         raise CheckpointError(
             f"{path}: torch {torch.__version__} cannot load it ({_first_line(error)}); export it again with this torch"
