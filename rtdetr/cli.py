@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import rtdetr
-from rtdetr.commands import benchmark, convert, evaluate, export, predict, train
+from rtdetr.commands import benchmark, convert, convert_data, evaluate, export, predict, train
 from rtdetr.threads import making_room
 
 
@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": Command(predict.run, "detect objects in pictures; draw and list them"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
+    "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
     "benchmark": Command(benchmark.run, "measure the speed of the deformable attention op (in a clone)"),
 }
 

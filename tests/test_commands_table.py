@@ -115,9 +115,9 @@ TABLE = {
     ),
     "matched by nothing": Row("eval -w model.pth --match-classes colour", 2, ("choice: 'colour'",)),
     "a folder as annotations": Row(
-        "eval -w model.pth -u data.val.annotations=shapes",
+        "eval -w model.pth -u data.val.annotations=pictures",
         2,
-        ("did you mean shapes/annotations/instances_train.json,",),
+        ("pictures: no annotations recognised; looked for a COCO or LVIS JSON",),
     ),
     "text as annotations": Row(
         "eval -w model.pth -u data.val.annotations=notes.txt", 2, ("notes.txt: not valid JSON",)

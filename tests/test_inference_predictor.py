@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,3 +165,16 @@ def test_the_best_score_is_known_when_nothing_is_found(checkpoint: Path, tmp_pat
 def test_a_threshold_is_a_score(checkpoint: Path, threshold: float) -> None:
     with pytest.raises(ValueError, match="threshold"):
         Predictor(checkpoint, threshold=threshold)
+
+
+def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> None:
+    """Each takes as long to import as torch itself."""
+    code = (
+        "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
+        f"Predictor({str(checkpoint)!r}).predict([Image.new('RGB', (9, 9))])\n"
+        "print(*sorted({'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

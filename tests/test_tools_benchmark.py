@@ -27,7 +27,14 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     infer.make_checkpoint_file(tmp_path / "model.pth", str(NANO), TINY)
     (tmp_path / "pictures").mkdir()
     infer.make_pictures(tmp_path / "pictures", 2)
-    order = {"folder": str(tmp_path), "device": "cpu", "batches": [1, 2], "profile": False, "num_files": 6}
+    order = {
+        "folder": str(tmp_path),
+        "device": "cpu",
+        "batches": [1, 2],
+        "profile": False,
+        "num_files": 6,
+        "seconds": 0.02,
+    }
     for name in ("float32 eager", "deployed eager", "files"):
         infer.work({"name": name, "started": time.time(), **order})
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -43,20 +50,13 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
 def test_a_row_that_fails_costs_itself_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    benchmark = tool(monkeypatch, "benchmark")
-    rows = ["--rows", "deployed, fused ReLU + graph", "--batch", "1"]
-    command = [
-        "infer",
-        "--config",
-        str(NANO),
-        "-u",
-        *TINY,
-        "--device",
-        "cpu",
-        *rows,
-        "--json",
-        str(tmp_path / "x.json"),
-    ]
-    assert benchmark.main(command) == 1
-    assert "failed: ValueError: fuse_relu: expected False on cpu" in capsys.readouterr().out
-    assert "fuse_relu" in json.loads((tmp_path / "x.json").read_text())["measurements"][0]["error"]
+    benchmark, infer = tool(monkeypatch, "benchmark"), tool(monkeypatch, "benchmarks.infer")
+    order = {"folder": str(tmp_path), "device": "cpu", "batches": [1], "profile": False, "num_files": 1}
+    (failed,) = infer._in_a_process({"name": "deployed eager", **order})
+    assert "model.pth: no such weight file" in failed["error"]
+    good = {"name": "deployed + graph", "batch": 1, "images_per_s": 9.0}
+    monkeypatch.setattr(infer, "measure_rows", lambda *_: iter([failed, good]))
+    assert benchmark.main(["infer", "--device", "cpu", "--json", str(tmp_path / "rows.json")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "deployed eager" in lines[2] and "failed: " in lines[2] and lines[3].startswith("deployed + graph")
+    assert json.loads((tmp_path / "rows.json").read_text())["measurements"] == [failed, good]

@@ -37,6 +37,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
     parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
+    text = "write DIR/report.html: curves, confusions, mistakes with pictures, in one file that needs no network"
+    parser.add_argument("--report", type=Path, metavar="DIR", help=text)
     add_overwrite(parser)
     add_device(parser)
     args = parser.parse_args(arguments)
@@ -55,6 +57,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+    from rtdetr.engine.report import write_report
     from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
@@ -70,17 +73,25 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
             half = args.deployed == "float16"
             detector = AsModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
         annotations = cfg.data.val.annotations
-        if args.save_json and distributed.is_main():
-            check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
+        report = args.report and args.report / "report.html"
+        outputs = [path for path in (args.save_json, report) if path]
+        if distributed.is_main():
+            check_outputs(outputs, [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
         with signals.listening():
             batches = _counted(loader)
             detections, stopped = [], ""
             try:
-                result = evaluate(detector, batches, annotations, loader.classes, cfg.eval, device, signals.asked)
+                result = evaluate(
+                    detector, batches, loader.source.origin, loader.classes, cfg.eval, device, signals.asked
+                )
                 if result is not None:
                     print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
                     detections = result.detections
+                    if report:
+                        with writing(report):
+                            write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
+                        print(f"report: {report}")
             except EvaluationStopped as stop:
                 detections, stopped = stop.detections, f" after {stop.num_pictures} of {len(loader.source)} pictures"
             if args.save_json and distributed.is_main():

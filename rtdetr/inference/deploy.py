@@ -34,6 +34,7 @@ Compile = bool | Literal["max"]
 PIXEL = float(SCALE)  # here, because torch.compile does not follow numbers of NumPy
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # sizes of batches that are remembered
+RECORD_AT = 5  # the call of a size that records it, so that a few pictures do not wait for that
 WARM_UP = 3  # calls before a graph is recorded
 
 logger = logging.getLogger("rtdetr")
@@ -43,9 +44,9 @@ class Plan(NamedTuple):
     """How a model runs.
 
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
-    on a GPU. graphs: CUDA graphs, recorded when a size comes the second time ("auto"), or the first (True). compile:
+    on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`.
+    `fold.deploy`. resize: where pictures get the network's size, on the host or on the device.
     """
 
     fold: bool = True
@@ -53,6 +54,7 @@ class Plan(NamedTuple):
     graphs: Auto = "auto"
     compile: Compile = False
     fuse_relu: bool = False
+    resize: Literal["host", "device"] = "host"
 
     def on(self, device: torch.device) -> Plan:
         """The plan for a device, without "auto" for half. Raises ConfigError when it cannot be had there."""
@@ -66,6 +68,8 @@ class Plan(NamedTuple):
                 raise ConfigError(f"{name}: expected {'False' if name == 'fuse_relu' else 'auto or False'} on {device}")
         if not self.fold and (self.half is True or self.fuse_relu):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
+        if self.resize not in ("host", "device"):
+            raise ConfigError(f"resize: expected host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)
         return self._replace(half=half, graphs=self.graphs if cuda else False)
 
@@ -99,9 +103,7 @@ def build_detector(model: RTDETRv3 | EndToEnd, device: torch.device, max_detecti
     running = running.to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
-        mode = "max-autotune-no-cudagraphs" if plan.compile == "max" else None
-        detect = torch.compile(detect, dynamic=False, mode=mode)
+        detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.half:
         detect = InTensorFloat32(detect)
     if plan.graphs:
@@ -125,6 +127,27 @@ class AsModule(EndToEnd):
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
         return self.detect(images, sizes)
+
+
+class Compiled:
+    """A Detector through torch.compile, once for each size; what that makes lies on disk for the next process.
+
+    The first call of a size runs plainly before: there the model remembers what it computes once, and is not compiled
+    again when it has.
+    """
+
+    def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
+        self.detector = detector
+        self.compiled = torch.compile(detector, dynamic=False, mode=mode, backend=backend)
+        self.seen: set[torch.Size] = set()
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+        if images.shape not in self.seen:
+            self.seen.add(images.shape)
+            self.detector(images, sizes)
+        found: Detections = self.compiled(images, sizes)
+        return found
 
 
 class InTensorFloat32:
@@ -156,26 +179,27 @@ class CannotRecord(RuntimeError):
 
 
 class Recordings:
-    """Which recording takes a batch: one is made when a size comes the second time, or the first (`at_once`), unless
-    one for more pictures of that size is there to take them. The sizes seen last are remembered."""
+    """Which recording takes a batch: one is made when a size has come often enough to be worth a second or two, or at
+    once, unless one for more pictures of that size is there to take them. The sizes seen last are remembered."""
 
     def __init__(self, record: Callable[[Size], Recording], at_once: bool) -> None:
         self.record, self.at_once = record, at_once
-        self.known: OrderedDict[Size, Recording | None] = OrderedDict()  # the one used last at the end
+        self.known: OrderedDict[Size, Recording | int] = OrderedDict()  # or how often it came; the last one at the end
 
     def find(self, size: Size) -> Recording | None:
         """None where it is too early. Raises CannotRecord."""
-        again = size in self.known
-        ready = self.known.setdefault(size, None)
+        known = self.known.setdefault(size, 0)
         self.known.move_to_end(size)
-        if ready is not None:
-            return ready
+        if not isinstance(known, int):
+            return known
         while len(self.known) > MAX_GRAPHS:
             self.known.popitem(last=False)
-        larger = [each for each in self.known.values() if each is not None and each.takes(size)]
-        if again or (self.at_once and not larger):
-            ready = self.known[size] = self.record(size)
-        return ready or min(larger, key=lambda each: each.size.batch, default=None)
+        self.known[size] = known + 1
+        larger = [each for each in self.known.values() if not isinstance(each, int) and each.takes(size)]
+        if known + 1 < RECORD_AT and not (self.at_once and not larger):
+            return min(larger, key=lambda each: each.size.batch, default=None)
+        made = self.known[size] = self.record(size)
+        return made
 
 
 class Graphs:
@@ -228,12 +252,11 @@ class Recording:
         self.images = images.contiguous(memory_format=torch.channels_last)
         self.sizes = torch.ones(size.batch, 2, device=stream.device)
         self.graph = torch.cuda.CUDAGraph()
-        with _fastest_convolutions():
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    detect(self.images, self.sizes)
-            torch.cuda.current_stream().wait_stream(stream)
+        stream.wait_stream(torch.cuda.current_stream())
+        # The outer context puts the stream back where the inner one, after a failure, does not.
+        with _fastest_convolutions(), torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                detect(self.images, self.sizes)
             try:
                 # other threads may pin memory or wait for events meanwhile
                 with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
@@ -243,6 +266,7 @@ class Recording:
                 raise CannotRecord(
                     f"recording {size.batch} x {size.height} x {size.width} failed ({reason})"
                 ) from error
+        torch.cuda.current_stream().wait_stream(stream)
 
     def takes(self, size: Size) -> bool:
         """Whether so many pictures go through it, the rest of its batch idle."""

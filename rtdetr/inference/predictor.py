@@ -17,7 +17,7 @@ from torch import Tensor
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.pictures import read_picture
-from rtdetr.data.preprocess import as_rgb_array, resize_cubic
+from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_there
 from rtdetr.inference.deploy import Plan, build_detector
 from rtdetr.inference.draw import Detection
 from rtdetr.models.postprocess import EndToEnd
@@ -36,23 +36,46 @@ class Found(NamedTuple):
     error: str = ""
 
 
-class Pixels(NamedTuple):
-    """Pictures resized for the network, on the host; on a GPU in memory that it copies from by itself."""
+class HostPixels:
+    """A batch of pictures that get the network's size on the host.
 
-    pixels: Tensor  # (B, h, w, 3) uint8
-    sizes: Tensor  # (B, 2) float32: height, width of the original pictures
+    They lie in memory that a GPU copies from by itself, where there is one (`pinned`).
+    """
 
-    @staticmethod
-    def empty(number: int, size: tuple[int, int], pinned: bool) -> Pixels:
-        return Pixels(
-            torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned),
-            torch.ones(number, 2, pin_memory=pinned),
-        )
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+        self.pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the pictures
 
     def put(self, index: int, picture: Image.Image) -> None:
         resized = resize_cubic(as_rgb_array(picture), (self.pixels.shape[1], self.pixels.shape[2]))
         self.pixels[index].numpy()[:] = resized
         self.sizes[index] = torch.tensor([picture.height, picture.width])
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, h, w, 3) uint8; a place without a picture holds anything."""
+        return self.pixels.to(device, non_blocking=True)
+
+
+class DevicePixels:
+    """A batch of pictures that get the network's size on the device."""
+
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+        self.size, self.pinned = size, pinned
+        self.pictures = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)
+
+    def put(self, index: int, picture: Image.Image) -> None:
+        pixels = torch.from_numpy(as_rgb_array(picture).copy())
+        self.pictures[index] = pixels.pin_memory() if self.pinned else pixels
+        self.sizes[index] = torch.tensor([picture.height, picture.width])
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, h, w, 3) uint8; a place without a picture is black."""
+        there = (each.to(device, non_blocking=True) for each in self.pictures)
+        return torch.stack([resize_cubic_there(each, self.size) for each in there])
+
+
+Pixels = HostPixels | DevicePixels
 
 
 class Pending(NamedTuple):
@@ -160,7 +183,8 @@ class Predictor:
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
     def _empty_batch(self, number: int) -> Pixels:
-        return Pixels.empty(number, self.cfg.data.image_size, pinned=self._upload is not None)
+        kind = HostPixels if self.plan.resize == "host" else DevicePixels
+        return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
 
     def _read_ahead(
         self, pool: ThreadPoolExecutor, files: Iterator[Path], batch_size: int
@@ -177,7 +201,7 @@ class Predictor:
         yield from begun
 
     def _read(self, file: Path, pixels: Pixels, index: int) -> Image.Image | DataError:
-        """The picture, after its pixels were put in their place; a place without a picture holds anything."""
+        """The picture, after its pixels were put in their place; a place without a picture stays as it is."""
         try:
             picture = read_picture(file, max_megapixels=self.cfg.data.max_megapixels)
         except DataError as error:
@@ -188,11 +212,12 @@ class Predictor:
     def _start(self, batch: Pixels) -> Pending:
         """Detects in a batch; on a GPU this returns before anything is done."""
         if self._upload is None:
-            return Pending(self.predict_tensors(batch.pixels.permute(0, 3, 1, 2), batch.sizes), batch.sizes, None)
+            images = batch.on(self.device).permute(0, 3, 1, 2)
+            return Pending(self.predict_tensors(images, batch.sizes), batch.sizes, None)
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()
             with torch.cuda.stream(self._upload):  # under the batch before
-                pixels, sizes = (each.to(self.device, non_blocking=True) for each in batch)
+                pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
             here.wait_stream(self._upload)
             for each in (pixels, sizes):
                 each.record_stream(here)

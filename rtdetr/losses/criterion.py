@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from rtdetr.boxes import cxcywh_to_xyxy, giou, iou
 from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
 from rtdetr.losses.functional import at_least_float32, mean_over_processes, varifocal_loss
-from rtdetr.losses.matcher import match_together, pair_costs
+from rtdetr.losses.matcher import match_together
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
 
@@ -31,13 +31,6 @@ class Criterion:
         self.cfg = cfg
         self.num_classes = num_classes
         self.one_to_many_repeats = one_to_many_repeats
-        self.pair_costs, self.set_losses, self.dense_losses = pair_costs, set_losses, dense_losses
-
-    def compile(self, **options: Any) -> None:
-        """Computes costs and losses by what torch.compile makes of them from now on. options: torch.compile's."""
-        self.pair_costs = torch.compile(self.pair_costs, **options)
-        self.set_losses = torch.compile(self.set_losses, **options)
-        self.dense_losses = torch.compile(self.dense_losses, **options)
 
     def __call__(
         self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int] = ()
@@ -65,21 +58,21 @@ class Criterion:
         problems = [(one_to_one, 1)]
         if one_to_many is not None:
             problems.append((one_to_many, self.one_to_many_repeats))
-        indices, spoilt = match_together(problems, targets, self.cfg, self.pair_costs)
+        indices, spoilt = match_together(problems, targets, self.cfg)
 
         num_groups = one_to_one.logits.shape[1]
         num_boxes = self._mean_num_boxes(targets, 1, group)
         losses: dict[str, Tensor] = {}
-        sums = self.set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)
+        sums = set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)
         losses |= self._entries(sums, 1 / (num_boxes * num_groups), "")
         if denoising is not None:
-            sums = self.set_losses(denoising.logits, denoising.boxes, denoising_index(denoising, targets), targets)
+            sums = set_losses(denoising.logits, denoising.boxes, denoising_index(denoising, targets), targets)
             # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
             # parameter a gradient on every process, which DDP waits for.
             switch = targets.mask.any()
             losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:
-            sums = self.set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
+            sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
             scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)
             losses |= self._entries(sums, scale, "_o2m_branch")
         total = torch.stack(list(losses.values())).sum()
@@ -87,7 +80,7 @@ class Criterion:
             task_aligned = epoch >= self.cfg.atss_epochs
             share = self._mean_num_boxes(targets, 1) / num_boxes if group else 1.0
             weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
-            losses |= self.dense_losses(dense, targets, task_aligned, *weights, share)
+            losses |= dense_losses(dense, targets, task_aligned, *weights, share)
             total = total + losses["loss_aux_o2m"]
         if total.is_cuda:  # looked at when the losses are: to raise here would wait for the device
             total = total.masked_fill(spoilt.any(), torch.nan)

@@ -5,7 +5,7 @@ Letters: K layers, G groups, B pictures, Q queries, C classes, M boxes of the fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,22 +15,6 @@ from rtdetr.config import LossConfig
 from rtdetr.losses.functional import at_least_float32, focal_class_cost
 from rtdetr.ops.assignment import linear_assignment_checked
 from rtdetr.types import QueryOutputs, Targets
-
-
-def pair_costs(
-    logits: Tensor, boxes: Tensor, picture: Tensor, labels: Tensor, wanted: Tensor, weights: tuple[float, float, float]
-) -> Tensor:
-    """Cost (K, G, T, Q) of boxes `wanted` (T, 4) cxcywh with class (T,), each in its picture (T,), for queries with
-    logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4). weights: of the class, L1 and GIoU terms."""
-    logits, boxes = at_least_float32(logits), at_least_float32(boxes)
-    box_logits = logits[:, :, picture, :, labels]  # (T, K, G, Q), the indexed axes come first
-    class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
-    wanted = wanted.to(boxes.dtype)[:, None]  # (T, 1, 4)
-    # Each coordinate lies in a plane of its own: kernels over (K, G, T, Q) then read it without gaps.
-    predicted, corners = (x.movedim(-1, 0)[:, :, :, picture].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
-    l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
-    giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))
-    return weights[0] * class_cost + weights[1] * l1_cost + weights[2] * giou_cost
 
 
 @torch.no_grad()
@@ -44,13 +28,10 @@ def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int
 
 @torch.no_grad()
 def match_together(
-    problems: Sequence[tuple[QueryOutputs, int]],
-    targets: Targets,
-    cfg: LossConfig,
-    compute: Callable[..., Tensor] = pair_costs,
+    problems: Sequence[tuple[QueryOutputs, int]], targets: Targets, cfg: LossConfig
 ) -> tuple[list[Tensor], Tensor]:
     """`match` for several (outputs, repeats), by `cfg.match_backend`; and (B,) bool: pictures with a cost that is not
-    finite, whose queries match nothing. compute: pair_costs, or what torch.compile made of it.
+    finite, whose queries match nothing.
 
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
@@ -58,7 +39,7 @@ def match_together(
     counts = targets.counts or targets.mask.sum(1)
     spoilt = torch.zeros(len(targets.labels), dtype=torch.bool, device=targets.labels.device)
     for outputs, repeats in problems:
-        cost = matching_cost(outputs, targets, cfg, compute)
+        cost = matching_cost(outputs, targets, cfg)
         index, bad = linear_assignment_checked(cost, counts, repeats, backend=cfg.match_backend)
         if bad.device.type == "cpu" and bad.any():
             layer, group, picture = bad.nonzero()[0].tolist()
@@ -74,9 +55,7 @@ SPOILT = (
 )
 
 
-def matching_cost(
-    outputs: QueryOutputs, targets: Targets, cfg: LossConfig, compute: Callable[..., Tensor] = pair_costs
-) -> Tensor:
+def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture only:
     class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
     Where the host does not know the counts, padding has rows too: T is B * M."""
@@ -91,6 +70,12 @@ def matching_cost(
         size = targets.labels.shape[1]
         row = torch.arange(targets.labels.numel(), device=device)
         picture, slot = row // size, row % size
-    weights = cfg.match_class_cost, cfg.match_l1_cost, cfg.match_giou_cost
-    labels, boxes = targets.labels[picture, slot], targets.boxes[picture, slot]
-    return compute(*outputs, picture, labels, boxes, weights)
+    logits, boxes = at_least_float32(outputs.logits), at_least_float32(outputs.boxes)
+    box_logits = logits[:, :, picture, :, targets.labels[picture, slot]]  # (T, K, G, Q), the indexed axes come first
+    class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
+    wanted = targets.boxes[picture, slot].to(boxes.dtype)[:, None]  # (T, 1, 4)
+    # Each coordinate lies in a plane of its own: kernels over (K, G, T, Q) then read it without gaps.
+    predicted, corners = (x.movedim(-1, 0)[:, :, :, picture].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
+    l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
+    giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))
+    return cfg.match_class_cost * class_cost + cfg.match_l1_cost * l1_cost + cfg.match_giou_cost * giou_cost

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd
-from rtdetr.models.decoder import Decoded, Decoder, Memory
+from rtdetr.models.decoder import Decoded, Decoder, Memory, gather_rows
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
 from rtdetr.models.layers import ConvNorm, Group, in_weight_type
 from rtdetr.ops.conv_relu import conv_relu
@@ -28,7 +28,12 @@ class DeployedModel(nn.Module):
     """Predictions of pictures (B, 3, H, W), RGB in [0, 1], of any float type; made by `deploy`."""
 
     def __init__(
-        self, backbone: ResNetVd, encoder: HybridEncoder, decoder: Decoder, dtype: torch.dtype, channels_last: bool
+        self,
+        backbone: ResNetVd,
+        encoder: FoldedEncoder,
+        decoder: FoldedDecoder,
+        dtype: torch.dtype,
+        channels_last: bool,
     ) -> None:
         super().__init__()
         self.backbone, self.encoder, self.decoder = backbone, encoder, decoder
@@ -38,8 +43,7 @@ class DeployedModel(nn.Module):
     def forward(self, images: Tensor) -> Predictions:
         maps = self.encoder(self.backbone(images.to(self.dtype).contiguous(memory_format=self.memory_format)))
         memory = self.decoder.remember(maps)
-        selected = self.decoder.selector(memory)
-        decoded = self.decoder(selected.content, selected.box_logits, memory)
+        decoded = self.decoder(*self.decoder.select(memory), memory)
         return Predictions(decoded.logits[-1], decoded.boxes[-1])
 
 
@@ -54,27 +58,27 @@ def deploy(
 ) -> DeployedModel:
     """A folded copy of the parts; they stay as they are.
 
-    dtype: of weights and features. The score and box heads, reference boxes, anchors and results are float32 at least.
+    dtype: of weights and features. Heads (see FoldedDecoder.heads), reference boxes, anchors and results are float32 at
+    least.
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
     not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
     """
     backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
-    model = DeployedModel(backbone, encoder, decoder, dtype, channels_last)
-    model = model.eval().requires_grad_(False)
-    _fold(model)
-    model.encoder, model.decoder = encoder, decoder = FoldedEncoder(encoder), FoldedDecoder(decoder)
+    for part in (backbone, encoder, decoder):
+        _fold(part)
+    folded, detecting = FoldedEncoder(encoder), FoldedDecoder(decoder)
+    model = DeployedModel(backbone, folded, detecting, dtype, channels_last).eval().requires_grad_(False)
     if fuse_relu:
         _fuse_relu(model)
-    heads = [decoder.selector.score_head, decoder.selector.box_head, *decoder.score_heads, *decoder.box_heads]
-    islands = {id(parameter) for head in heads for parameter in head.parameters()}
+    islands = {id(parameter) for head in detecting.heads(dtype) for parameter in head.parameters()}
     for parameter in model.parameters():
         kind = torch.promote_types(dtype, torch.float32) if id(parameter) in islands else dtype
         parameter.data = parameter.data.to(kind)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     if remember_sizes:
-        encoder.position_code = Remembered(encoder.position_code)
-        decoder.make_anchors = Remembered(decoder.make_anchors)
+        folded.position_code = Remembered(folded.position_code)
+        detecting.make_anchors = Remembered(detecting.make_anchors)
     return model
 
 
@@ -105,19 +109,19 @@ def _fold(module: nn.Module) -> None:
 
 
 def fold_norm(conv: nn.Conv2d, norm: nn.Module) -> nn.Conv2d:
-    """One convolution that does what `conv`, which has no bias, and a batch norm with stored statistics do."""
+    """`conv`, which had no bias and now does what it and a batch norm with stored statistics did."""
     weight, bias, mean, variance = (
         getattr(norm, name).double() for name in ("weight", "bias", "running_mean", "running_var")
     )
     scale = weight / (variance + norm.eps).sqrt()
-    return _with(conv, conv.weight.double() * scale[:, None, None, None], bias - mean * scale)
+    return _set(conv, conv.weight * scale.to(conv.weight)[:, None, None, None], bias - mean * scale)
 
 
 def merge_repvgg(block: RepVGGBlock) -> ConvNorm:
     """The block, whose norms are folded, as one 3x3 convolution and SiLU."""
-    merged, other = block.conv3x3, block.conv1x1
-    weight = merged.conv.weight.double() + F.pad(other.conv.weight.double(), (1, 1, 1, 1))
-    merged.conv = _with(merged.conv, weight, _bias(merged.conv) + _bias(other.conv))
+    merged, other = block.conv3x3, block.conv1x1.conv
+    bias = _bias(merged.conv) + _bias(other)
+    _set(merged.conv, merged.conv.weight + F.pad(other.weight, (1, 1, 1, 1)), bias)
     merged.activation = F.silu
     return merged
 
@@ -128,8 +132,8 @@ class MergedCSPBlock(nn.Module):
     def __init__(self, block: CSPBlock) -> None:
         super().__init__()
         convs = (block.conv1.conv, block.conv2.conv)
-        weight = torch.cat([conv.weight.double() for conv in convs])
-        self.branches = _with(convs[0], weight, torch.cat([_bias(conv) for conv in convs]))
+        bias = torch.cat([_bias(conv) for conv in convs])
+        self.branches = _set(convs[0], torch.cat([conv.weight for conv in convs]), bias)
         self.rest = AfterBranches(block)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -158,10 +162,11 @@ class TopDownBlock(nn.Module):
     def __init__(self, block: MergedCSPBlock, projection: nn.Conv2d) -> None:
         super().__init__()
         branches, dim = block.branches, projection.out_channels
-        of_coarse, of_fine = branches.weight.double().split((branches.in_channels - dim, dim), dim=1)
-        self.coarse = _with(branches, of_coarse, None)
-        weight = torch.einsum("oi..., ic... -> oc...", of_fine, projection.weight.double())
-        self.fine = _with(branches, weight, _bias(branches) + of_fine[:, :, 0, 0] @ _bias(projection))
+        bias = _bias(branches)
+        of_coarse, of_fine = branches.weight.split((branches.in_channels - dim, dim), dim=1)
+        self.coarse = _set(branches, of_coarse, None)  # the fine map's bias is that of both
+        bias = bias + of_fine[:, :, 0, 0] @ _bias(projection)
+        self.fine = _set(projection, torch.einsum("oi..., ic... -> oc...", of_fine, projection.weight), bias)
         self.rest = block.rest
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
@@ -203,6 +208,33 @@ class FoldedDecoder(Decoder):
         self.input_proj, self.selector, self.query_pos = decoder.input_proj, decoder.selector, decoder.query_pos
         self.layers, self.box_heads, self.score_heads = decoder.layers, decoder.box_heads, decoder.score_heads[-1:]
 
+    def heads(self, dtype: torch.dtype) -> list[nn.Module]:
+        """Those that stay in float32 where all else is of this type. The selector's scores only rank cells, of which
+        the last ones matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
+        ranking = [] if dtype == torch.float16 else [self.selector.score_head]
+        return [*ranking, self.selector.box_head, *self.box_heads, *self.score_heads]
+
+    def remember(self, maps: list[Tensor]) -> Memory:
+        """As Decoder.remember, but for `valid_tokens`, which are all tokens: see `select`."""
+        maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
+        shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
+        tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
+        anchors, valid = self.make_anchors(shapes, tokens, self.official_rectangles)
+        return Memory(tokens, shapes, anchors, valid, tokens)
+
+    def select(self, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Content (B, Q, dim) and box logits (B, Q, 4) of the queries, as QuerySelector makes them.
+
+        The projection of a token of zeros is the bias: to put that in afterwards spares a second copy of the memory.
+        """
+        selector = self.selector
+        projected = torch.where(memory.valid, selector.proj(memory.tokens), selector.proj.bias)
+        features = selector.norm(projected)
+        cells = in_weight_type(selector.score_head, features).amax(dim=-1).topk(selector.num_queries, dim=1).indices
+        content = gather_rows(features, cells)
+        box_logits = in_weight_type(selector.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
+        return content, box_logits
+
     def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, groups: Sequence[Group] = ()) -> Decoded:
         """As Decoder.forward in eval mode."""
         for layer, box_head in zip(self.layers, self.box_heads):
@@ -215,16 +247,16 @@ class FoldedDecoder(Decoder):
 
 def _bias(conv: nn.Conv2d) -> Tensor:
     assert conv.bias is not None, "its norm is not folded yet"
-    return conv.bias.double()
+    return conv.bias
 
 
-def _with(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    """A convolution like `conv` with other weights and as many channels as they have, in the type of the old ones."""
-    made = copy.deepcopy(conv)
-    made.out_channels, made.in_channels = weight.shape[:2]
-    made.weight = nn.Parameter(weight.to(conv.weight.dtype), requires_grad=False)
-    made.bias = None if bias is None else nn.Parameter(bias.to(conv.weight.dtype), requires_grad=False)
-    return made
+def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
+    """`conv` with other weights, in the type of the old ones, and as many channels as they have."""
+    dtype = conv.weight.dtype
+    conv.out_channels, conv.in_channels = weight.shape[:2]
+    conv.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)
+    conv.bias = None if bias is None else nn.Parameter(bias.to(dtype), requires_grad=False)
+    return conv
 
 
 def _fuse_relu(model: nn.Module) -> None:

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works wi
 import torch
 from torch import Tensor
 
-from rtdetr.inference.predictor import Pixels, Predictor
+from rtdetr.inference.deploy import RECORD_AT
+from rtdetr.inference.predictor import HostPixels, Predictor
 
 # What each row is: options of the predictor; autocast is not one of them.
 ROWS: dict[str, dict[str, Any]] = {
@@ -137,20 +138,20 @@ def _shown(value: float | None, width: int, digits: int) -> str:
 
 
 class Clock:
-    """Milliseconds of calls, on the device if it is a GPU."""
+    """Milliseconds of calls, on the device if it is a GPU; a figure takes about so many seconds."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self.on_gpu, self.seconds = device.type == "cuda", seconds
 
     def wait(self) -> None:
         if self.on_gpu:
             torch.cuda.synchronize()
 
-    def latency(self, call: Callable[[], object], seconds: float = 1.0, least: int = 3) -> float:
+    def latency(self, call: Callable[[], object]) -> float:
         """The median of calls that wait for one another."""
         taken: list[float] = []
-        end = time.perf_counter() + seconds
-        while len(taken) < least or (time.perf_counter() < end and len(taken) < 200):
+        end = time.perf_counter() + self.seconds
+        while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 200):
             self.wait()
             if self.on_gpu:
                 first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -166,8 +167,8 @@ class Clock:
         return statistics.median(taken)
 
     def back_to_back(self, call: Callable[[], object], latency: float) -> float:
-        """Mean of calls one after the other, about a second of them."""
-        number = max(2, min(500, round(1000 / latency)))
+        """Mean of calls one after the other."""
+        number = max(2, min(500, round(1000 * self.seconds / latency)))
         self.wait()
         start = time.perf_counter()
         for _ in range(number):
@@ -198,7 +199,7 @@ def kernels_of(call: Callable[[], object], number: int = 5) -> dict[str, Any]:
 def work(order: dict[str, Any]) -> None:
     """What the process of one row does; it prints its rows as JSON."""
     imported = time.time()
-    device, folder = torch.device(order["device"]), Path(order["folder"])
+    device, folder, seconds = torch.device(order["device"]), Path(order["folder"]), order.get("seconds", 1.0)
     options = dict(ROWS.get(order["name"], {}))
     autocast = options.pop("autocast", False)
     predictor = Predictor(folder / "model.pth", device, threshold=0.5, **options)
@@ -214,20 +215,20 @@ def work(order: dict[str, Any]) -> None:
             "load_s": loaded - imported,
         }
         if order["name"] == FILES:
-            rows = measure_files(predictor, folder / "pictures", order["num_files"], max(order["batches"]))
+            rows = measure_files(predictor, folder / "pictures", order["num_files"], max(order["batches"]), seconds)
         else:
-            rows = (measure_tensors(predictor, batch, folder, order["profile"]) for batch in order["batches"])
+            rows = (measure_tensors(predictor, batch, folder, order["profile"], seconds) for batch in order["batches"])
         for row in rows:
             print(json.dumps({"name": order["name"], **row, **fresh}), flush=True)
 
 
-def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: bool) -> dict[str, Any]:
+def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: bool, seconds: float) -> dict[str, Any]:
     height, width = predictor.cfg.data.image_size
     generator = torch.Generator().manual_seed(1)
     images = torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
     images = images.permute(0, 3, 1, 2).to(predictor.device)
     sizes = torch.tensor([[480.0, 640.0]] * batch, device=predictor.device)
-    clock = Clock(predictor.device)
+    clock = Clock(predictor.device, seconds)
 
     def call() -> Tensor:
         return predictor.predict_tensors(images, sizes).scores
@@ -235,7 +236,7 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if clock.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    for _ in range(3):  # plainly, recorded, replayed
+    for _ in range(RECORD_AT + 1):  # plainly, recorded, replayed
         scores = call()
     clock.wait()
     row: dict[str, Any] = {"batch": batch, "warm_s": time.perf_counter() - start}
@@ -256,18 +257,20 @@ def shift(scores: Tensor, file: Path) -> float:
     return float((scores - torch.load(file, weights_only=True)).abs().nan_to_num(nan=1.0).max())
 
 
-def measure_files(predictor: Predictor, folder: Path, number: int, batch: int) -> Iterator[dict[str, Any]]:
+def measure_files(
+    predictor: Predictor, folder: Path, number: int, batch: int, seconds: float
+) -> Iterator[dict[str, Any]]:
     """Images a second from a folder of JPEGs to lists of detections, and what one picture costs on one thread."""
     from rtdetr.data.pictures import read_picture
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]
-    clock = Clock(predictor.device)
-    pixels = Pixels.empty(batch, predictor.cfg.data.image_size, pinned=clock.on_gpu)
+    clock = Clock(predictor.device, seconds)
+    pixels = HostPixels(batch, predictor.cfg.data.image_size, pinned=clock.on_gpu)
     picture = read_picture(files[0])
-    images = pixels.pixels.permute(0, 3, 1, 2).to(predictor.device)
+    images = pixels.on(predictor.device).permute(0, 3, 1, 2)
     sizes = pixels.sizes.to(predictor.device)
-    for _ in range(3):
+    for _ in range(RECORD_AT + 1):
         pending = predictor._start(pixels)
         predictor._reported(pending)
     parts = {
