@@ -19,6 +19,7 @@ from engine_helpers import tiny_config, tiny_data
 from export_programs import RUN_PROGRAM, WEB, run_alone
 from PIL import Image
 
+from rtdetr import RTDETRv3 as Api
 from rtdetr.cli import main
 from rtdetr.data.classes import Classes
 from rtdetr.data.preprocess import SCALE
@@ -163,6 +164,18 @@ def test_predict_and_eval_take_the_file_for_the_checkpoint(folder: Path, capsys:
             assert one["box"] == pytest.approx(other["box"], abs=0.06)
 
 
+def test_python_api_takes_the_file(folder: Path) -> None:
+    picture = min((folder / "shapes" / "val").glob("*.jpg"))
+    own, exported = (Api.from_pretrained(folder / name, device="cpu") for name in ("model.pth", "model.onnx"))
+    for size in (None, (96, 160)):
+        expected, found = (each.predict(picture, threshold=0.2, size=size) for each in (own, exported))
+        assert type(expected) is type(found) and len(found.scores) > 0 and found.names == expected.names
+        assert found.scores == pytest.approx(expected.scores, abs=1e-4)
+        assert found.boxes == pytest.approx(expected.boxes, abs=0.05)
+    with pytest.raises(ValueError, match="exported file"):
+        exported.evaluate()
+
+
 def test_a_size_that_no_file_takes_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "-w", str(folder / "model.onnx"), "--device", "cpu", "-u", "data.image_size=[64, 32]"]) == 2
     assert "multiples of 32 from 64, got 64 x 32" in capsys.readouterr().err
@@ -281,9 +294,9 @@ def test_half_keeps_the_heads(folder: Path, model: RTDETRv3) -> None:
     graph = make_graph(model, metadata, "torch")
     types = {name: each.dtype for name, each in graph.module.named_parameters()}
     assert not any("dense_head" in name or "query_groups" in name for name in types)
-    heads = {name: each for name, each in types.items() if "score_head" in name or "box_head" in name}
+    heads = {name: each for name, each in types.items() if "score_heads" in name or "box_head" in name}
     assert heads and set(heads.values()) == {torch.float32}
-    assert {each for name, each in types.items() if name not in heads} == {torch.float16}
+    assert {each for name, each in types.items() if "backbone" in name or "encoder" in name} == {torch.float16}
     pixels, sizes = noise(2, 64, 96), torch.tensor([[64, 96]] * 2)
     with torch.no_grad():
         _, boxes, scores = graph.module(pixels, sizes)

@@ -66,6 +66,8 @@ class ExportedModel(EndToEnd):
 
 def load(path: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> Predictor:
     """A predictor from a checkpoint or from an exported file. Raises CheckpointError or ConfigError."""
+    if not is_exported(path):
+        return Predictor(path, device, threshold)
     return Predictor.of(*load_model(path, device), device, threshold)
 
 
