@@ -22,6 +22,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 Depth = Literal[18, 34, 50, 101]
+AugmentBackend = Literal["fused", "plain"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a slip of the finger
@@ -122,6 +123,7 @@ class AugmentConfig:
     flip_prob: Share = 0.5
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
+    backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
 
 
 @dataclass(frozen=True, kw_only=True)

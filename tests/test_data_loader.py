@@ -107,8 +107,9 @@ def test_batches_are_what_they_say(shapes: Path) -> None:
     for batch in (each for number in range(4) for each in epoch(loader, number)):
         count, channels, height, width = batch.images.shape
         sizes.add(height)
-        assert (count, channels) == (4, 3) and height == width and batch.images.dtype == torch.float32
-        assert batch.images.min() >= 0 and batch.images.max() <= 1
+        assert (count, channels) == (4, 3) and height == width and batch.images.dtype == torch.uint8
+        images = batch.images_on(torch.device("cpu"))
+        assert images.dtype == torch.float32 and images.min() >= 0 and 0.5 < images.max() <= 1
         targets = batch.targets
         assert targets.mask.sum(dim=1).tolist() == list(targets.counts)
         corners = cxcywh_to_xyxy(targets.boxes) * height

@@ -58,4 +58,9 @@ def resize_cubic(pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, i
 
 def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """Tensor (3, h, w) float32 in [0, 1] of RGB pixels (h, w, 3) uint8."""
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32) * SCALE)
+    return to_planes(pixels) * float(SCALE)
+
+
+def to_planes(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Tensor (3, h, w) uint8 of RGB pixels (h, w, 3) uint8."""
+    return torch.from_numpy(np.stack(cv2.split(np.ascontiguousarray(pixels))))

@@ -92,7 +92,7 @@ class Trainer:
             )
         self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
-        self.watch = Watch(self.state, output_dir, device)
+        self.watch = Watch(self.state, output_dir, device, self.train_loader)
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self._saved = time.perf_counter()
 
@@ -221,7 +221,7 @@ class Trainer:
 
     def _losses(self, batch: Batch, group: list[int]) -> dict[str, Tensor]:
         dtype = AUTOCAST.get(self.cfg.train.precision)
-        images = batch.images.to(self.device, non_blocking=True)
+        images = batch.images_on(self.device)
         targets = batch.targets.to(self.device, non_blocking=True)
         try:
             with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
