@@ -67,7 +67,7 @@ def runs(data: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         arguments += [moment, *training(data, folder / moment), "--"]
     for moment in ("eval_setup", "eval_detecting"):
         saved = ["--save-json", str(folder / f"{moment}_found.json")]
-        arguments += [moment, "eval", "-w", str(whole / "best.pth"), *ON_CPU, *saved, "--"]
+        arguments += [moment, "eval", "-w", str(whole / "best.pth"), *ON_CPU, *saved, "-u", "data.val_batch_size=2", "--"]
     script = ROOT / "tests" / "signal_runs.py"
     subprocess.run([sys.executable, script, folder, *arguments[:-1]], env=environment(), check=True, timeout=300)
     return folder
@@ -98,13 +98,26 @@ def test_a_group_signal_saves_and_the_run_goes_on(runs: Path, whole: Path, momen
     assert [row["kind"] for row in read_rows(runs / moment / "metrics.csv")] == (["train"] * 3 + ["eval"]) * 2
 
 
-@pytest.mark.parametrize("moment", ["setup", "eval_setup", "eval_detecting"])
+@pytest.mark.parametrize("moment", ["setup", "eval_setup"])
 def test_before_there_is_something_to_save_it_ends_in_one_line(runs: Path, moment: str) -> None:
     result = result_of(runs, moment)
     lines = [line for line in result["said"].splitlines() if line and " pictures [" not in line]  # no progress
     assert result["code"] == 128 + signal.SIGTERM and result["left"] == 0, result["said"]
     assert len(lines) == 1 and "signal 15" in lines[0], result["said"]
     assert not (runs / moment).exists() and not (runs / f"{moment}_found.json").exists()
+
+
+def test_a_stopped_evaluation_keeps_what_it_found(runs: Path, data: Path) -> None:
+    """The signal came as the first batch began, which is still finished."""
+    result = result_of(runs, "eval_detecting")
+    lines = [line for line in result["said"].splitlines() if line and " pictures [" not in line]  # no progress
+    assert result["code"] == 128 + signal.SIGTERM and result["left"] == 0, result["said"]
+    assert len(lines) == 1 and lines[0].startswith("stopped by signal 15 after "), result["said"]
+    found = json.loads((runs / "eval_detecting_found.json").read_text())
+    pictures = {each["image_id"] for each in found}
+    known = json.loads((data / "annotations" / "instances_val.json").read_text())["images"]
+    assert 0 < len(pictures) < len(known)
+    assert f"after {len(pictures)} of {len(known)} pictures; {len(found)} detections are in" in lines[0]
 
 
 def test_a_second_ctrl_c_ends_at_once(runs: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,21 +63,26 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         if args.save_json and distributed.is_main():
             check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
-        with signals.listening("stopping"):
+        with signals.listening():
             batches = _counted(loader)
+            detections, stopped = [], ""
             try:
                 result = evaluate(
                     model.to(device), batches, annotations, loader.classes, cfg.eval, device, signals.asked
                 )
-            except EvaluationStopped:
-                result = None
-            if result is not None:
-                print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
-                if args.save_json:
-                    with writing(args.save_json):
-                        args.save_json.parent.mkdir(parents=True, exist_ok=True)
-                        args.save_json.write_text(json.dumps(result.detections), encoding="utf-8")
+                if result is not None:
+                    print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
+                    detections = result.detections
+            except EvaluationStopped as stop:
+                detections, stopped = stop.detections, f" after {stop.num_pictures} of {len(loader.source)} pictures"
+            if args.save_json and distributed.is_main():
+                with writing(args.save_json):
+                    args.save_json.parent.mkdir(parents=True, exist_ok=True)
+                    args.save_json.write_text(json.dumps(detections), encoding="utf-8")
+                stopped += f"; {len(detections)} detections are in {args.save_json}"
             stopped_by = signals.agreed()
+    if stopped_by is not None and distributed.is_main():
+        print(f"stopped by signal {stopped_by}{stopped}", file=sys.stderr)
     return 0 if stopped_by is None else 128 + stopped_by
 
 

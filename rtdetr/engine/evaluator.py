@@ -29,7 +29,12 @@ FIGURE_NAMES = (
 
 
 class EvaluationStopped(Exception):
-    """Somebody asked for an end before the figures were there."""
+    """Somebody asked for an end before the figures were there. detections: COCO results of the pictures that were done,
+    of all processes."""
+
+    def __init__(self, detections: list[dict[str, Any]], num_pictures: int) -> None:
+        super().__init__(f"stopped after {num_pictures} pictures")
+        self.detections, self.num_pictures = detections, num_pictures
 
 
 class ClassAP(NamedTuple):
@@ -82,13 +87,13 @@ def evaluate(
                 break
             own += detect(model, batch, classes, cfg.max_detections, device)
             sizes |= {info.image_id: (info.height, info.width) for info in batch.infos}
-    if distributed.any_process(should_stop()):
-        raise EvaluationStopped
+    stopped = distributed.any_process(should_stop())
     gathered = distributed.gather_objects((own, sizes))
-    if not distributed.is_main():
-        return None
     detections = [each for part, _ in gathered for each in part]
-    return score(detections, annotations, cfg.evaluator, {k: size for _, part in gathered for k, size in part.items()})
+    sizes = {image_id: size for _, part in gathered for image_id, size in part.items()}
+    if stopped:
+        raise EvaluationStopped(detections, len(sizes))
+    return score(detections, annotations, cfg.evaluator, sizes) if distributed.is_main() else None
 
 
 @contextlib.contextmanager
