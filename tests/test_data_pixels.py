@@ -139,12 +139,14 @@ class TestTwins:
     def test_the_canvas_is_sampled_as_if_it_were_whole(
         self, interpolation: str, window: T.Window, size: tuple[int, int]
     ) -> None:
-        """On noise, where a shift by a tenth of a pixel would show."""
+        """On noise, where a shift by a tenth of a pixel changes values by up to 40 levels, and 7 on average. Where the
+        samples are off by 1/64 of a pixel at most, they may differ by as much of the step between two pixels."""
         noise = np.random.default_rng(1).integers(0, 256, (80, 120, 3), np.uint8)
         for flip in (False, True):
             recipe = T.Recipe((), window, flip)
             ours = P.fused(noise, recipe, size, interpolation).astype(int)
-            assert np.abs(ours - apply_plain(noise, recipe, size, interpolation)).max() <= 1
+            difference = np.abs(ours - apply_plain(noise, recipe, size, interpolation))
+            assert difference.max() <= (1 if interpolation == "nearest" else 8) and difference.mean() <= 0.5
 
     @pytest.mark.parametrize("amount", [0.5, 0.93, 1.5])
     @pytest.mark.parametrize("colour", ["brightness", "contrast", "saturation", "hue"])

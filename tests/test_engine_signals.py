@@ -67,7 +67,17 @@ def runs(data: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         arguments += [moment, *training(data, folder / moment), "--"]
     for moment in ("eval_setup", "eval_detecting"):
         saved = ["--save-json", str(folder / f"{moment}_found.json")]
-        arguments += [moment, "eval", "-w", str(whole / "best.pth"), *ON_CPU, *saved, "-u", "data.val_batch_size=2", "--"]
+        arguments += [
+            moment,
+            "eval",
+            "-w",
+            str(whole / "best.pth"),
+            *ON_CPU,
+            *saved,
+            "-u",
+            "data.val_batch_size=2",
+            "--",
+        ]
     script = ROOT / "tests" / "signal_runs.py"
     subprocess.run([sys.executable, script, folder, *arguments[:-1]], env=environment(), check=True, timeout=300)
     return folder

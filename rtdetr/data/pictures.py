@@ -94,12 +94,13 @@ def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | Non
         if opened.format != "JPEG" or opened.mode != "RGB" or _orientation(opened) in UPRIGHT:
             return None
         size, content = opened.size, path.read_bytes()
-    scan = content.rfind(b"\xff\xda")
-    markers = content.count(b"\xff", scan) - content.count(b"\xff\0", scan)
-    if not content.endswith(b"\xff\xd9") or markers != 2:  # nothing between the start of the last scan and the end
+    stored = np.frombuffer(content, np.uint8)
+    scan = stored[content.rfind(b"\xff\xda") + 2 :]
+    markers = np.count_nonzero(scan[1:][scan[:-1] == 0xFF])  # 0 makes 255 a number
+    if not content.endswith(b"\xff\xd9") or markers != 1:
         return None
     try:
-        pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        pixels = cv2.imdecode(stored, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:  # more pixels than OpenCV takes
         return None
     if pixels is None or pixels.shape[1::-1] != size:

@@ -2,8 +2,8 @@
 
 Pixels stay uint8 to the end, so values are rounded and saturated after each step; the official reader turns to float
 after the colour step and lets cubic and lanczos overshoot a little. `plain` does step after step, the colours with
-torchvision.transforms.v2 on the whole picture. `fused` changes the colours of the visible part alone, by tables and
-matrices, and resizes it in one go; the expanded canvas is made only as far as the picture reaches into it. The resize
+torchvision.transforms.v2 on the whole picture. `fused` changes the colours of the visible part alone, by matrices, and
+resizes it in one go; of the expanded canvas it makes what surrounds the picture. The resize
 is OpenCV's in both, as in evaluation: v2 has neither "area" nor "lanczos4", and smooths differently when it shrinks.
 """
 
@@ -35,7 +35,8 @@ INTERPOLATIONS = {
 }
 REACH = 4  # pixels to either side that an interpolated value may depend on (lanczos4)
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-LEVELS = np.arange(256, dtype=np.float32)
+CUT_OFF = -0.498  # makes OpenCV's rounding the cutting of fractions, and leaves whole numbers alone
+OFF_GRID = 1 / 64  # of a pixel that the samples of an expanded picture may lie beside their places
 SAMPLED = 20_000  # pixels, about, from which the mean grey of a picture is estimated
 
 
@@ -105,45 +106,52 @@ def recolour(part: Pixels, colours: tuple[tuple[Colour, float], ...], whole: Pix
 
 
 def adjusted(pixels: Pixels, colour: Colour, amount: float, grey: int) -> Pixels:
-    """One colour step. PIL cuts fractions off, so these do; the hue is rounded. grey: the centre of the contrast."""
+    """One colour step. PIL cuts fractions off, and so do these; the hue is rounded. grey: the contrast's centre."""
     if colour == "hue":
         hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL)
         hsv[..., 0] += np.uint8(int(amount) % 256)  # wraps round the circle
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
-    if colour == "saturation":
-        mix = np.full((3, 4), -0.5, np.float32)  # the last column makes OpenCV's rounding the cutting of fractions
-        mix[:, :3] = amount * np.eye(3) + (1 - amount) * LUMA
-        return cv2.transform(pixels, mix)
-    table = np.clip(grey + np.float32(amount) * (LEVELS - grey), 0, 255).astype(np.uint8)
-    return cv2.LUT(pixels, table)
+    mix = np.empty((3, 4), np.float32)  # of red, green, blue and one
+    mix[:, :3] = amount * np.eye(3) + ((1 - amount) * LUMA if colour == "saturation" else 0)
+    mix[:, 3] = (1 - amount) * grey + CUT_OFF
+    return cv2.transform(pixels, mix)
 
 
 def place(
     visible: Pixels, at: tuple[int, int], extent: tuple[int, int], size: tuple[int, int], interpolation: str
 ) -> Pixels:
     """The pixels (h, w, 3) of a canvas of `extent` (w, h) in FILL that shows `visible` with its corner `at` (x, y), as
-    it is when resized to `size` (h, w). The canvas is made from its upper left corner to where the picture ends."""
+    it is when resized to `size` (h, w). Of the canvas only what surrounds the picture is made."""
     if interpolation == "lanczos":
         visible = visible.astype(np.float32)  # for bytes OpenCV's code is plain, and twice as slow as converting twice
     method = INTERPOLATIONS[interpolation]
     if visible.shape[1::-1] == extent:
         return _rounded(cv2.resize(visible, size[::-1], interpolation=method))
-    pads, scales, seen = [], [], []
+    around, scales, lines = [], [], []
     for start, length, whole, target in zip(at, visible.shape[1::-1], extent, size[::-1]):
         scale = target / whole
-        columns = min(target, math.ceil((start + length + REACH) * scale) + 1)  # the others show nothing but FILL
-        needed = min(whole, math.ceil(columns / scale) + REACH)
-        pads += [start, max(needed - start - length, 0)]
+        first = 0 if interpolation == "nearest" else _first_line(start, scale)
+        last = min(target, math.ceil((start + length + REACH) * scale) + 1)  # what follows shows nothing but FILL
+        end = min(whole, math.ceil(last / scale) + REACH)
+        around.append((start - round(first / scale), max(end - start - length, 0)))
         scales.append(scale)
-        seen.append(columns)
-    left, right, top, bottom = pads
+        lines.append((first, last))
+    (left, right), (top, bottom) = around
     canvas = cv2.copyMakeBorder(visible, top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL)
     shown = _rounded(cv2.resize(canvas, None, fx=scales[0], fy=scales[1], interpolation=method))
-    shown = shown[: seen[1], : seen[0]]
-    rest = size[0] - seen[1], size[1] - seen[0]
-    return cv2.copyMakeBorder(shown, 0, rest[0], 0, rest[1], cv2.BORDER_CONSTANT, value=FILL)
+    (x1, x2), (y1, y2) = lines
+    shown = shown[: y2 - y1, : x2 - x1]
+    return cv2.copyMakeBorder(shown, y1, size[0] - y2, x1, size[1] - x2, cv2.BORDER_CONSTANT, value=FILL)
+
+
+def _first_line(start: int, scale: float) -> int:
+    """The line (row or column) of the result to begin with, where the picture starts at line `start` of the canvas: all
+    before it show nothing but FILL, and it begins at a line of the canvas, up to OFF_GRID."""
+    lines = np.arange(max(int((start - REACH) * scale), 1))[::-1]
+    begins = lines / scale
+    return int(lines[np.argmax(np.abs(begins - np.rint(begins)) <= OFF_GRID)])
 
 
 def _rounded(values: Any) -> Pixels:
-    one: Any = 1.0
-    return values if values.dtype == np.uint8 else cv2.multiply(values, one, dtype=cv2.CV_8U)
+    zero: Any = 0
+    return values if values.dtype == np.uint8 else cv2.convertScaleAbs(cv2.max(values, zero))  # saturates at 255

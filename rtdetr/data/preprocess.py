@@ -58,9 +58,11 @@ def resize_cubic(pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, i
 
 def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """Tensor (3, h, w) float32 in [0, 1] of RGB pixels (h, w, 3) uint8."""
-    return to_planes(pixels) * float(SCALE)
+    return torch.from_numpy(np.multiply(to_planes(pixels).numpy(), SCALE, dtype=np.float32))
 
 
 def to_planes(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """Tensor (3, h, w) uint8 of RGB pixels (h, w, 3) uint8."""
-    return torch.from_numpy(np.stack(cv2.split(np.ascontiguousarray(pixels))))
+    planes = np.empty((3, *pixels.shape[:2]), np.uint8)
+    cv2.split(np.ascontiguousarray(pixels), list(planes))
+    return torch.from_numpy(planes)
