@@ -31,7 +31,7 @@ def record_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_data(record_of: RecordOf) -> None:
     printed, record = record_of("data", "--count", "3", "--rounds", "1", "--profile")
     rows = {row["variant"]: row for row in record["measurements"]}
-    assert set(rows) == {"decode, plain", "decode, fused", "torchvision", "plain", "fused"}
+    assert set(rows) == {"decode, plain", "decode, fused", "torchvision", "plain", "fused", "fused, bytes"}
     assert rows["torchvision"]["times_torchvision"] == 1 and all(row["images_per_second"] > 0 for row in rows.values())
     assert "| fused | " in printed and record["opencv"] in printed
     assert {"read", "draw", "colours", "boxes", "float tensor"} <= set(record["milliseconds"]["fused"])

@@ -1,7 +1,8 @@
 """Training pictures per second of one core, from the JPEG file to a float tensor.
 
 `plain` and `fused` are the backends of data.augment.backend; `torchvision` is PIL and torchvision.transforms.v2 with
-the same probabilities and ranges; the two rows of decoding are what files cost alone. All take turns on the same
+the same probabilities and ranges; "bytes" is what the loader hands over, which the device divides by 255; the two rows
+of decoding are what files cost alone. All take turns on the same
 pictures, sizes and interpolations. Times are those of the processor, and each picture counts with the fastest of its
 turns, so that other programs on the machine disturb little.
 """
@@ -33,7 +34,7 @@ from rtdetr.config import AugmentConfig
 from rtdetr.data import pixels, transforms
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.coco import CocoDetection
-from rtdetr.data.preprocess import to_tensor
+from rtdetr.data.preprocess import to_planes, to_tensor
 from rtdetr.data.shapes import CATEGORIES, draw_picture
 
 HEIGHT, WIDTH = 480, 640  # of generated pictures, as COCO has them
@@ -97,12 +98,17 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
         config.distort_prob, config.expand_prob, config.expand_max_ratio, config.crop_prob, config.flip_prob
     )
 
-    def ours(sample: Sample, apply: Callable[..., np.ndarray], read: Callable[[int], Any]) -> Tensor:
+    def ours(
+        sample: Sample,
+        apply: Callable[..., np.ndarray],
+        read: Callable[[int], Any],
+        finish: Callable[[np.ndarray], Tensor] = lambda made: to_tensor(made),
+    ) -> Tensor:
         boxes, labels = source.targets(sample.picture)
         info, size = source.info(sample.picture), (sample.size, sample.size)
         rng = np.random.default_rng(sample.seed)
         recipe = augmentation.draw((info.height, info.width), boxes, rng)
-        result = to_tensor(apply(read(sample.picture), recipe, size, sample.interpolation))
+        result = finish(apply(read(sample.picture), recipe, size, sample.interpolation))
         transforms.move_boxes(boxes, labels, recipe, size)
         return result
 
@@ -138,6 +144,7 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
         PEER: peer,
         "plain": lambda sample: ours(sample, pixels.plain, source.image),
         "fused": lambda sample: ours(sample, pixels.fused, source.pixels),
+        "fused, bytes": lambda sample: ours(sample, pixels.fused, source.pixels, to_planes),
     }
 
 

@@ -1,7 +1,7 @@
 """Seconds that `score` takes for the detections of a whole validation set, with each evaluator.
 
 The set is synthetic and as large as COCO's val2017: seven boxes of 80 classes in a picture, 300 detections, some of
-them near a box. The twelve figures are compared: the evaluators may sum in another order, that is the last of 16 digits.
+them near a box. The twelve figures are compared; the last of 16 digits may differ where one sums in another order.
 """
 
 from __future__ import annotations
