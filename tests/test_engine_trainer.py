@@ -84,6 +84,7 @@ def test_a_run_leaves_what_it_promises(whole: Path) -> None:
     for name in ("config.yml", "metrics.csv", "curves.png", "last.pth", "best.pth", "tensorboard"):
         assert (whole / name).exists(), name
     rows = read_rows(whole / "metrics.csv")
+    assert all(0 <= float(row["data_wait"]) <= 1 for row in rows if row["kind"] == "train")
     assert [row["kind"] for row in rows] == ["train"] * 6 + ["eval"]
     assert float(rows[-1]["AP"]) >= 0
     assert load_checkpoint(whole / "best.pth")["training"] is None

@@ -127,14 +127,15 @@ def place(
     method = INTERPOLATIONS[interpolation]
     if visible.shape[1::-1] == extent:
         return _rounded(cv2.resize(visible, size[::-1], interpolation=method))
-    around, scales, lines = [], [], []
-    for start, length, whole, target in zip(at, visible.shape[1::-1], extent, size[::-1]):
-        scale = target / whole
-        first = 0 if interpolation == "nearest" else _first_line(start, scale)
+    scales = [target / whole for target, whole in zip(size[::-1], extent)]
+    # In these two, a hair decides which pixel is taken, so the samples lie exactly where they should.
+    exact = interpolation == "nearest" or (interpolation == "area" and max(scales) > 1)
+    around, lines = [], []
+    for start, length, whole, target, scale in zip(at, visible.shape[1::-1], extent, size[::-1], scales):
+        first = 0 if exact else _first_line(start, scale)
         last = min(target, math.ceil((start + length + REACH) * scale) + 1)  # what follows shows nothing but FILL
         end = min(whole, math.ceil(last / scale) + REACH)
         around.append((start - round(first / scale), max(end - start - length, 0)))
-        scales.append(scale)
         lines.append((first, last))
     (left, right), (top, bottom) = around
     canvas = cv2.copyMakeBorder(visible, top, bottom, left, right, cv2.BORDER_CONSTANT, value=FILL)
