@@ -31,7 +31,10 @@ def box_area(boxes: Tensor) -> Tensor:
 
 
 def _intersection(a: Tensor, b: Tensor) -> Tensor:
-    return box_area(torch.cat((torch.maximum(a[..., :2], b[..., :2]), torch.minimum(a[..., 2:], b[..., 2:])), dim=-1))
+    # Coordinate by coordinate: two sets broadcast against each other as (..., 4) would be the largest tensor of all.
+    width = torch.minimum(a[..., 2], b[..., 2]) - torch.maximum(a[..., 0], b[..., 0])
+    height = torch.minimum(a[..., 3], b[..., 3]) - torch.maximum(a[..., 1], b[..., 1])
+    return width.clamp(min=0) * height.clamp(min=0)
 
 
 def iou(a: Tensor, b: Tensor, eps: float = 1e-9) -> Tensor:
@@ -45,6 +48,7 @@ def giou(a: Tensor, b: Tensor, eps: float = 1e-10) -> Tensor:
     and to the area of the smallest enclosing box (official repo: ppdet/modeling/losses/iou_loss.py:67-139)."""
     overlap = _intersection(a, b)
     union = box_area(a) + box_area(b) - overlap + eps
-    hull = torch.cat((torch.minimum(a[..., :2], b[..., :2]), torch.maximum(a[..., 2:], b[..., 2:])), dim=-1)
-    hull_area = (hull[..., 2] - hull[..., 0]) * (hull[..., 3] - hull[..., 1]) + eps
+    hull_width = torch.maximum(a[..., 2], b[..., 2]) - torch.minimum(a[..., 0], b[..., 0])
+    hull_height = torch.maximum(a[..., 3], b[..., 3]) - torch.minimum(a[..., 1], b[..., 1])
+    hull_area = hull_width * hull_height + eps
     return overlap / union - (hull_area - union) / hull_area

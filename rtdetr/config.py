@@ -23,6 +23,7 @@ Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 Depth = Literal[18, 34, 50, 101]
 AugmentBackend = Literal["fused", "plain"]
+Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a slip of the finger
@@ -167,6 +168,10 @@ class TrainConfig:
     epochs: Count = 72
     precision: Precision = "bf16"
     accumulate: Count = 1  # batches per optimiser step
+    # CUDA graphs of forward pass, losses and gradients; auto: on one GPU, when batches are not accumulated
+    graphs: Switch = "auto"
+    # torch.compile of the step; auto: on a GPU, where enough iterations are left to win back the minutes it takes
+    compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs
     log_every: Count = 10  # optimiser steps
     save_seconds: Amount = 60.0  # last.pth is written at epoch ends this far apart, before evaluations and at the end

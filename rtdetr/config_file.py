@@ -216,6 +216,8 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
         if len(entries) == len(value):
             return tuple(_check(h, v, f"{dotted}[{i}]", where) for i, (h, v) in enumerate(zip(entries, value)))
     elif container is Literal:
+        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # which YAML reads as true and false
+            value = "on" if value else "off"
         if any(value == each and type(value) is type(each) for each in arguments):
             return value
     elif kind is str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -20,7 +21,8 @@ class Targets(NamedTuple):
     boxes: Tensor  # (B, M, 4) cxcywh, normalised; 0 in padding
     boxes_pixel: Tensor  # (B, M, 4) xyxy, pixels of the network input; 0 in padding
     mask: Tensor  # (B, M) bool, True for a real box
-    counts: tuple[int, ...]  # boxes per picture, known on the host so that nobody has to ask the device
+    counts: tuple[int, ...]  # boxes per picture, known on the host so that nobody has to ask the device; () in a CUDA
+    # graph, which serves batches of any counts: there the mask alone tells
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
         labels, boxes, boxes_pixel, mask = (t.to(device, non_blocking=non_blocking) for t in self[:4])
@@ -28,6 +30,13 @@ class Targets(NamedTuple):
 
     def pin_memory(self) -> Targets:
         labels, boxes, boxes_pixel, mask = (t.pin_memory() for t in self[:4])
+        return Targets(labels, boxes, boxes_pixel, mask, self.counts)
+
+    def padded(self, size: int) -> Targets:
+        """With room for `size` boxes in each picture."""
+        room = size - self.labels.shape[1]
+        labels, mask = (F.pad(tensor, (0, room)) for tensor in (self.labels, self.mask))
+        boxes, boxes_pixel = (F.pad(tensor, (0, 0, 0, room)) for tensor in (self.boxes, self.boxes_pixel))
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     @staticmethod

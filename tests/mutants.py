@@ -53,9 +53,9 @@ MUTANTS = (
     Mutant(
         "diagonal of the noise masks protected",
         "rtdetr/models/query_groups.py",
-        "True if g == 0 else draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device)",
-        "True if g == 0 else torch.eye(self.num_queries, dtype=torch.bool, device=device)"
-        " | draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device)",
+        "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",
+        "visible = visible.logical_and(torch.eye(size, dtype=torch.bool, device=device)"
+        " | draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device))",
         TRAIN,
     ),
     Mutant(
@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "no noise masks",
         "rtdetr/models/query_groups.py",
-        "True if g == 0 else draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device)",
-        "True",
+        "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",
+        "pass",
         TRAIN,
     ),
     Mutant(

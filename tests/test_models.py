@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtdetr.config import ModelConfig, load_config
 from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
-from rtdetr.models.layers import position_code
+from rtdetr.models.layers import Group, SelfAttention, position_code
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.query_groups import QueryGroups
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
@@ -99,14 +99,30 @@ def test_each_training_part_can_be_switched_off(off: dict[str, object]) -> None:
     assert (outputs.dense is None) == ("dense_head" in off)
 
 
-def test_groups_do_not_see_each_other() -> None:
-    groups = nano().query_groups
-    visible = groups._visible(3, 12, _KeepAll(), torch.device("cpu"))  # three copies of 2 * 2 slots
-    size = 12 + 60
-    assert not visible[:size, size:].any() and not visible[size:, :size].any()
-    assert visible[:12, :12].sum() == 3 * 4 * 4, "a denoising copy sees itself alone"
-    assert visible[:12, 12:size].all() and not visible[12:size, :12].any()
-    assert visible[2 * size :, 2 * size :].all(), "one-to-many"
+def test_attention_within_groups_is_masked_attention() -> None:
+    torch.manual_seed(0)
+    attention = SelfAttention(16, num_heads=2).double()
+    tokens, position = torch.rand(2, 2, 12, 16, dtype=torch.float64).unbind(0)
+    groups = (Group(4, None), Group(5, torch.rand(5, 5) > 0.4), Group(3, torch.eye(3, dtype=torch.bool)))
+    visible = torch.block_diag(*(torch.ones(g.size, g.size) if g.visible is None else g.visible for g in groups)).bool()
+    query = tokens + position
+    masked = nn.MultiheadAttention.forward(attention, query, query, tokens, attn_mask=~visible, need_weights=False)[0]
+    torch.testing.assert_close(attention(tokens, position, groups), masked)
+    whole = nn.MultiheadAttention.forward(attention, query, query, tokens, need_weights=False)[0]
+    torch.testing.assert_close(attention(tokens, position), whole)
+
+
+def test_who_sees_whom() -> None:
+    used = torch.tensor([True, False])
+    groups = nano().query_groups._groups(3, 12, used, _KeepAll())  # three copies of 2 * 2 slots
+    assert [group.size for group in groups] == [12 + 60] * (len(groups) - 1) + [groups[-1].size]
+    assert groups[-1].visible is None, "one-to-many"
+    for group in groups[:-1]:
+        visible = group.visible
+        assert visible is not None
+        assert visible[:12, :12].sum() == 3 * 4 * 2, "a denoising copy sees itself alone, and no slot that nobody uses"
+        assert not visible[:, 1:12:2].any() and visible[:4, [0, 2]].all()
+        assert visible[:12, 12:].all() and not visible[12:, :12].any()
 
 
 class _KeepAll:
@@ -118,9 +134,10 @@ def test_noise_masks_hide_the_stated_share_and_spare_group_0() -> None:
     from rtdetr.models.denoising import Draws
 
     torch.manual_seed(3)
-    visible = nano().query_groups._visible(1, 2, Draws(), torch.device("cpu"))
-    assert visible[2:62, 2:62].all()
-    noisy = visible[64:124, 64:124].float()
+    first, second, *_ = nano().query_groups._groups(1, 2, torch.ones(1, dtype=torch.bool), Draws())
+    assert first.visible is not None and second.visible is not None
+    assert first.visible[2:62, 2:62].all()
+    noisy = second.visible[2:62, 2:62].float()
     assert 0.87 < noisy.mean() < 0.93
     assert noisy.diagonal().mean() < 1, "a query may lose sight of itself"
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rtdetr.config import load_config
 from rtdetr.models.decoder import Decoder
+from rtdetr.models.layers import Group
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.types import Predictions
 
@@ -72,8 +73,10 @@ class DecoderStep(nn.Module):
         super().__init__()
         self.decoder = decoder
 
-    def forward(self, maps: list[Tensor], content: Tensor, box_logits: Tensor, blocked: Tensor) -> Tensor:
-        decoded = self.decoder(content, box_logits, self.decoder.remember(maps), blocked)
+    def forward(self, maps: list[Tensor], content: Tensor, box_logits: Tensor, visible: Tensor) -> Tensor:
+        first = len(visible)
+        groups = (Group(first, visible), Group(content.shape[1] - first, None))
+        decoded = self.decoder(content, box_logits, self.decoder.remember(maps), groups)
         return decoded.logits.sigmoid().mean() + decoded.boxes.square().mean()
 
 
@@ -91,9 +94,9 @@ def test_training_step_of_the_decoder(device: str) -> None:
         queries = 40 + 3 * i
         content = torch.randn(batch, queries, 256, generator=generator).to(device).requires_grad_()
         box_logits = torch.randn(batch, queries, 4, generator=generator).to(device)
-        blocked = torch.zeros(queries, queries, dtype=torch.bool, device=device)
-        blocked[:10, 10:] = True
-        losses = [call(maps, content, box_logits, blocked) for call in (compiled.call, step)]
+        visible = torch.ones(queries - 20, queries - 20, dtype=torch.bool, device=device)
+        visible[:10, 10:] = False
+        losses = [call(maps, content, box_logits, visible) for call in (compiled.call, step)]
         torch.testing.assert_close(*losses, atol=1e-5, rtol=1e-4)
         grads = [torch.autograd.grad(loss, [*maps, content, *parameters], allow_unused=True) for loss in losses]
         for found, wanted in zip(*grads, strict=True):

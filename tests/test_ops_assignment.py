@@ -200,3 +200,18 @@ def test_more_pictures_than_one_launch_takes() -> None:
     cost = torch.rand(sum(counts), 8, generator=torch.Generator().manual_seed(0))
     found = linear_assignment(cost.cuda(), counts, backend="cuda").cpu()
     assert torch.equal(found, linear_assignment(cost, counts, backend="scipy"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_counts_on_the_device(backend: str) -> None:
+    """Every picture has the same number of rows; those after its boxes mean nothing."""
+    device = "cuda" if backend == "cuda" else "cpu"
+    counts, slots = [3, 0, 7, 1], 7
+    cost = torch.rand(2, 5, len(counts) * slots, 12, generator=torch.Generator().manual_seed(0)).to(device)
+    used = [b * slots + i for b, count in enumerate(counts) for i in range(count)]
+    for repeats in (1, 2):
+        found = linear_assignment(cost, torch.tensor(counts, device=device), repeats, backend=backend)
+        wanted = linear_assignment(cost[..., used, :], counts, repeats, backend=backend)
+        assert torch.equal(found, wanted)
+    with pytest.raises(ValueError, match="counts: expected"):
+        linear_assignment(cost, torch.tensor([1, 2, 3], device=device), backend=backend)

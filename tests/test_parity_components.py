@@ -108,10 +108,11 @@ class TestDenoising:
         check.done()
         self.compare_positives(noised.num_copies, num_dn, targets, arrays)
         groups = QueryGroups(SupervisionConfig(num_noise_groups=0, num_one_to_many_queries=0), 4, 80, num_queries)
-        visible = groups._visible(copies, num_dn, draws, torch.device("cpu"))
+        (only,) = groups._groups(copies, num_dn, targets.mask.any(0), draws)
+        assert only.visible is not None
         size = int(arrays["attn_mask_shape"][0])
         golden = np.unpackbits(arrays["attn_mask_bits"])[: size * size].reshape(size, size).astype(bool)
-        assert np.array_equal(visible.numpy(), golden)
+        assert np.array_equal(only.visible.numpy(), golden)
 
     def targets(self, arrays: dict[str, Array]) -> Targets:
         labels = [torch.from_numpy(arrays[f"gt_class{i}"].astype(np.int64)).flatten() for i in range(2)]

@@ -177,7 +177,9 @@ def compare_forward(checks: Checks, step: Step) -> None:
 
 def compare_choices(checks: Checks, step: Step, single: bool) -> None:
     arrays, seen = step.arrays, step.seen
-    visible = ~seen["queries"].blocked
+    groups = seen["queries"].groups
+    all_of = [torch.ones(g.size, g.size, dtype=torch.bool) if g.visible is None else g.visible for g in groups]
+    visible = torch.block_diag(*all_of)
     checks.same("train discrete", visible.sum(1), arrays["attn_mask.row_true"], "attention mask, rows")
     checks.same("train discrete", visible.sum(0), arrays["attn_mask.col_true"], "attention mask, columns")
     for k, selection in enumerate(seen["queries"].selections):

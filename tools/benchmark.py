@@ -4,6 +4,7 @@
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
 `rtdetr benchmark data`: training pictures per second of one core, beside torchvision's transforms.
 `rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
+`rtdetr benchmark train`: the optimiser step, plain and compiled, with all supervision and with one query group.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from benchmarks import assignment as benchmark_assignment
 from benchmarks import data as benchmark_data
 from benchmarks import eval as benchmark_eval
 from benchmarks import op as benchmark_op
+from benchmarks import train as benchmark_train
+
+from rtdetr.commands.configs import find_config
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -57,6 +61,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scoring.add_argument("--profile", action="store_true", help="seconds of each step too")
     scoring.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     scoring.set_defaults(measure=measure_eval)
+    train = commands.add_parser("train", help="the optimiser step of `rtdetr train`")
+    train.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    train.add_argument(
+        "-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="YAML file or shipped name"
+    )
+    train.add_argument("-u", "--update", nargs="+", default=[], metavar="KEY=VALUE")
+    train.add_argument("--modes", nargs="+", choices=list(benchmark_train.MODES), default=list(benchmark_train.MODES))
+    train.add_argument("--batch", type=int, default=16)
+    train.add_argument("--size", type=int, default=640, help="side of the pictures (default: 640)")
+    train.add_argument("--boxes", type=int, help="in every picture (default: COCO's numbers)")
+    train.add_argument("--steps", type=int, default=40)
+    train.add_argument("--profile", action="store_true", help="kernels, waits and the time the GPU was busy")
+    train.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    train.set_defaults(measure=measure_train)
     args = parser.parse_args(arguments)
     return int(args.measure(args))
 
@@ -73,6 +91,32 @@ def measure_data(args: argparse.Namespace) -> int:
         print(f"{backend}, ms: " + ", ".join(f"{step} {taken:.2f}" for step, taken in spent.items()))
     if args.json:
         record = {**environment, "measurements": [asdict(row) for row in rows], "milliseconds": steps}
+        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return 0
+
+
+def measure_train(args: argparse.Namespace) -> int:
+    """Prints the table, row by row as it grows, and writes the JSON file."""
+    device = torch.device(args.device)
+    environment = benchmark_op.environment(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    record: dict[str, object] = {**environment}
+    for config in args.config:
+        print(f"{config}, batch {args.batch}, {args.size} x {args.size}\n{benchmark_train.HEADER}", flush=True)
+        rows = []
+        for mode in args.modes:
+            rows.append(
+                benchmark_train.measure(
+                    find_config(config), mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
+                    args.update,
+                )
+            )  # fmt: skip
+            print(benchmark_train.row(rows[-1]), flush=True)
+            for name, count, ms in rows[-1].top:
+                print(f"    {ms:7.3f} ms {count:6.1f} x {name}")
+            torch._dynamo.reset()
+        record[config] = [asdict(row) for row in rows]
+    if args.json:
         args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 0
 

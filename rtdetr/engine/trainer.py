@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
+from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+from rtdetr.engine.graphs import StepGraphs, slots_for, why_not_capture
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
 from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
@@ -26,8 +29,8 @@ from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import build_model, check_backend
-from rtdetr.types import Batch
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
+from rtdetr.types import Batch, Targets
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.load import warm_start
 
@@ -74,7 +77,9 @@ class Trainer:
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
                 self._warm_start(weights)
-        self.model.to(device)
+        # Channels last is how GPUs like their pictures, at least in 16 bits.
+        self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
+        self.model.to(device).to(memory_format=self._layout)
         if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
@@ -93,6 +98,11 @@ class Trainer:
         self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device, self.train_loader)
+        self.why_not_compiled = why_not_compile(cfg.train, device, self.total_iterations - self.state.iteration)
+        if self.why_not_compiled is None:
+            compile_step(cast(RTDETRv3, self.model))
+        self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
+        self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self._saved = time.perf_counter()
 
@@ -110,6 +120,10 @@ class Trainer:
             distributed.from_main(prepare)
             where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
+            if self.why_not_compiled is None:
+                say("the first steps compile the model, which takes a minute or two, less when it was done before")
+            elif self.device.type == "cuda":
+                say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
                 self._save_settings()
@@ -188,10 +202,7 @@ class Trainer:
         for number, batch in enumerate(batches, start=1):
             parallel, more = self.parallel, number < len(batches)
             with parallel.no_sync() if more and isinstance(parallel, DistributedDataParallel) else nullcontext():
-                losses = self._losses(batch, boxes if len(boxes) > 1 else [])
-                state.scaler.scale(losses["loss"] * self._sound / len(batches)).backward()
-            names = tuple(losses)
-            values = torch.stack([value.detach().float() for value in losses.values()]) / len(batches)
+                names, values = self._gradients(batch, boxes if len(boxes) > 1 else [])
             total = values if number == 1 else total + values
         state.scaler.unscale_(state.optimizer)
         norm = clip_grad_norm(self.parameters, self.cfg.optimizer.clip_grad_norm)
@@ -215,20 +226,31 @@ class Trainer:
         skips steps with NaN gradients; without one the fused AdamW leaves the weights alone when found_inf is not 0."""
         scaled = self.state.scaler.is_enabled()
         finite = torch.isfinite(values[:-2] if scaled else values).all()  # float16 gradients may overflow
-        self._sound = torch.where(finite, self._sound, torch.nan)
+        self._sound.copy_(torch.where(finite, self._sound, torch.nan))
         if not scaled:
             self.state.optimizer.found_inf = (~torch.isfinite(self._sound)).float()  # type: ignore[attr-defined]
 
-    def _losses(self, batch: Batch, group: list[int]) -> dict[str, Tensor]:
-        dtype = AUTOCAST.get(self.cfg.train.precision)
-        images = batch.images_on(self.device)
+    def _gradients(self, batch: Batch, group: list[int]) -> tuple[tuple[str, ...], Tensor]:
+        """Adds the gradients of one batch; its losses by name. group: see Criterion."""
+        images = batch.images_on(self.device).contiguous(memory_format=self._layout)
         targets = batch.targets.to(self.device, non_blocking=True)
+        if self.device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
+            most = max(batch.targets.counts, default=0)
+            targets = targets.padded(slots_for(most, self.cfg.model.supervision.num_denoising))
         try:
-            with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-                outputs = self.parallel(images, targets, self.draws)
-            return self.criterion(outputs, targets, self.state.epoch, group)
+            if self.graphs is None:
+                return self._backward(images, targets, group)
+            return self.graphs(images, targets, self.state.epoch >= self.cfg.loss.atss_epochs)
         except FloatingPointError as error:
             self.watch.fail(self.state.iteration, str(error), {}, [batch])
+
+    def _backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> tuple[tuple[str, ...], Tensor]:
+        dtype, share = AUTOCAST.get(self.cfg.train.precision), max(1, len(group))
+        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
+            outputs = self.parallel(images, targets, self.draws)
+        losses = self.criterion(outputs, targets, self.state.epoch, group)
+        self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
+        return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share
 
     def _evaluate(self) -> None:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""

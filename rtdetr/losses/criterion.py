@@ -69,7 +69,7 @@ class Criterion:
             sums = set_losses(denoising.logits, denoising.boxes, denoising_index(denoising, targets), targets)
             # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
             # parameter a gradient on every process, which DDP waits for.
-            switch = 1.0 if sum(targets.counts) else 0.0
+            switch = targets.mask.any()
             losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:
             sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
@@ -103,15 +103,15 @@ class Criterion:
         """Boxes of the batch, or of the batches of a group together, each counted `repeats` times, averaged over
         processes, at least 1, and divided by the batches. Boxes that found no query count as well (one-to-many with
         more boxes than queries)."""
-        boxes = group or (sum(targets.counts),)
-        count = torch.full((), float(repeats * sum(boxes)), dtype=torch.float64, device=targets.labels.device)
-        return mean_over_processes(count).clamp(min=1) / len(boxes)
+        own = targets.mask.sum(dtype=torch.float64)
+        count = torch.full_like(own, float(sum(group))) if group else own
+        return mean_over_processes(repeats * count).clamp(min=1) / max(1, len(group))
 
     def _check(self, outputs: TrainingOutputs, targets: Targets) -> None:
         shape = outputs.one_to_one.logits.shape
-        if shape[-1] != self.num_classes or shape[2] != len(targets.counts):
+        if shape[-1] != self.num_classes or shape[2] != len(targets.labels):
             raise ValueError(
-                f"Criterion expects logits (K, G, {len(targets.counts)}, Q, {self.num_classes}) for these targets, "
+                f"Criterion expects logits (K, G, {len(targets.labels)}, Q, {self.num_classes}) for these targets, "
                 f"got {tuple(shape)}; build model and criterion with the same num_classes."
             )
 

@@ -36,10 +36,11 @@ def match_together(
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
     indices = []
-    spoilt = torch.zeros(len(targets.counts), dtype=torch.bool, device=targets.labels.device)
+    counts = targets.counts or targets.mask.sum(1)
+    spoilt = torch.zeros(len(targets.labels), dtype=torch.bool, device=targets.labels.device)
     for outputs, repeats in problems:
         cost = matching_cost(outputs, targets, cfg)
-        index, bad = linear_assignment_checked(cost, targets.counts, repeats, backend=cfg.match_backend)
+        index, bad = linear_assignment_checked(cost, counts, repeats, backend=cfg.match_backend)
         if bad.device.type == "cpu" and bad.any():
             layer, group, picture = bad.nonzero()[0].tolist()
             raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
@@ -56,20 +57,25 @@ SPOILT = (
 
 def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture only:
-    class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py)."""
+    class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
+    Where the host does not know the counts, padding has rows too: T is B * M."""
     device = targets.labels.device
-    # Both indices come from counts known on the host; asking targets.mask would wait for the device.
-    pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]
-    slots = [slot for count in targets.counts for slot in range(count)]
-    picture, slot = (
-        torch.tensor([pictures, slots], dtype=torch.int64).to(device, non_blocking=True).unbind(0)
-    )  # (T,) each
+    if targets.counts:
+        pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]
+        slots = [slot for count in targets.counts for slot in range(count)]
+        picture, slot = (
+            torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True) for each in (pictures, slots)
+        )  # (T,)
+    else:
+        size = targets.labels.shape[1]
+        row = torch.arange(targets.labels.numel(), device=device)
+        picture, slot = row // size, row % size
     logits, boxes = at_least_float32(outputs.logits), at_least_float32(outputs.boxes)
-
     box_logits = logits[:, :, picture, :, targets.labels[picture, slot]]  # (T, K, G, Q), the indexed axes come first
     class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
-    predicted = boxes[:, :, picture]  # (K, G, T, Q, 4)
     wanted = targets.boxes[picture, slot].to(boxes.dtype)[:, None]  # (T, 1, 4)
-    l1_cost = (predicted - wanted).abs().sum(-1)
-    giou_cost = -giou(cxcywh_to_xyxy(predicted), cxcywh_to_xyxy(wanted))
+    # Each coordinate lies in a plane of its own: kernels over (K, G, T, Q) then read it without gaps.
+    predicted, corners = (x.movedim(-1, 0)[:, :, :, picture].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
+    l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
+    giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))
     return cfg.match_class_cost * class_cost + cfg.match_l1_cost * l1_cost + cfg.match_giou_cost * giou_cost

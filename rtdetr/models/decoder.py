@@ -6,6 +6,7 @@ Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,16 @@ from torch import Tensor, nn
 from rtdetr.boxes import inverse_sigmoid
 from rtdetr.config import Backend, DecoderConfig
 from rtdetr.models.deformable_attention import MSDeformAttn
-from rtdetr.models.layers import MLP, ConvNorm, box_head, in_weight_type, score_head, self_attention, xavier_linear
+from rtdetr.models.layers import (
+    MLP,
+    ConvNorm,
+    Group,
+    SelfAttention,
+    box_head,
+    in_weight_type,
+    score_head,
+    xavier_linear,
+)
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -88,12 +98,21 @@ class QuerySelector(nn.Module):
         self.box_head = box_head(dim)
 
     def forward(self, memory: Memory) -> Selection:
-        features = self.norm(self.proj(memory.valid_tokens))  # (B, S, dim)
-        logits = in_weight_type(self.score_head, features)
-        cells = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
-        content = gather_rows(features, cells)
+        # What is not chosen has no gradient: in train mode the chosen cells alone are computed with one, once more.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):
+            features, logits = self._describe(memory.valid_tokens)
+            cells = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
+        if self.training:
+            content, logits = self._describe(gather_rows(memory.valid_tokens, cells))
+        else:
+            content, logits = gather_rows(features, cells), gather_rows(logits, cells)
         box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
-        return Selection(cells, content, gather_rows(logits, cells), box_logits)
+        return Selection(cells, content, logits, box_logits)
+
+    def _describe(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, n, dim) and class logits (B, n, C) of tokens (B, n, dim)."""
+        features = self.norm(self.proj(tokens))
+        return features, in_weight_type(self.score_head, features)
 
 
 class DecoderLayer(nn.Module):
@@ -103,7 +122,7 @@ class DecoderLayer(nn.Module):
         self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int, msda_backend: Backend
     ) -> None:
         super().__init__()
-        self.self_attn = self_attention(dim, num_heads)
+        self.self_attn = SelfAttention(dim, num_heads)
         self.norm1 = nn.LayerNorm(dim)
         self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points, msda_backend)
         self.norm2 = nn.LayerNorm(dim)
@@ -111,10 +130,11 @@ class DecoderLayer(nn.Module):
         self.linear2 = xavier_linear(feedforward_dim, dim)
         self.norm3 = nn.LayerNorm(dim)
 
-    def forward(self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, blocked: Tensor | None) -> Tensor:
-        """x, position: (B, Q, dim); reference: (B, Q, 4); blocked: (Q, Q) bool, True where a query must not look."""
-        query = x + position
-        x = self.norm1(x + self.self_attn(query, query, x, attn_mask=blocked, need_weights=False)[0])
+    def forward(
+        self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, groups: Sequence[Group]
+    ) -> Tensor:
+        """x, position: (B, Q, dim); reference: (B, Q, 4); groups: of queries that see one another; none: all do."""
+        x = self.norm1(x + self.self_attn(x, position, groups))
         x = self.norm2(x + self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
         return self.norm3(x + self.linear2(F.relu(self.linear1(x))))
 
@@ -158,17 +178,17 @@ class Decoder(nn.Module):
         anchors, valid = make_anchors(shapes, tokens, self.official_rectangles)
         return Memory(tokens, shapes, anchors, valid, tokens * valid.to(tokens.dtype))
 
-    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, blocked: Tensor | None = None) -> Decoded:
+    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, groups: Sequence[Group] = ()) -> Decoded:
         """Refines the boxes of queries, layer by layer.
 
-        content: (B, Q, dim); box_logits: (B, Q, 4) where each query starts; blocked: (Q, Q) bool or None.
+        content: (B, Q, dim); box_logits: (B, Q, 4) where each query starts; groups: of queries that see one another.
         """
         logits, boxes = [], []
         reference = box_logits.sigmoid()
         previous = reference  # the previous layer's box with its gradient
         for i, layer in enumerate(self.layers):
             position = self.query_pos(reference.to(content.dtype))
-            content = layer(content, position, reference, memory, blocked)
+            content = layer(content, position, reference, memory, groups)
             delta = in_weight_type(self.box_heads[i], content).to(reference.dtype)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:

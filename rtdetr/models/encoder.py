@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.config import EncoderConfig
-from rtdetr.models.layers import ConvNorm, position_code, self_attention
+from rtdetr.models.layers import ConvNorm, SelfAttention, position_code
 
 
 class EncoderLayer(nn.Module):
@@ -18,15 +18,14 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, dim: int, feedforward_dim: int, num_heads: int) -> None:
         super().__init__()
-        self.self_attn = self_attention(dim, num_heads)
+        self.self_attn = SelfAttention(dim, num_heads)
         self.norm1 = nn.LayerNorm(dim)
         self.linear1 = nn.Linear(dim, feedforward_dim)
         self.linear2 = nn.Linear(feedforward_dim, dim)
         self.norm2 = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        query = tokens + position
-        tokens = self.norm1(tokens + self.self_attn(query, query, tokens, need_weights=False)[0])
+        tokens = self.norm1(tokens + self.self_attn(tokens, position))
         return self.norm2(tokens + self.linear2(F.gelu(self.linear1(tokens))))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -104,11 +105,34 @@ def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
     return linear
 
 
-def self_attention(dim: int, num_heads: int) -> nn.MultiheadAttention:
-    attention = nn.MultiheadAttention(dim, num_heads, batch_first=True)
-    nn.init.xavier_uniform_(attention.in_proj_weight)
-    nn.init.xavier_uniform_(attention.out_proj.weight)
-    return attention
+class Group(NamedTuple):
+    """Consecutive queries that see one another and nobody else."""
+
+    size: int
+    visible: Tensor | None  # (size, size) bool, True where a query may look; None: everywhere
+
+
+class SelfAttention(nn.MultiheadAttention):
+    """Attention of tokens among themselves, with the parameters of torch's module."""
+
+    def __init__(self, dim: int, num_heads: int) -> None:
+        super().__init__(dim, num_heads, batch_first=True)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        nn.init.xavier_uniform_(self.out_proj.weight)
+
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, position: Tensor, groups: Sequence[Group] = ()
+    ) -> Tensor:
+        """(B, T, dim) for tokens (B, T, dim), compared with their position (B, T, dim) added. Pairs of different groups
+        are not computed; no groups: all tokens see one another."""
+        split = 2 * self.embed_dim
+        query, key = F.linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
+        value = F.linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
+        sizes = [group.size for group in groups] or [tokens.shape[1]]
+        masks = [group.visible for group in groups] or [None]
+        heads = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).split(sizes, dim=2) for x in (query, key, value))
+        seen = [F.scaled_dot_product_attention(q, k, v, mask) for q, k, v, mask in zip(*heads, masks)]
+        return self.out_proj(torch.cat(seen, dim=2).transpose(1, 2).flatten(2))
 
 
 def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rtdetr.config import SupervisionConfig
 from rtdetr.models.decoder import Decoded, Memory, QuerySelector, Selection, gather_rows
 from rtdetr.models.denoising import Draws, LabelEmbedding, noise_targets
-from rtdetr.models.layers import xavier_linear
+from rtdetr.models.layers import Group, xavier_linear
 from rtdetr.types import DenoisingOutputs, QueryOutputs, Targets
 
 
@@ -25,7 +25,7 @@ class GroupedQueries(NamedTuple):
 
     content: Tensor  # (B, T, dim)
     box_logits: Tensor  # (B, T, 4), detached
-    blocked: Tensor  # (T, T) bool, True where a query must not look
+    groups: tuple[Group, ...]  # who sees whom
     selections: list[Selection]  # one-to-one groups first, then the one-to-many group if there is one
     num_copies: int  # denoising copies; 0 without denoising
     num_denoising: int  # N
@@ -70,29 +70,30 @@ class QueryGroups(nn.Module):
             for g in range(self.num_groups):
                 contents[g] = torch.cat((embedded[g], contents[g]), dim=1)
                 references[g] = torch.cat((noised.box_logits[g].to(references[g].dtype), references[g]), dim=1)
-        blocked = ~self._visible(num_copies, num_denoising, draws, memory.tokens.device)
+        groups = self._groups(num_copies, num_denoising, targets.mask.any(0), draws)
         return GroupedQueries(
-            torch.cat(contents, dim=1), torch.cat(references, dim=1), blocked, selections, num_copies, num_denoising
+            torch.cat(contents, dim=1), torch.cat(references, dim=1), groups, selections, num_copies, num_denoising
         )
 
-    def _visible(self, num_copies: int, num_denoising: int, draws: Draws, device: torch.device) -> Tensor:
-        """(T, T) bool, True where a query may look."""
-        group_size = num_denoising + self.num_queries
-        total = self.num_groups * group_size + self.cfg.num_one_to_many_queries
-        visible = torch.zeros(total, total, dtype=torch.bool, device=device)
+    def _groups(self, num_copies: int, num_denoising: int, used: Tensor, draws: Draws) -> tuple[Group, ...]:
+        """used: (M,) bool, the slots that hold a box of some picture."""
+        device, size = used.device, self.num_queries
         copy = torch.arange(num_denoising, device=device) // (num_denoising // max(1, num_copies) or 1)
+        # A copy sees itself and the matching queries, which do not see it. Nobody sees slots that no picture uses.
+        own_copy = (copy[:, None] == copy) & used.repeat(2 * num_copies)
+        groups = []
         for g in range(self.num_groups):
-            start, stop = g * group_size, (g + 1) * group_size
-            queries = start + num_denoising
-            visible[start:queries, start:queries] = copy[:, None] == copy  # a copy sees itself ...
-            visible[start:queries, queries:stop] = True  # ... and the matching queries, which do not see it
-            # Noise groups lose random pairs, a query's view of itself included.
-            visible[queries:stop, queries:stop] = (
-                True if g == 0 else draws.attention_keep(g, self.num_queries, self.cfg.noise_mask_ratio, device)
-            )
-        many = self.num_groups * group_size
-        visible[many:, many:] = True
-        return visible
+            visible = torch.ones(size, size, dtype=torch.bool, device=device)
+            if g > 0:  # noise groups lose random pairs, a query's view of itself included
+                visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)
+            if num_denoising:
+                denoising = torch.cat((own_copy, visible.new_ones(num_denoising, size)), dim=1)
+                queries = torch.cat((visible.new_zeros(size, num_denoising), visible), dim=1)
+                visible = torch.cat((denoising, queries))
+            groups.append(Group(num_denoising + size, visible if g or num_denoising else None))
+        if self.cfg.num_one_to_many_queries:
+            groups.append(Group(self.cfg.num_one_to_many_queries, None))
+        return tuple(groups)
 
     def split(
         self, decoded: Decoded, queries: GroupedQueries

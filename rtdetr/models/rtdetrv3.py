@@ -49,7 +49,7 @@ class RTDETRv3(nn.Module):
             if targets is None:
                 raise ValueError("targets: train mode needs the ground truth, got None; call model.eval() to detect")
             queries = self.query_groups(memory, selected, targets, draws or Draws())
-            decoded = self.decoder(queries.content, queries.box_logits, memory, queries.blocked)
+            decoded = self.decoder(queries.content, queries.box_logits, memory, queries.groups)
             one_to_one, one_to_many, denoising = self.query_groups.split(decoded, queries)
             dense = self.dense_head(maps) if self.dense_head is not None else None
             return TrainingOutputs(one_to_one, one_to_many, denoising, dense)

@@ -22,12 +22,13 @@ LARGEST = 1e300  # of a cost; beyond it, sums along a path could overflow
 
 
 def linear_assignment(
-    cost: Tensor, counts: Sequence[int], repeats: int = 1, *, backend: AssignmentBackend = "auto"
+    cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> Tensor:
     """Return (..., B, Q) int64: the box that each query got, counted within its picture, or -1.
 
     cost:    (..., T, Q) float32 or float64, on any device; the rows are boxes, picture after picture
-    counts:  boxes of each of the B pictures; they add up to T
+    counts:  boxes of each of the B pictures; they add up to T. Or (B,) int64 on the device of the costs: then every
+             picture has T / B rows, of which its boxes are the first, and the host need not know how many
     repeats: how many queries a box is offered to; where the offers outnumber the queries, every query gets a box
     backend: scipy (the reference, one problem after another on the host), cpu (threads), cuda, or auto
 
@@ -40,9 +41,11 @@ def linear_assignment(
 
 
 def linear_assignment_checked(
-    cost: Tensor, counts: Sequence[int], repeats: int = 1, *, backend: AssignmentBackend = "auto"
+    cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """`linear_assignment`, and (..., B) bool: the pictures whose costs are not all finite."""
+    if isinstance(counts, Tensor):
+        return _padded(cost, counts, repeats, backend)
     counts = list(counts)
     if cost.dim() < 2 or cost.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"cost: expected (..., T, Q) float32 or float64, got {tuple(cost.shape)} {cost.dtype}")
@@ -54,6 +57,23 @@ def linear_assignment_checked(
         return _by_scipy(cost, counts, repeats)
     index, bad = torch.ops.rtdetr.linear_assignment(cost.detach(), counts, repeats)
     return index, bad
+
+
+def _padded(cost: Tensor, counts: Tensor, repeats: int, backend: AssignmentBackend) -> tuple[Tensor, Tensor]:
+    """The same for counts in a tensor. Backends on the host look into it."""
+    pictures = counts.numel()
+    if counts.dim() != 1 or counts.dtype != torch.int64 or cost.dim() < 2 or not pictures or cost.shape[-2] % pictures:
+        raise ValueError(
+            f"counts: expected (B,) int64 for costs (..., B * M, Q), got {tuple(counts.shape)} {counts.dtype} for "
+            f"{tuple(cost.shape)}"
+        )
+    slots = cost.shape[-2] // pictures
+    if repeats >= 1 and resolve_assignment_backend(backend, cost, [slots] * pictures, repeats) == "cuda":
+        index, bad = torch.ops.rtdetr.linear_assignment_padded(cost.detach(), counts, repeats)
+        return index, bad
+    own = [min(max(count, 0), slots) for count in counts.tolist()]
+    rows = [picture * slots + slot for picture, count in enumerate(own) for slot in range(count)]
+    return linear_assignment_checked(cost[..., rows, :], own, repeats, backend=backend)
 
 
 def resolve_assignment_backend(
@@ -100,5 +120,10 @@ def _fake(cost: Tensor, counts: Sequence[int], repeats: int) -> tuple[Tensor, Te
     return cost.new_empty((*shape, cost.shape[-1]), dtype=torch.int64), cost.new_empty(shape, dtype=torch.bool)
 
 
+def _fake_padded(cost: Tensor, counts: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
+    return _fake(cost, range(counts.shape[0]), repeats)
+
+
 if compiled.WHY_NOT["cpu"] is None:
     torch.library.register_fake("rtdetr::linear_assignment")(_fake)
+    torch.library.register_fake("rtdetr::linear_assignment_padded")(_fake_padded)

@@ -15,29 +15,24 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-std::tuple<Tensor, Tensor> linear_assignment(Tensor cost, std::vector<int64_t> counts, int64_t repeats) {
+// Solves the problems of `cost`; sizes of pictures by `counts` or, where that is null, by `device_counts`.
+std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t pictures, const int64_t* counts, const int64_t* device_counts,
+                                 int64_t repeats) {
   const ScalarType type = cost.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, "cost: expected float32 or float64, got ",
                   torch::headeronly::toString(type));
-  STD_TORCH_CHECK(cost.dim() >= 2, "cost: expected (..., T, Q), got ", cost.dim(), " dimensions");
   STD_TORCH_CHECK(repeats >= 1, "repeats: expected at least 1, got ", repeats);
-  int64_t boxes = 0;
-  for (const int64_t count : counts) {
-    STD_TORCH_CHECK(count >= 0 && count <= cost.size(-2), "counts: expected 0 to T boxes for each picture, got ", count);
-    boxes += count;
-  }
-  STD_TORCH_CHECK(boxes == cost.size(-2), "counts: expected to add up to T = ", cost.size(-2), ", got ", boxes);
   std::vector<int64_t> shape(cost.sizes().begin(), cost.sizes().end() - 2);
   int64_t sets = 1;
   for (const int64_t size : shape) sets *= size;
-  shape.push_back(static_cast<int64_t>(counts.size()));
+  shape.push_back(pictures);
   Tensor bad = torch::stable::new_empty(cost, shape, ScalarType::Bool);
   shape.push_back(cost.size(-1));
   Tensor index = torch::stable::new_empty(cost, shape, ScalarType::Long);
   if (bad.numel() == 0) return {index, bad};
   cost = torch::stable::contiguous(cost);
-  const rtdetr::Assignment problems{cost.const_data_ptr(), type == ScalarType::Double, sets, boxes, cost.size(-1),
-                                    static_cast<int64_t>(counts.size()), counts.data(), repeats,
+  const rtdetr::Assignment problems{cost.const_data_ptr(), type == ScalarType::Double, sets, cost.size(-2), cost.size(-1),
+                                    pictures, counts, device_counts, repeats,
                                     static_cast<int64_t*>(index.mutable_data_ptr()), static_cast<bool*>(bad.mutable_data_ptr())};
 #ifdef RTDETR_LIBRARY_CUDA
   torch::stable::accelerator::DeviceGuard guard(cost.get_device_index());
@@ -56,13 +51,41 @@ std::tuple<Tensor, Tensor> linear_assignment(Tensor cost, std::vector<int64_t> c
   return {index, bad};
 }
 
+std::tuple<Tensor, Tensor> linear_assignment(Tensor cost, std::vector<int64_t> counts, int64_t repeats) {
+  STD_TORCH_CHECK(cost.dim() >= 2, "cost: expected (..., T, Q), got ", cost.dim(), " dimensions");
+  int64_t boxes = 0;
+  for (const int64_t count : counts) {
+    STD_TORCH_CHECK(count >= 0 && count <= cost.size(-2), "counts: expected 0 to T boxes for each picture, got ", count);
+    boxes += count;
+  }
+  STD_TORCH_CHECK(boxes == cost.size(-2), "counts: expected to add up to T = ", cost.size(-2), ", got ", boxes);
+  return solve(cost, static_cast<int64_t>(counts.size()), counts.data(), nullptr, repeats);
+}
+
+#ifdef RTDETR_LIBRARY_CUDA
+std::tuple<Tensor, Tensor> linear_assignment_padded(Tensor cost, Tensor counts, int64_t repeats) {
+  STD_TORCH_CHECK(cost.dim() >= 2, "cost: expected (..., B * M, Q), got ", cost.dim(), " dimensions");
+  STD_TORCH_CHECK(counts.dim() == 1 && counts.scalar_type() == ScalarType::Long && counts.is_cuda() &&
+                      counts.get_device_index() == cost.get_device_index(),
+                  "counts: expected (B,) int64 on the device of the costs");
+  STD_TORCH_CHECK(counts.size(0) > 0 && cost.size(-2) % counts.size(0) == 0, "cost: expected as many rows for each of ",
+                  counts.size(0), " pictures, got ", cost.size(-2));
+  counts = torch::stable::contiguous(counts);
+  return solve(cost, counts.size(0), nullptr, static_cast<const int64_t*>(counts.const_data_ptr()), repeats);
+}
+#endif
+
 }  // namespace
 
 #ifdef RTDETR_LIBRARY_CUDA
-STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("linear_assignment", TORCH_BOX(&linear_assignment)); }
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
+  m.impl("linear_assignment", TORCH_BOX(&linear_assignment));
+  m.impl("linear_assignment_padded", TORCH_BOX(&linear_assignment_padded));
+}
 #else
 STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
   m.def("linear_assignment(Tensor cost, int[] counts, int repeats) -> (Tensor index, Tensor bad)");
+  m.def("linear_assignment_padded(Tensor cost, Tensor counts, int repeats) -> (Tensor index, Tensor bad)");
 }
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CPU, m) { m.impl("linear_assignment", TORCH_BOX(&linear_assignment)); }
 #endif

@@ -14,7 +14,9 @@ struct Assignment {
   const void* cost;
   bool is_double;        // else float
   int64_t N, T, Q, B;
-  const int64_t* counts;  // (B,) boxes of each picture, on the host
+  const int64_t* counts;  // (B,) boxes of each picture, on the host; null: device_counts
+  const int64_t* device_counts;  // (B,) the same where the host does not know them; every picture then has T / B rows, and
+                                 // its boxes are the first of them (cuda only)
   int64_t repeats;
   int64_t* index;
   bool* bad;

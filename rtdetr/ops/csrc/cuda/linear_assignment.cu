@@ -22,6 +22,7 @@ struct Launch {
   int64_t* index;
   bool* bad;
   int64_t T, B, first_picture;
+  const int64_t* counts;  // on the device; null: `starts` tells
   int Q, repeats, max_rows;
   int starts[kMaxPictures + 1];  // of each picture's boxes, for the pictures of this launch
 };
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(kThreads) solve_all(const __grid_constant__ La
   int* const entry = reinterpret_cast<int*>(row_dual + launch.max_rows);
   int* const path = entry + launch.max_rows;
   __shared__ Candidate best[2][kWarps];
-  const int b = blockIdx.x, Q = launch.Q, n = launch.starts[b + 1] - launch.starts[b];
+  const int b = blockIdx.x, Q = launch.Q, room = launch.starts[b + 1] - launch.starts[b];
+  const int n = launch.counts ? max(0, min(room, static_cast<int>(launch.counts[launch.first_picture + b]))) : room;
   const T* const cost = static_cast<const T*>(launch.cost) + (blockIdx.y * launch.T + launch.starts[b]) * Q;
   const int64_t problem = blockIdx.y * launch.B + launch.first_picture + b;
   int64_t* const index = launch.index + problem * Q;
@@ -218,16 +220,18 @@ const char* linear_assignment(const Assignment& problems, void* stream) {
   if (problems.N > 65535) return "more than 65,535 sets of problems; call it in parts";
   for (int64_t first = 0; first < problems.B; first += kMaxPictures) {
     const int64_t pictures = std::min<int64_t>(kMaxPictures, problems.B - first);
-    Launch launch{problems.cost, problems.index, problems.bad, problems.T, problems.B, first};
+    Launch launch{problems.cost, problems.index, problems.bad, problems.T, problems.B, first, problems.device_counts};
     launch.Q = static_cast<int>(problems.Q), launch.repeats = static_cast<int>(problems.repeats);
+    const int64_t each = problems.T / problems.B;  // rows of a picture whose count the device keeps
     int64_t start = 0, columns = 0, rows = 1;
-    for (int64_t b = 0; b < first; ++b) start += problems.counts[b];
+    for (int64_t b = 0; b < first; ++b) start += problems.counts ? problems.counts[b] : each;
     for (int64_t b = 0; b < pictures; ++b) {
-      const int64_t n = problems.counts[first + b], copies = n * problems.repeats;
+      const int64_t n = problems.counts ? problems.counts[first + b] : each, copies = n * problems.repeats;
       launch.starts[b] = static_cast<int>(start);
       start += n;
       columns = std::max(columns, std::max(problems.Q, copies));
-      rows = std::max(rows, copies <= problems.Q ? n : problems.Q);
+      // Fewer boxes than there is room for may still be the rows.
+      rows = std::max(rows, copies <= problems.Q ? n : problems.counts ? problems.Q : std::max(problems.Q, n));
     }
     launch.starts[pictures] = static_cast<int>(start);
     if (columns > kMaxColumns) return "more than 2,048 queries, or copies of the boxes of a picture";

@@ -1,0 +1,48 @@
+"""The training step through torch.compile: fewer and larger kernels, and a host that keeps ahead of the GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rtdetr.config import TrainConfig
+from rtdetr.models.rtdetrv3 import RTDETRv3
+
+MAX_GRAPHS = 64  # of one function, before torch gives up on it
+WORTH_IT = 1000  # iterations, about a minute on a large GPU, that win back what compiling costs
+
+
+def why_not_compile(cfg: TrainConfig, device: torch.device, iterations: int) -> str | None:
+    """Why the step of a run with so many iterations left runs as it stands; None: it shall be compiled."""
+    if cfg.compile == "off":
+        return "train.compile=off"
+    if cfg.compile == "on":
+        return None
+    if device.type != "cuda":
+        return "there is no GPU"
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed"
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        return "triton finds no C compiler"
+    if iterations < WORTH_IT:
+        return f"{iterations} iterations do not win back the minute that compiling takes"
+    return None
+
+
+def compile_step(model: RTDETRv3, backend: str | Callable[..., object] = "inductor") -> None:
+    """Compiles what sees pictures, in place: backbone, encoder, dense head. State dicts and copies made before stay.
+
+    Each picture size gets a graph of its own: one for all takes torch minutes to reason about, and graphs of decoder
+    and losses, which follow the number of boxes, take longer than they win back. What inductor makes is kept in
+    ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names another place.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
+    for part in (model.backbone, model.encoder, model.dense_head):
+        if part is not None:
+            part.compile(backend=backend, dynamic=False)

@@ -1,0 +1,112 @@
+"""Forward pass, losses and gradients of a training step as CUDA graphs: the host launches one thing, not thousands."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.config import ConfigError, TrainConfig
+from rtdetr.engine import distributed
+from rtdetr.types import Targets
+
+MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
+RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
+
+Values = tuple[tuple[str, ...], Tensor]
+Backward = Callable[[Tensor, Targets], Values]
+
+
+def why_not_capture(cfg: TrainConfig, device: torch.device, match_backend: str) -> str | None:
+    """Why steps are launched kernel by kernel; None: they shall be captured. Raises ConfigError if they cannot be."""
+    if cfg.graphs == "off":
+        return "train.graphs=off"
+    reason = None
+    if device.type != "cuda":
+        reason = "there is no GPU"
+    elif distributed.world_size() > 1:
+        reason = "gradients are exchanged between processes while they are computed"
+    elif cfg.accumulate > 1:
+        reason = "train.accumulate adds up the gradients of several batches"
+    elif match_backend in ("scipy", "cpu"):
+        reason = f"loss.match_backend={match_backend} works on the host"
+    if reason is not None and cfg.graphs == "on":
+        raise ConfigError(f"train.graphs=on cannot be: {reason}; set it to auto")
+    return reason
+
+
+def slots_for(num_boxes: int, num_denoising: int) -> int:
+    """Slots for the boxes of a picture: as many as there may be without another number of denoising copies, so that
+    a few sizes serve all batches. Beyond the denoising queries, multiples of 50."""
+    num_boxes = max(1, num_boxes)
+    if num_boxes > num_denoising:
+        return -(-num_boxes // 50) * 50
+    return num_denoising // (num_denoising // num_boxes)
+
+
+class Captured(NamedTuple):
+    """A graph, what it reads and what it leaves behind."""
+
+    graph: torch.cuda.CUDAGraph
+    images: Tensor
+    targets: Targets
+    names: tuple[str, ...]
+    values: Tensor
+    gradients: list[Tensor | None]  # of the parameters; None: it has none
+
+
+class StepGraphs:
+    """Runs `backward(images, targets)`, which leaves gradients in `parameters` and returns named values, by graphs: one
+    for each size of pictures and number of slots, captured when it comes for the third time, the oldest given up.
+
+    The plain call is the twin. All graphs share their memory and end in the same gradients.
+    """
+
+    def __init__(self, backward: Backward, parameters: Sequence[nn.Parameter]) -> None:
+        self.backward, self.parameters = backward, parameters
+        self.gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
+        self.seen: dict[Hashable, int] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, images: Tensor, targets: Targets, kind: Hashable = None) -> Values:
+        """kind: whatever else makes a graph another one."""
+        key = (images.shape, targets.labels.shape, kind)
+        if key in self.captured:
+            self.captured.move_to_end(key)
+        elif self.seen.get(key, 0) < RUNS_BEFORE:
+            self.seen[key] = self.seen.get(key, 0) + 1
+            return self.backward(images, targets)
+        else:
+            self.captured[key] = self._capture(images, targets)
+            if len(self.captured) > MAX_GRAPHS:
+                self.captured.popitem(last=False)
+        step = self.captured[key]
+        step.images.copy_(images, non_blocking=True)
+        for static, tensor in zip(step.targets[:4], targets[:4]):
+            static.copy_(tensor, non_blocking=True)
+        step.graph.replay()
+        for parameter, gradient in zip(self.parameters, step.gradients):
+            parameter.grad = gradient
+        return step.names, step.values.clone()
+
+    def _capture(self, images: Tensor, targets: Targets) -> Captured:
+        labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
+        static = images.clone(), Targets(labels, boxes, boxes_pixel, mask, counts=())
+        torch.cuda.empty_cache()  # what plain steps have used; graphs have memory of their own
+        graph = torch.cuda.CUDAGraph()
+        for parameter in self.parameters:
+            parameter.grad = None
+        # Other threads may go on: the one that pins the memory of the next batch asks the driver, too.
+        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            names, values = self.backward(*static)
+            found = [parameter.grad for parameter in self.parameters]
+            kept = [mine if grad is not None else None for mine, grad in zip(self.gradients, found)]
+            torch._foreach_copy_([g for g in kept if g is not None], [g for g in found if g is not None])
+            for parameter in self.parameters:
+                parameter.grad = None
+            del found
+        return Captured(graph, *static, names, values, kept)

@@ -1,0 +1,99 @@
+"""Training steps as CUDA graphs: what a graph does is what the plain step does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_helpers import made_up_batch, tiny_config, tiny_data
+
+from rtdetr.config import ConfigError, TrainConfig
+from rtdetr.engine.graphs import RUNS_BEFORE, slots_for, why_not_capture
+from rtdetr.engine.trainer import Trainer
+from rtdetr.types import Batch, Targets
+
+ON_GPU = ("train.precision=fp32", "train.compile=off", "optimizer.lr=1e-4")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data(tmp_path_factory.mktemp("data"))
+
+
+def batches(rounds: int) -> list[Batch]:
+    """Three kinds of batches, with other pictures and numbers of boxes in every round."""
+    kinds = [((3, 2), 64), ((9, 0), 96), ((0, 0), 64)]
+    return [
+        made_up_batch((max(0, counts[0] - number % 2), counts[1]), 10 * number + kind, size)
+        for number in range(rounds)
+        for kind, (counts, size) in enumerate(kinds)
+    ]
+
+
+@pytest.mark.gpu
+def test_losses_and_weights_are_those_of_the_plain_step(data: Path, tmp_path: Path) -> None:
+    device, ends = torch.device("cuda"), []
+    for setting in ("off", "on"):
+        trainer = Trainer(tiny_config(data, *ON_GPU, f"train.graphs={setting}"), tmp_path / setting, device)
+        trainer.model.train()
+        torch.manual_seed(5)
+        records = [trainer.train_step([batch]) for batch in batches(RUNS_BEFORE + 3)]
+        torch.cuda.synchronize()
+        ends.append(([record.values.clone() for record in records], trainer.model.state_dict()))
+        assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 3)
+    for found, wanted in zip(ends[1][0], ends[0][0], strict=True):
+        torch.testing.assert_close(found[:-1], wanted[:-1], atol=1e-3, rtol=2e-3)
+        torch.testing.assert_close(found[-1], wanted[-1], atol=0, rtol=0.05)  # the norm of the gradients
+    for name, wanted in ends[0][1].items():
+        torch.testing.assert_close(ends[1][1][name], wanted, atol=1e-3, rtol=1e-2, msg=name)
+
+
+@pytest.mark.gpu
+def test_a_spoilt_picture_is_named_from_a_graph(data: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
+    trainer.model.train()
+    for batch in [made_up_batch((3, 2), seed) for seed in range(RUNS_BEFORE + 1)]:
+        trainer.watch.check(trainer.train_step([batch]))
+    weights = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
+    bad = made_up_batch((3, 2), 99)
+    bad.targets.boxes[1, 0] = torch.nan
+    with pytest.raises(RuntimeError, match=r"noise99_1\.png"):
+        trainer.watch.check(trainer.train_step([bad]))
+    for name, tensor in trainer.model.named_parameters():
+        assert torch.equal(tensor, weights[name]), name
+
+
+def test_a_few_sizes_serve_all_numbers_of_boxes() -> None:
+    for num_denoising in (0, 20, 100):
+        for boxes in range(301):
+            slots = slots_for(boxes, num_denoising)
+            assert slots >= max(1, boxes)
+            assert max(1, num_denoising // slots) == max(1, num_denoising // max(1, boxes)), "the copies change"
+    assert len({slots_for(boxes, 100) for boxes in range(301)}) <= 24
+
+
+def test_padding_changes_no_loss_but_by_its_random_numbers() -> None:
+    targets = made_up_batch((3, 1), 0).targets
+    padded = targets.padded(7)
+    assert isinstance(padded, Targets) and padded.counts == targets.counts
+    for before, after in zip(targets[:4], padded[:4]):
+        assert after.shape[1] == 7 and torch.equal(after[:, :3], before) and not after[:, 3:].any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "match", "reason"),
+    [
+        ({}, "cuda", "auto", None),
+        ({"graphs": "off"}, "cuda", "auto", "train.graphs=off"),
+        ({}, "cpu", "auto", "no GPU"),
+        ({"accumulate": 2}, "cuda", "auto", "train.accumulate"),
+        ({}, "cuda", "scipy", "loss.match_backend=scipy"),
+    ],
+)
+def test_when_steps_are_captured(changes: dict[str, object], device: str, match: str, reason: str | None) -> None:
+    found = why_not_capture(TrainConfig(**changes), torch.device(device), match)  # type: ignore[arg-type]
+    assert found is None if reason is None else found is not None and reason in found
+    if reason is not None and "graphs" not in changes:
+        with pytest.raises(ConfigError, match=r"train\.graphs=on cannot be"):
+            why_not_capture(TrainConfig(**{**changes, "graphs": "on"}), torch.device(device), match)  # type: ignore

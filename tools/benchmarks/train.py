@@ -1,0 +1,171 @@
+"""Measures the optimiser step of `rtdetr train`, on batches that lie on the device already.
+
+The batches are noise with boxes in COCO's numbers: 2 to 60 in a picture, one picture of 40 or more. Each row is one way
+to run the step: all of RT-DETRv3's supervision, or one query group as RT-DETRv2 has it; plain or through torch.compile.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from rtdetr.boxes import cxcywh_to_xyxy
+from rtdetr.config import load_config
+from rtdetr.engine.trainer import Trainer
+from rtdetr.types import Batch, ImageInfo, Targets
+
+NUM_CLASSES, NUM_BATCHES = 80, 8
+ONE_GROUP = tuple(
+    f"model.supervision.{each}" for each in ("num_noise_groups=0", "num_one_to_many_queries=0", "dense_head=false")
+)
+PLAIN, GRAPHS = ("train.compile=off", "train.graphs=off"), ("train.compile=off", "train.graphs=auto")
+COMPILED = ("train.compile=on", "train.graphs=auto")
+MODES = {
+    "plain": PLAIN,
+    "graphs": GRAPHS,
+    "graphs, compiled": COMPILED,
+    "one group, plain": (*PLAIN, *ONE_GROUP),
+    "one group, graphs": (*GRAPHS, *ONE_GROUP),
+    "one group, graphs, compiled": (*COMPILED, *ONE_GROUP),
+}
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
+
+
+@dataclass
+class Measurement:
+    mode: str
+    boxes: str
+    images_per_s: float
+    ms: float  # per step, one after the other
+    warm_up_s: float  # of the first steps, compilation included
+    loss: float
+    memory_gib: float = 0.0
+    gpu_ms: float = 0.0  # the device was busy; 0: not profiled
+    kernels: float = 0.0  # per step
+    waits: float = 0.0  # of the host for the device, per step
+    top: list[tuple[str, float, float]] = field(default_factory=list)  # kernel, calls and milliseconds per step
+
+
+def write_data(folder: Path, pictures: int) -> list[str]:
+    """The least that a training can open: updates of the config that point to it."""
+    categories = [{"id": i, "name": f"class {i}"} for i in range(1, NUM_CLASSES + 1)]
+    images = [{"id": i, "file_name": f"{i}.png", "width": 64, "height": 64} for i in range(1, pictures + 1)]
+    boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [8, 8, 32, 32], "area": 1024, "iscrowd": 0}
+             for i in range(1, pictures + 1)]  # fmt: skip
+    for each in images:
+        Image.new("RGB", (64, 64)).save(folder / str(each["file_name"]))
+    content = {"images": images, "annotations": boxes, "categories": categories}
+    (folder / "boxes.json").write_text(json.dumps(content), encoding="utf-8")
+    return [
+        f"data.{split}.{key}"
+        for split in ("train", "val")
+        for key in (f"images={folder}", f"annotations={folder}/boxes.json")
+    ]
+
+
+def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None) -> list[Batch]:
+    """Batches with COCO's numbers of boxes, or with `boxes` in every picture."""
+    rng, batches = np.random.RandomState(0), []
+    for _ in range(NUM_BATCHES):
+        counts = np.minimum(60, np.exp(rng.normal(1.45, 1.05, batch_size)).astype(int) + 1)
+        counts[rng.randint(batch_size)] = max(counts.max(), 40)
+        labels, cxcywh = [], []
+        for count in counts if boxes is None else [boxes] * batch_size:
+            sides = np.clip(np.exp(rng.normal(-1.9, 0.9, (count, 2))), 0.01, 0.9)
+            centres = rng.uniform(sides / 2, 1 - sides / 2)
+            cxcywh.append(torch.tensor(np.concatenate((centres, sides), axis=1), dtype=torch.float32))
+            labels.append(torch.tensor(rng.randint(0, NUM_CLASSES, count)))
+        pixels = [cxcywh_to_xyxy(each) * size for each in cxcywh]
+        images = torch.rand(batch_size, 3, size, size, device=device)
+        infos = tuple(ImageInfo(i, f"{i}.png", size, size) for i in range(batch_size))
+        batches.append(Batch(images, Targets.stack(labels, cxcywh, pixels).to(device), infos))
+    return batches
+
+
+def measure(
+    config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
+    profiled: bool, updates: list[str],
+) -> Measurement:  # fmt: skip
+    """One row."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        data = write_data(folder, batch_size)
+        fixed = [
+            f"data.train_batch_size={batch_size}",
+            "data.num_workers=0",
+            "num_classes=0",
+            "model.backbone.weights=''",
+        ]
+        cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])
+        trainer = Trainer(cfg, folder / "run", device)
+        batches = made_up(batch_size, size, device, boxes)
+        trainer.model.train()
+        number = 0
+
+        def run(count: int) -> Tensor:
+            nonlocal number
+            for _ in range(count):
+                record = trainer.train_step([batches[number % NUM_BATCHES]])
+                number += 1
+            if record.ready is not None:
+                record.ready.synchronize()
+            return record.values[record.names.index("loss")]
+
+        started = time.perf_counter()
+        run(NUM_BATCHES * 3 + 2)  # every kind of batch comes often enough to be captured
+        warm_up = time.perf_counter() - started
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        loss = run(steps)
+        seconds = (time.perf_counter() - started) / steps
+        result = Measurement(mode, str(boxes or "COCO's"), batch_size / seconds, 1e3 * seconds, warm_up, float(loss))
+        if device.type == "cuda":
+            result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # of which graphs keep their part for good
+            if profiled:
+                add_profile(result, lambda: run(NUM_BATCHES))
+        return result
+
+
+def add_profile(result: Measurement, run: Callable[[], object]) -> None:
+    """What the device did in NUM_BATCHES steps."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
+        run()
+        torch.cuda.synchronize()
+    kernels: dict[str, list[float]] = {}
+    for event in record.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            entry = kernels.setdefault(event.name, [0, 0])
+            entry[0] += 1 / NUM_BATCHES
+            entry[1] += event.time_range.elapsed_us() / 1e3 / NUM_BATCHES
+        elif event.name in WAITS:
+            result.waits += 1 / NUM_BATCHES
+    result.waits -= 1 / NUM_BATCHES  # the one above
+    result.kernels = sum(count for count, _ in kernels.values())
+    result.gpu_ms = sum(ms for _, ms in kernels.values())
+    result.top = [(name[:90], *kernels[name]) for name in sorted(kernels, key=lambda name: -kernels[name][1])[:40]]
+
+
+HEADER = (
+    f"{'step':28s} {'boxes':>7s} {'images/s':>9s} {'ms':>7s} {'GPU busy':>9s} {'kernels':>8s} {'waits':>6s} "
+    f"{'GiB':>6s} {'warm-up s':>10s} {'loss':>8s}"
+)
+
+
+def row(each: Measurement) -> str:
+    return (
+        f"{each.mode:28s} {each.boxes:>7s} {each.images_per_s:9.1f} {each.ms:7.1f} {each.gpu_ms:9.1f} "
+        f"{each.kernels:8.0f} {each.waits:6.1f} {each.memory_gib:6.2f} {each.warm_up_s:10.1f} {each.loss:8.3f}"
+    )
