@@ -38,6 +38,19 @@ def test_data(record_of: RecordOf) -> None:
     assert record["milliseconds"]["plain"]["expand and crop"] > 0
 
 
+def test_wrong_arguments_are_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    tool = importlib.import_module("benchmark")
+    assert tool.main(["data", "--pictures", str(tmp_path / "nowhere")]) == 2
+    assert "no such annotation file" in capsys.readouterr().err
+    for wrong in (["data", "--rounds", "0"], ["eval", "--pictures", "-1"]):
+        with pytest.raises(SystemExit):
+            tool.main(wrong)
+        assert "expected a whole number above 0, got" in capsys.readouterr().err
+
+
 def test_eval(record_of: RecordOf) -> None:
     printed, rows = record_of("eval", "--pictures", "20", "--detections", "30", "--profile")
     assert [row["evaluator"] for row in rows] == ["faster-coco-eval", "pycocotools"]

@@ -26,6 +26,7 @@ from benchmarks import op as benchmark_op
 from benchmarks import train as benchmark_train
 
 from rtdetr.commands.configs import find_config
+from rtdetr.data.classes import DataError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -48,14 +49,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assignment.set_defaults(measure=measure_assignment)
     data = commands.add_parser("data", help="training pictures per second of one core")
     data.add_argument("--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)")
-    data.add_argument("--count", type=int, default=64, help="pictures of a turn (default: 64)")
-    data.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: 5)")
+    data.add_argument("--count", type=positive, default=64, help="pictures of a turn (default: 64)")
+    data.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: 5)")
     data.add_argument("--profile", action="store_true", help="milliseconds of each step too")
     data.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     data.set_defaults(measure=measure_data)
     scoring = commands.add_parser("eval", help="scoring the detections of a validation set")
-    scoring.add_argument("--pictures", type=int, default=5000, help="default: 5000")
-    scoring.add_argument("--detections", type=int, default=300, help="in each picture (default: 300)")
+    scoring.add_argument("--pictures", type=positive, default=5000, help="default: 5000")
+    scoring.add_argument("--detections", type=positive, default=300, help="in each picture (default: 300)")
     evaluators = benchmark_eval.EVALUATORS
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
     scoring.add_argument("--profile", action="store_true", help="seconds of each step too")
@@ -79,14 +80,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(args.measure(args))
 
 
+def positive(text: str) -> int:
+    """A whole number above 0; for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
+    return int(text)
+
+
 def measure_data(args: argparse.Namespace) -> int:
     """Prints the tables and writes the JSON file."""
     environment = {"torch": torch.__version__, **benchmark_data.versions()}
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    with benchmark_data.opened(args.pictures, min(args.count, 64)) as source:
-        rows = benchmark_data.measure(source, args.count, args.rounds)
-        print(benchmark_data.table(rows))
-        steps = benchmark_data.profile(source, args.count) if args.profile else {}
+    try:
+        with benchmark_data.opened(args.pictures, min(args.count, 64)) as source:
+            rows = benchmark_data.measure(source, args.count, args.rounds)
+            print(benchmark_data.table(rows))
+            steps = benchmark_data.profile(source, args.count) if args.profile else {}
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     for backend, spent in steps.items():
         print(f"{backend}, ms: " + ", ".join(f"{step} {taken:.2f}" for step, taken in spent.items()))
     if args.json:
