@@ -97,11 +97,14 @@ def test_each_epoch_and_seed_augments_a_picture_anew(shapes: Path) -> None:
 def test_backends_make_the_same_boxes_and_nearly_the_same_pixels(shapes: Path) -> None:
     changed = dataclasses.replace(config(shapes).data.augment, backend="plain")
     fused, plain = (build_train_loader(cfg, 3) for cfg in (config(shapes), config(shapes, augment=changed)))
+    differ = False
     for a, b in zip(epoch(fused, 0) + epoch(fused, 1), epoch(plain, 0) + epoch(plain, 1), strict=True):
         assert a.infos == b.infos and a.targets.counts == b.targets.counts
         assert all(torch.equal(x, y) for x, y in zip(a.targets[:4], b.targets[:4]))
         difference = (a.images.int() - b.images.int()).abs().float()
-        assert difference.mean() < 1.2 and not torch.equal(a.images, torch.zeros_like(a.images))
+        assert difference.mean() < 1.2
+        differ = differ or bool(difference.any())
+    assert differ  # else one of them is not what it says
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -148,6 +148,16 @@ class TestTwins:
             difference = np.abs(ours - apply_plain(noise, recipe, size, interpolation))
             assert difference.max() <= (1 if interpolation == "nearest" else 8) and difference.mean() <= 0.5
 
+    @pytest.mark.parametrize("window", [(-149, -62, 1075, 676), (-58, -58, 639, 898)])
+    def test_area_that_shrinks_one_side_and_enlarges_the_other(self, window: tuple[int, int, int, int]) -> None:
+        """OpenCV takes one pixel or the next there, and mixes little."""
+        noise = np.random.default_rng(2).integers(0, 256, (423, 640, 3), np.uint8)
+        recipe = T.Recipe((), T.Window(*window), False)
+        difference = np.abs(
+            P.fused(noise, recipe, (704, 704), "area").astype(int) - apply_plain(noise, recipe, (704, 704), "area")
+        )
+        assert difference.max() <= 1
+
     @pytest.mark.parametrize("amount", [0.5, 0.93, 1.5])
     @pytest.mark.parametrize("colour", ["brightness", "contrast", "saturation", "hue"])
     def test_each_colour(self, photo: P.Pixels, colour: T.Colour, amount: float) -> None:

@@ -96,8 +96,8 @@ def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | Non
         size, content = opened.size, path.read_bytes()
     stored = np.frombuffer(content, np.uint8)
     scan = stored[content.rfind(b"\xff\xda") + 2 :]
-    markers = np.count_nonzero(scan[1:][scan[:-1] == 0xFF])  # 0 makes 255 a number
-    if not content.endswith(b"\xff\xd9") or markers != 1:
+    after_255 = scan[1:][scan[:-1] == 0xFF]
+    if after_255[after_255 > 0].tolist() != [0xD9]:  # 0 makes 255 a number, else it is a marker; this one is the end
         return None
     try:
         pixels = cv2.imdecode(stored, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
