@@ -1,5 +1,6 @@
 # make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
 # make test   formatter, linter, type checker and all tests that run on this machine
+# make wheels a wheel for processors and one for GPUs, in dist/, each tried away from the clone
 #
 # An active environment (venv or conda) that has torch is used as it is; else .venv is made with PYTHON.
 
@@ -18,7 +19,7 @@ PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
 READY_DEV := $(BIN)/.rtdetr-ready-dev
 
-.PHONY: demo test lint mutants setup clean
+.PHONY: demo test lint mutants setup wheels clean
 
 setup: $(READY)
 
@@ -53,6 +54,9 @@ test: lint
 
 mutants: $(READY_DEV)
 	$(PY) tests/mutants.py
+
+wheels: $(READY)
+	$(PY) tools/wheels.py
 
 clean:
 	rm -rf build *.egg-info rtdetr/ops/*.so

@@ -1,3 +1,28 @@
-"""RT-DETRv3: a real-time object detector."""
+"""RT-DETRv3: a real-time object detector. `from rtdetr import RTDETRv3` is the way in; see docs/python.md."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rtdetr.api import RTDETRv3
+    from rtdetr.inference.result import Result
 
 __version__ = "0.1.0"
+__all__ = ["RTDETRv3", "Result", "__version__"]
+
+_HOMES = {"RTDETRv3": "rtdetr.api", "Result": "rtdetr.inference.result"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports torch and the rest when somebody asks for them: `import rtdetr` and `rtdetr --help` do not."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rtdetr' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

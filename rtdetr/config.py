@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,6 +37,7 @@ Iterations = Annotated[int, Range(0, 1_000_000_000)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
+SHORT_KEYS = {"batch_size": "data.train_batch_size"}  # of keyword_updates
 CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
 
 
@@ -111,8 +113,11 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
-    images: str = ""  # folder that holds the pictures
-    annotations: str = ""  # COCO detection JSON
+    images: str = ""  # folder that holds the pictures; empty: where the annotations say
+    annotations: str = ""  # COCO or LVIS JSON, VOC folder, YOLO data.yaml, or the folder of a whole set
+    split: Literal["", "train", "val", "trainval", "test"] = (
+        ""  # of a folder with several; empty: as the section's name
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +228,34 @@ def config_to_dict(config: Any) -> dict[str, Any]:
         else:
             plain[each.name] = list(value) if isinstance(value, tuple) else value
     return plain
+
+
+def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
+    """`a.b=value` updates from keyword arguments.
+
+    A key is written with dots or double underscores (`optimizer__lr`), or by its last word where no other key ends in
+    it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several.
+    """
+    keys = list(_dotted_keys(config_to_dict(Config())))
+    updates = []
+    for name, value in settings.items():
+        dotted = SHORT_KEYS.get(name, name.replace("__", "."))
+        if dotted not in keys and "." not in dotted:
+            meant = [key for key in keys if key.rpartition(".")[2] == dotted]
+            if len(meant) > 1:
+                raise ConfigError(f"{name}: is the end of several keys, {', '.join(meant)}; write one of them in full")
+            dotted = meant[0] if meant else dotted
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        updates.append(f"{dotted}={text}")
+    return updates
+
+
+def _dotted_keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _dotted_keys(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 def save_config(config: Config, path: str | Path) -> None:

@@ -271,6 +271,15 @@ def editable(scratch: Scratch) -> None:
     scratch.works("cpu")
 
 
+def wheel(scratch: Scratch) -> None:
+    """The wheel of `make wheels` for processors, built, renamed and tried away from the clone."""
+    tool = [sys.executable, str(ROOT / "tools/wheels.py"), "--kind", "cpu", "-o", "dist"]
+    done = subprocess.run(tool, cwd=scratch.folder, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0 and "MB, detects with torch" in done.stdout, done.stdout + done.stderr
+    (made,) = scratch.folder.glob("dist/*.whl")
+    assert re.fullmatch(r"rtdetr-[\d.]+-cp310-abi3-manylinux_2_\d+_\w+\.whl", made.name), made.name
+
+
 def hide_pypi_nvcc(scratch: Scratch) -> None:
     if list(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc")):
         raise LookupError("this interpreter's environment itself has nvcc from PyPI")
@@ -292,7 +301,7 @@ def fake_version(scratch: Scratch, version: str) -> None:
 CASES: list[Callable[[Scratch], None]] = [
     no_compiler, licences, cuda_off, force_cpu, no_nvcc, no_nvcc_but_demanded, nvcc_without_gpu, visible_gpu,
     asked_architectures, nvcc_of_another_minor, nvcc_of_a_newer_major, nvcc_from_pypi, cannot_load, torch_alone,
-    just_in_time, editable, isolated,
+    just_in_time, editable, isolated, wheel,
 ]  # fmt: skip
 
 

@@ -36,3 +36,19 @@ def test_the_summary_and_the_table_count_the_same_boxes(
     lines = capsys.readouterr().out.splitlines()
     assert "14 boxes of 5 classes; left out 0 crowd boxes and 3 boxes without area" in lines[0]
     assert sum(int(line.split()[2]) for line in lines[14:]) == 14
+
+
+def test_deployed_the_figures_are_the_same(
+    folder: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = []
+    for options in ("", "--deployed float32"):
+        assert run(f"eval -w model.pth --device cpu --save-json d{len(found)}.json {options}") == 0
+        figures = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()[1:13] if line[-1] != "-"]
+        found.append((figures, json.loads((folder / f"d{len(found)}.json").read_text())))
+    assert found[0][0] == pytest.approx(found[1][0], abs=5e-4)
+    scores = [[each["score"] for each in detections] for _, detections in found]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4) and found[0][1] != found[1][1]
+    assert run("eval -w model.pth --device cpu --deployed float16") == 2
+    assert "half: expected auto or False on cpu" in capsys.readouterr().err

@@ -53,7 +53,9 @@ TABLE = {
     "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
     "misspelt": Row("trian -c x.yml", 2, ("`trian` is not a command; did you mean `rtdetr train`?",)),
     "formerly demo": Row("demo pictures", 2, ("did you mean `rtdetr predict`?",)),
-    "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict, convert, benchmark",)),
+    "unlike any": Row(
+        "fly", 2, ("`fly` is not a command; there are train, eval, predict, convert, convert-data, benchmark",)
+    ),
     "unknown option": Row(
         f"{PREDICT} pictures --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")
     ),
@@ -115,9 +117,9 @@ TABLE = {
     ),
     "matched by nothing": Row("eval -w model.pth --match-classes colour", 2, ("choice: 'colour'",)),
     "a folder as annotations": Row(
-        "eval -w model.pth -u data.val.annotations=shapes",
+        "eval -w model.pth -u data.val.annotations=pictures",
         2,
-        ("did you mean shapes/annotations/instances_train.json,",),
+        ("pictures: no annotations recognised; looked for a COCO or LVIS JSON",),
     ),
     "text as annotations": Row(
         "eval -w model.pth -u data.val.annotations=notes.txt", 2, ("notes.txt: not valid JSON",)

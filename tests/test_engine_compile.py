@@ -65,7 +65,8 @@ def test_losses_and_weights_are_those_of_the_plain_step(data: Path, tmp_path: Pa
         ("off", "cuda", WORTH_IT, "train.compile=off"),
         ("on", "cpu", 1, None),
         ("auto", "cpu", WORTH_IT, "there is no GPU"),
-        ("auto", "cuda", WORTH_IT - 1, "do not win back"),
+        ("auto", "cuda", 3 * WORTH_IT, None),
+        ("auto", "cuda", 3 * WORTH_IT - 1, "do not win back"),
     ],
 )
 def test_when_the_step_is_compiled(
@@ -73,7 +74,7 @@ def test_when_the_step_is_compiled(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("shutil.which", lambda name: name)
-    found = why_not_compile(TrainConfig(compile=setting), torch.device(device), iterations)  # type: ignore[arg-type]
+    found = why_not_compile(TrainConfig(compile=setting), torch.device(device), iterations, 3)  # type: ignore[arg-type]
     assert found is None if reason is None else found is not None and reason in found
 
 

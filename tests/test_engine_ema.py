@@ -8,10 +8,10 @@ import pytest
 import torch
 from conftest import golden_dir
 from torch import Tensor, nn
-from torchvision.ops import FrozenBatchNorm2d
 
 from rtdetr.config import EmaConfig
 from rtdetr.engine.ema import ModelEma
+from rtdetr.models.layers import FrozenBatchNorm2d
 
 GOLDEN = json.loads((golden_dir() / "schedule_ema.json").read_text())["ema"]
 

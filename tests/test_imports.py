@@ -15,6 +15,7 @@ FLOORS = {
     "types": 0,
     "config": 0,
     "config_file": 0,
+    "extras": 0,
     "threads": 0,
     "models": 1,
     "losses": 1,
@@ -22,6 +23,7 @@ FLOORS = {
 }
 FLOORS |= {"weights": 2, "engine": 3, "inference": 3, "commands": 4, "cli": 5, "__main__": 6}
 GROUND = 0
+FLOORS["api"] = FLOORS["cli"]  # two ways in
 FILES = sorted((ROOT / "rtdetr").rglob("*.py"))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +148,7 @@ def test_boxes_end_where_the_picture_ends(checkpoint: Path, monkeypatch: pytest.
     """One box across each border, one outside, one inside; evaluation keeps them as they come."""
     boxes = [(-5.0, 10.0, 20.0, 50.0), (90.0, -3.0, 99.0, 70.0), (97.0, 5.0, 99.0, 9.0), (1.0, 2.0, 3.0, 4.0)]
     offered = Detections(torch.tensor([[0.9, 0.8, 0.7, 0.6]]), torch.zeros(1, 4).long(), torch.tensor([boxes]))
-    monkeypatch.setattr("rtdetr.inference.predictor.postprocess", lambda *_: offered)
+    monkeypatch.setattr(Predictor, "predict_tensors", lambda *_: offered)
     found = Predictor(checkpoint, threshold=0.0).predict([picture(96, 64)])[0]
     assert [each.box for each in found] == [(0.0, 10.0, 20.0, 50.0), (90.0, 0.0, 96.0, 64.0), (1.0, 2.0, 3.0, 4.0)]
     assert [each.score for each in found] == pytest.approx([0.9, 0.8, 0.6])
@@ -163,3 +165,16 @@ def test_the_best_score_is_known_when_nothing_is_found(checkpoint: Path, tmp_pat
 def test_a_threshold_is_a_score(checkpoint: Path, threshold: float) -> None:
     with pytest.raises(ValueError, match="threshold"):
         Predictor(checkpoint, threshold=threshold)
+
+
+def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> None:
+    """Each takes as long to import as torch itself."""
+    code = (
+        "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
+        f"Predictor({str(checkpoint)!r}).predict([Image.new('RGB', (9, 9))])\n"
+        "print(*sorted({'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []

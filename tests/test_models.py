@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from rtdetr.config import ModelConfig, load_config
 from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
-from rtdetr.models.layers import Group, SelfAttention, position_code
+from rtdetr.models.layers import FrozenBatchNorm2d, Group, SelfAttention, position_code
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.query_groups import QueryGroups
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
@@ -268,3 +269,14 @@ def test_half_precision_model_runs_on_the_gpu() -> None:
     with torch.no_grad():
         predictions = model(torch.rand(1, 3, 128, 128, device="cuda", dtype=torch.float16))
     assert torch.isfinite(predictions.boxes).all() and torch.isfinite(predictions.logits).all()
+
+
+def test_frozen_batch_norm_is_that_of_torchvision() -> None:
+    ours, theirs, trained = FrozenBatchNorm2d(5), torchvision.ops.FrozenBatchNorm2d(5), nn.BatchNorm2d(5)
+    for values in (trained.weight, trained.bias, trained.running_mean, trained.running_var):
+        nn.init.uniform_(values, 0.3, 2.0)
+    for each in (ours, theirs):
+        each.load_state_dict(trained.state_dict())
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    x = torch.randn(2, 5, 4, 3)
+    assert torch.equal(ours(x), theirs(x))

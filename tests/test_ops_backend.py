@@ -147,3 +147,9 @@ def test_report_of_what_is_missing(monkeypatch: pytest.MonkeyPatch, kind: str) -
         text[text.index(f"{kind} kernels: not built{', debug' if compiled.INFO.get('debug') else ''}") + 1]
         == "  the reason"
     )
+
+
+def test_the_compiler_takes_the_answer_about_a_gpu_as_it_is() -> None:
+    def marked() -> None: ...
+
+    assert vars(torch.compiler.assume_constant_result(marked)) == vars(backend._why_not_this_gpu)

@@ -1,59 +1,62 @@
-"""`rtdetr benchmark data` and `eval` run on small sets, agree with themselves and write what they print."""
+"""`tools/benchmark.py infer` on a processor, with the smallest model."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable
+import sys
+import time
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 import pytest
+from engine_helpers import NANO, tiny_updates
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
-RecordOf = Callable[..., tuple[str, Any]]
+TINY = [each for each in tiny_updates(TOOLS) if each.startswith(("model", "data.image_size"))]
 
 
-@pytest.fixture
-def record_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RecordOf:
-    """What a benchmark prints, and the JSON that it writes."""
+def tool(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
     monkeypatch.syspath_prepend(str(TOOLS))
-    tool = importlib.import_module("benchmark")
-
-    def run(*command: str) -> tuple[str, Any]:
-        file = tmp_path / "numbers.json"
-        assert tool.main([*command, "--json", str(file)]) == 0
-        return capsys.readouterr().out, json.loads(file.read_text())
-
-    return run
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return importlib.import_module(name)
 
 
-def test_data(record_of: RecordOf) -> None:
-    printed, record = record_of("data", "--count", "3", "--rounds", "1", "--profile")
-    rows = {row["variant"]: row for row in record["measurements"]}
-    assert set(rows) == {"decode, plain", "decode, fused", "torchvision", "plain", "fused", "fused, bytes"}
-    assert rows["torchvision"]["times_torchvision"] == 1 and all(row["images_per_second"] > 0 for row in rows.values())
-    assert "| fused | " in printed and record["opencv"] in printed
-    assert {"read", "draw", "colours", "boxes", "float tensor"} <= set(record["milliseconds"]["fused"])
-    assert record["milliseconds"]["plain"]["expand and crop"] > 0
+def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    infer = tool(monkeypatch, "benchmarks.infer")
+    infer.make_checkpoint_file(tmp_path / "model.pth", str(NANO), TINY)
+    (tmp_path / "pictures").mkdir()
+    infer.make_pictures(tmp_path / "pictures", 2)
+    order = {
+        "folder": str(tmp_path),
+        "device": "cpu",
+        "batches": [1, 2],
+        "profile": False,
+        "num_files": 6,
+        "seconds": 0.02,
+    }
+    for name in ("float32 eager", "deployed eager", "files"):
+        infer.work({"name": name, "started": time.time(), **order})
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["name"], row["batch"]) for row in rows] == [
+        *((name, batch) for name in ("float32 eager", "deployed eager") for batch in (1, 2)),
+        ("files", 2),
+    ]
+    assert all(row["images_per_s"] > 0 and row["first_s"] >= row["load_s"] > 0 for row in rows)
+    assert all(row["ms"] > 0 and row["shift"] < 1e-3 for row in rows[:4])
+    assert len(infer.line(rows[4]).splitlines()) == 1 + len(rows[4]["parts"])
 
 
-def test_wrong_arguments_are_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_row_that_fails_costs_itself_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    tool = importlib.import_module("benchmark")
-    assert tool.main(["data", "--pictures", str(tmp_path / "nowhere")]) == 2
-    assert "no such annotation file" in capsys.readouterr().err
-    for wrong in (["data", "--rounds", "0"], ["eval", "--pictures", "-1"]):
-        with pytest.raises(SystemExit):
-            tool.main(wrong)
-        assert "expected a whole number above 0, got" in capsys.readouterr().err
-
-
-def test_eval(record_of: RecordOf) -> None:
-    printed, rows = record_of("eval", "--pictures", "20", "--detections", "30", "--profile")
-    assert [row["evaluator"] for row in rows] == ["faster-coco-eval", "pycocotools"]
-    assert rows[0]["figures"] == pytest.approx(rows[1]["figures"], abs=1e-12) and len(rows[0]["figures"]) == 12
-    assert rows[0]["figures"]["AP"] > 0 and "| faster-coco-eval | " in printed
-    assert len(rows[0]["top"]) == 10
+    benchmark, infer = tool(monkeypatch, "benchmark"), tool(monkeypatch, "benchmarks.infer")
+    order = {"folder": str(tmp_path), "device": "cpu", "batches": [1], "profile": False, "num_files": 1}
+    (failed,) = infer._in_a_process({"name": "deployed eager", **order})
+    assert "model.pth: no such weight file" in failed["error"]
+    good = {"name": "deployed + graph", "batch": 1, "images_per_s": 9.0}
+    monkeypatch.setattr(infer, "measure_rows", lambda *_: iter([failed, good]))
+    assert benchmark.main(["infer", "--device", "cpu", "--json", str(tmp_path / "rows.json")]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "deployed eager" in lines[2] and "failed: " in lines[2] and lines[3].startswith("deployed + graph")
+    assert json.loads((tmp_path / "rows.json").read_text())["measurements"] == [failed, good]

@@ -4,6 +4,7 @@
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
 `rtdetr benchmark data`: training pictures per second of one core, beside torchvision's transforms.
 `rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
+`rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files.
 `rtdetr benchmark train`: the optimiser step, plain and compiled, with all supervision and with one query group.
 """
 
@@ -22,6 +23,7 @@ import torch
 from benchmarks import assignment as benchmark_assignment
 from benchmarks import data as benchmark_data
 from benchmarks import eval as benchmark_eval
+from benchmarks import infer as benchmark_infer
 from benchmarks import op as benchmark_op
 from benchmarks import train as benchmark_train
 
@@ -62,6 +64,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scoring.add_argument("--profile", action="store_true", help="seconds of each step too")
     scoring.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     scoring.set_defaults(measure=measure_eval)
+    infer = commands.add_parser("infer", help="detection through the public predictor")
+    infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
+    infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    infer.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    infer.add_argument("--batch", nargs="+", type=int, default=[1, 32], help="pictures at a time (default: 1 32)")
+    text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
+    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, benchmark_infer.FILES], help=text)
+    infer.add_argument("--num-files", type=int, default=4096, help="JPEGs of the row `files` (default: %(default)s)")
+    infer.add_argument("--profile", action="store_true", help="kernels of a call, and how long they keep the GPU busy")
+    infer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    infer.set_defaults(measure=measure_infer)
     train = commands.add_parser("train", help="the optimiser step of `rtdetr train`")
     train.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     train.add_argument(
@@ -158,6 +171,24 @@ def measure_assignment(args: argparse.Namespace) -> int:
         record = {**environment, "measurements": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 0
+
+
+def measure_infer(args: argparse.Namespace) -> int:
+    """Prints the table, row by row as it grows, and writes the JSON file after each. 1 when a row failed."""
+    device = torch.device(args.device)
+    environment = benchmark_op.environment(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    print(benchmark_infer.header())
+    rows = []
+    names = args.rows or benchmark_infer.rows_for(device)
+    for row in benchmark_infer.measure_rows(
+        args.config, args.update, device, names, args.batch, args.num_files, args.profile
+    ):
+        rows.append(row)
+        print(benchmark_infer.line(row), flush=True)
+        if args.json:
+            args.json.write_text(json.dumps({**environment, "measurements": rows}, indent=1), encoding="utf-8")
+    return int(any("error" in row for row in rows))
 
 
 def measure_op(args: argparse.Namespace) -> int:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from rtdetr.data.loader import DetectionLoader
     from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
@@ -32,7 +34,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         default="id",
         help="which category of the annotations is which class of the model (default: id); results carry their ids",
     )
+    text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
+    parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
+    text = "write DIR/report.html: curves, confusions, mistakes with pictures, in one file that needs no network"
+    parser.add_argument("--report", type=Path, metavar="DIR", help=text)
     add_overwrite(parser)
     add_device(parser)
     args = parser.parse_args(arguments)
@@ -51,6 +57,9 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+    from rtdetr.engine.report import write_report
+    from rtdetr.inference.deploy import AsModule
+    from rtdetr.inference.predictor import Predictor
     from rtdetr.models.rtdetrv3 import check_backend
     from rtdetr.weights.load import model_from_checkpoint
 
@@ -59,20 +68,30 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     with distributed.process_group(args.device) as device:
         model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
         check_backend(cfg.model, device)
+        detector: nn.Module = model.to(device)
+        if args.deployed:
+            half = args.deployed == "float16"
+            detector = AsModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
         annotations = cfg.data.val.annotations
-        if args.save_json and distributed.is_main():
-            check_outputs([args.save_json], [args.weights, Path(annotations)], args.overwrite)
+        report = args.report and args.report / "report.html"
+        outputs = [path for path in (args.save_json, report) if path]
+        if distributed.is_main():
+            check_outputs(outputs, [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
         with signals.listening():
             batches = _counted(loader)
             detections, stopped = [], ""
             try:
                 result = evaluate(
-                    model.to(device), batches, annotations, loader.classes, cfg.eval, device, signals.asked
+                    detector, batches, loader.source.origin, loader.classes, cfg.eval, device, signals.asked
                 )
                 if result is not None:
                     print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
                     detections = result.detections
+                    if report:
+                        with writing(report):
+                            write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
+                        print(f"report: {report}")
             except EvaluationStopped as stop:
                 detections, stopped = stop.detections, f" after {stop.num_pictures} of {len(loader.source)} pictures"
             if args.save_json and distributed.is_main():

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError, some
+from rtdetr.data.formats.records import Source
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, read_pixels, upright_size
 from rtdetr.types import ImageInfo
 
@@ -44,6 +45,10 @@ class DetectionSet:
     Raises DataError for missing pictures, and when nothing is left.
     """
 
+    notes: tuple[str, ...] = ()  # on how the annotations were read, for the summary
+
+    origin: Source | Path  # to read the annotations again, for evaluation
+
     def __init__(
         self,
         folder: Path,
@@ -56,6 +61,7 @@ class DetectionSet:
     ) -> None:
         self.folder = folder
         self.annotation_file = annotation_file
+        self.origin = annotation_file
         self.classes = classes
         self.max_megapixels = max_megapixels
         self._check_files(pictures.names)
@@ -110,7 +116,7 @@ class DetectionSet:
         return (
             f"{self.annotation_file}: {len(self)} pictures ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
             f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
-            "boxes without area"
+            "boxes without area" + "".join(f"; {note}" for note in self.notes)
         )
 
     def _check_size(self, info: ImageInfo, height: int, width: int) -> None:
@@ -177,11 +183,11 @@ class Folders:
     """Which files lie below a folder. One listing per folder, not one look-up per file: network drives are slow."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
         self._present: dict[Path, set[str]] = {}
 
     def __contains__(self, name: str) -> bool:
-        path = self._root / name
+        path = self.root / name
         if path.parent not in self._present:
-            self._present[path.parent] = set(os.listdir(path.parent)) if path.parent.is_dir() else set()
+            self._present[path.parent] = set(os.listdir(path.parent)) if os.path.isdir(path.parent) else set()
         return path.name in self._present[path.parent]

@@ -17,7 +17,7 @@ from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import AugmentBackend, Config, SplitConfig
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.formats.coco import CocoDetection
+from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pixels import fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
 from rtdetr.data.transforms import Augmentation, move_boxes
@@ -239,7 +239,8 @@ def _open(
     max_megapixels: float,
     match: Match = "id",
 ) -> DetectionSet:
-    for key, value in (("annotations", split.annotations), ("images", split.images)):
-        if not value:
-            raise DataError(f"data.{name}.{key} is empty; set it in the config or with -u data.{name}.{key}=PATH")
-    return CocoDetection(split.images, split.annotations, classes, drop_empty, max_megapixels, match)
+    if not split.annotations:
+        raise DataError(
+            f"data.{name}.annotations is empty; set it in the config or with -u data.{name}.annotations=PATH"
+        )
+    return open_set(split.annotations, split.images, split.split or name, classes, drop_empty, max_megapixels, match)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -113,15 +114,28 @@ def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[in
     with _opened(path, max_megapixels) as opened:
         if opened.format == "TIFF":  # older versions of PIL exchange the sides only when they load it
             opened.load()
-        elif _orientation(opened) in SIDEWAYS_BACK:
+        elif _orientation(opened, decoded=_may_tell_late(path, opened)) in SIDEWAYS_BACK:
             return opened.width, opened.height
         return opened.height, opened.width
 
 
-def _orientation(opened: Image.Image) -> int:
-    """The EXIF orientation, 1 where there is none or its block is damaged."""
+def _may_tell_late(path: Path, opened: Image.Image) -> bool:
+    """Whether EXIF may stand behind the pixels, in a PNG. PIL decodes them all to see; this only walks over them."""
+    if opened.format != "PNG":
+        return True
+    with open(path, "rb") as file:
+        file.seek(8)
+        while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+            if head[4:] in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                return True
+            file.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)
+    return False
+
+
+def _orientation(opened: Image.Image, decoded: bool = True) -> int:
+    """The EXIF orientation, 1 where there is none or its block is damaged. decoded: PIL may decode for it."""
     try:
-        value = opened.getexif().get(ExifTags.Base.Orientation)
+        value = (opened.getexif() if decoded else Image.Image.getexif(opened)).get(ExifTags.Base.Orientation)
     except UNREADABLE:
         return 1
     return value if isinstance(value, int) else 1
@@ -172,3 +186,13 @@ def _reason(path: Path, error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:
+    """What makes a picture upright whose boxes were drawn on it as it is stored, on its side: those that `read_picture`
+    leaves so because of `annotated`, (h, w) in pixels. None for all others. Raises DataError."""
+    with _opened(path, max_megapixels) as opened:
+        stored, orientation = (opened.height, opened.width), _orientation(opened)
+        if opened.format == "TIFF" or orientation not in SIDEWAYS_BACK:
+            return None
+    return UPRIGHT[orientation] if annotated == stored != stored[::-1] else None

@@ -43,6 +43,24 @@ def process_group(device: str) -> Iterator[torch.device]:
     LOCAL_RANK. Hosts talk over gloo also then, so that their decisions (stop now?) cost no device synchronisation.
     Raises DeviceError for a device that is not there.
     """
+    chosen = choose_device(device)
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    if num_launched() == 1 or dist.is_initialized():
+        yield chosen
+        return
+    if chosen.type == "cuda":
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
+    else:
+        dist.init_process_group("gloo")
+    try:
+        yield chosen
+    finally:
+        dist.destroy_process_group()
+
+
+def choose_device(device: str) -> torch.device:
+    """The device that a text means, see `process_group`. Raises DeviceError."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -57,18 +75,7 @@ def process_group(device: str) -> Iterator[torch.device]:
                 f"device {device}: GPU number {index} was asked for, this machine has {count}; use --device cpu"
             )
         chosen = torch.device("cuda", index)
-        torch.cuda.set_device(chosen)
-    if num_launched() == 1 or dist.is_initialized():
-        yield chosen
-        return
-    if chosen.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
-    else:
-        dist.init_process_group("gloo")
-    try:
-        yield chosen
-    finally:
-        dist.destroy_process_group()
+    return chosen
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -17,16 +17,24 @@ from torch import nn
 from rtdetr.config import EvalConfig, Evaluator
 from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_picture
-from rtdetr.data.formats.coco import CocoDocument, corners_of, read_document
+from rtdetr.data.formats.coco import CocoDocument, corners_of
+from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
+from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
-from rtdetr.models.postprocess import postprocess
+from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-FIGURE_NAMES = (
-    "AP  IoU .50:.95", "AP  IoU .50", "AP  IoU .75", "AP  small", "AP  medium", "AP  large",
-    "AR  1 detection", "AR  10 detections", "AR  100 detections", "AR  small", "AR  medium", "AR  large",
-)  # fmt: skip
+# LVIS' own; r, c and f are its rare, common and frequent classes.
+LVIS_FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf", "AR300", "ARs", "ARm", "ARl")
+FIGURE_NAMES = {
+    "AP": "AP  IoU .50:.95", "AP50": "AP  IoU .50", "AP75": "AP  IoU .75", "APs": "AP  small", "APm": "AP  medium",
+    "APl": "AP  large", "APr": "AP  rare", "APc": "AP  common", "APf": "AP  frequent", "AR1": "AR  1 detection",
+    "AR10": "AR  10 detections", "AR100": "AR  100 detections", "AR300": "AR  300 detections", "ARs": "AR  small",
+    "ARm": "AR  medium", "ARl": "AR  large",
+}  # fmt: skip
+LVIS_DETECTIONS = 300  # of a picture, of all classes
 
 
 class EvaluationStopped(Exception):
@@ -47,13 +55,15 @@ class ClassAP(NamedTuple):
 
 
 class EvalResult(NamedTuple):
-    figures: dict[str, float]  # the twelve of FIGURES; -1 where there is nothing to measure, as in COCO
+    figures: dict[str, float]  # those of FIGURES, or of LVIS_FIGURES; -1 where there is nothing to measure, as in COCO
     classes: list[ClassAP]
     detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
+    # (thresholds, recalls, classes, sizes, numbers of detections), -1 where there is nothing to measure; for reports
+    precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
 
     def table(self) -> str:
-        """The twelve figures and the AP of every class, for a terminal."""
-        lines = [f"  {name:20s} {_shown(self.figures[key])}" for name, key in zip(FIGURE_NAMES, FIGURES)]
+        """The figures and the AP of every class, for a terminal."""
+        lines = [f"  {FIGURE_NAMES[key]:20s} {_shown(value)}" for key, value in self.figures.items()]
         width = max([5, *(len(each.name) for each in self.classes)])
         lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s}")
         for each in self.classes:
@@ -70,7 +80,7 @@ def _shown(figure: float) -> str:
 def evaluate(
     model: nn.Module,
     loader: Iterable[Batch],
-    annotations: str | Path,
+    annotations: str | Path | Source,
     classes: Classes,
     cfg: EvalConfig,
     device: torch.device,
@@ -116,8 +126,8 @@ def detect(
 ) -> list[dict[str, Any]]:
     """COCO results of one batch, without those of classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
-    predictions = model(batch.images.to(device, non_blocking=True))
-    found = postprocess(predictions, sizes.to(device, non_blocking=True), max_detections)
+    images, sizes = (each.to(device, non_blocking=True) for each in (batch.images, sizes))
+    found = detections(model, images, sizes, max_detections)
     boxes = torch.cat((found.boxes[..., :2], found.boxes[..., 2:] - found.boxes[..., :2]), dim=-1)
     return [
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
@@ -129,13 +139,14 @@ def detect(
 
 def score(
     detections: list[dict[str, Any]],
-    annotations: str | Path,
+    annotations: str | Path | Source,
     evaluator: Evaluator,
     sizes: Mapping[int, tuple[int, int]] | None = None,
 ) -> EvalResult:
-    """COCO figures of detections against an annotation file. Both evaluators give the same digits; pycocotools is the
-    reference, faster-coco-eval is several times faster. sizes: (h, w) in pixels of pictures by id, for files that do
-    not give them. Boxes without area in their picture do not count. Raises DataError for unusable annotations.
+    """COCO figures of detections against annotations of any format; of a folder given as a path, its val. Both
+    evaluators give the same digits; pycocotools is the reference, faster-coco-eval is several times faster. sizes:
+    (h, w) in pixels of pictures by id, for files that do not give them. Boxes without area in their picture do not
+    count. LVIS' files get LVIS' figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
     """
     with _no_garbage_collection():
         return _score(detections, read_document(annotations), evaluator, sizes or {})
@@ -159,7 +170,7 @@ def _score(
     evaluator: Evaluator,
     sizes: Mapping[int, tuple[int, int]],
 ) -> EvalResult:
-    kept = _with_area(truth, sizes)
+    kept = countable(truth, sizes)
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
     boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
     results = [
@@ -167,7 +178,8 @@ def _score(
         for number, each in enumerate(detections, start=1)
     ]
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-        figures, precision, category_ids = _run(truth._replace(annotations=boxes), results, evaluator)
+        run = _run_lvis if is_federated(truth.images) else _run
+        figures, precision, category_ids = run(truth._replace(annotations=boxes), results, evaluator)
     names = {each["id"]: each["name"] for each in truth.categories}
     counts = dict.fromkeys(category_ids, 0)
     for box in boxes:
@@ -177,10 +189,10 @@ def _score(
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
         ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
-    return EvalResult(figures, per_class, detections)
+    return EvalResult(figures, per_class, detections, precision)
 
 
-def _with_area(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
     """The annotations that count: as in training, none without area in its picture, which nobody could find. What is
     partly outside stays as it is, as in the official evaluation, and so do crowds."""
     known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
@@ -201,16 +213,49 @@ def _run(
         from faster_coco_eval import COCOeval_faster as COCOeval
     else:
         raise ValueError(f"evaluator: expected faster-coco-eval or pycocotools, got {evaluator!r}")
-    # loadRes() of either fails on annotation files without `info` or on empty results, in one version or another.
-    sets = []
-    for boxes in (truth.annotations, results):
-        coco = COCO()
-        coco.dataset = {"info": {}, "images": truth.images, "categories": truth.categories, "annotations": boxes}
-        coco.createIndex()
-        sets.append(coco)
-    run = COCOeval(*sets, "bbox")
+    run = COCOeval(*_sets(COCO, truth, results), "bbox")
     run.evaluate()
     run.accumulate()
     run.summarize()
     figures = {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}
     return figures, run.eval["precision"], [int(i) for i in run.params.catIds]
+
+
+def _run_lvis(
+    truth: CocoDocument, results: list[dict[str, Any]], _: Evaluator
+) -> tuple[dict[str, float], np.ndarray, list[int]]:
+    """The federated figures of the `lvis` package: what nobody looked for in a picture is no error there."""
+    from faster_coco_eval import COCO
+    from faster_coco_eval import COCOeval_faster as COCOeval
+
+    categories = [{"frequency": "f"} | each for each in truth.categories]
+    by_picture: dict[int, list[dict[str, Any]]] = {}
+    for each in sorted(results, key=lambda each: -each["score"]):
+        by_picture.setdefault(each["image_id"], []).append(each)
+    best = [each for found in by_picture.values() for each in found[:LVIS_DETECTIONS]]
+    run = COCOeval(*_sets(COCO, truth._replace(categories=categories), best), "bbox", lvis_style=True)
+    run.params.maxDets = [LVIS_DETECTIONS]
+    run.evaluate()
+    run.accumulate()
+    precision, recall = run.eval["precision"], run.eval["recall"][..., -1]  # recall: (thresholds, classes, areas)
+    ap = precision[..., -1]  # (thresholds, recalls, classes, areas)
+    frequencies = np.array([each.get("frequency", "") for each in truth.categories])
+    parts = [ap[..., 0], ap[0, ..., 0], ap[5, ..., 0], *(ap[..., area] for area in (1, 2, 3))]
+    parts += [ap[..., frequencies == each, 0] for each in FREQUENCIES]
+    parts += [recall[..., area] for area in (0, 1, 2, 3)]
+    figures = {
+        name: float(part[part > -1].mean()) if (part > -1).any() else -1.0 for name, part in zip(LVIS_FIGURES, parts)
+    }
+    return figures, precision, [int(i) for i in run.params.catIds]
+
+
+def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> list[Any]:
+    """Truth and results, indexed. loadRes() of either evaluator fails on annotation files without `info` or on empty
+    results, in one version or another."""
+    sets = []
+    for boxes in (truth.annotations, results):
+        indexed = coco()
+        indexed.dataset = {"info": {}, "images": truth.images, "categories": truth.categories, "annotations": boxes}
+        indexed.createIndex()
+        sets.append(indexed)
+    return sets

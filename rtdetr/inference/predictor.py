@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch import Tensor
 
-from rtdetr.data.classes import DataError
+from rtdetr.config import Config
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.pictures import read_picture
-from rtdetr.data.preprocess import preprocess
+from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_there
+from rtdetr.inference.deploy import Plan, build_detector
 from rtdetr.inference.draw import Detection
-from rtdetr.models.postprocess import postprocess
-from rtdetr.models.rtdetrv3 import check_backend
+from rtdetr.models.postprocess import EndToEnd
+from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
+from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
 
 
@@ -29,65 +36,221 @@ class Found(NamedTuple):
     error: str = ""
 
 
+class HostPixels:
+    """A batch of pictures that get the network's size on the host.
+
+    They lie in memory that a GPU copies from by itself, where there is one (`pinned`).
+    """
+
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+        self.pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the pictures
+
+    def put(self, index: int, picture: Image.Image) -> None:
+        resized = resize_cubic(as_rgb_array(picture), (self.pixels.shape[1], self.pixels.shape[2]))
+        self.pixels[index].numpy()[:] = resized
+        self.sizes[index] = torch.tensor([picture.height, picture.width])
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, h, w, 3) uint8; a place without a picture holds anything."""
+        return self.pixels.to(device, non_blocking=True)
+
+
+class DevicePixels:
+    """A batch of pictures that get the network's size on the device."""
+
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+        self.size, self.pinned = size, pinned
+        self.pictures = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)
+
+    def put(self, index: int, picture: Image.Image) -> None:
+        pixels = torch.from_numpy(as_rgb_array(picture).copy())
+        self.pictures[index] = pixels.pin_memory() if self.pinned else pixels
+        self.sizes[index] = torch.tensor([picture.height, picture.width])
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, h, w, 3) uint8; a place without a picture is black."""
+        there = (each.to(device, non_blocking=True) for each in self.pictures)
+        return torch.stack([resize_cubic_there(each, self.size) for each in there])
+
+
+Pixels = HostPixels | DevicePixels
+
+
+class Pending(NamedTuple):
+    """Detections on the host, complete once `done` has happened."""
+
+    found: Detections
+    sizes: Tensor  # (B, 2)
+    done: torch.cuda.Event | None
+
+
 class Predictor:
     """Finds objects in pictures.
 
-    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1.
-    Raises CheckpointError or ConfigError.
+    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1. options: how the model
+    runs, see `deploy.Plan`; by default folded, on a GPU in float16 and with CUDA graphs.
+    Raises CheckpointError, ConfigError, also for options that cannot be had, or ValueError for the threshold.
     """
 
-    def __init__(self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> None:
+    def __init__(
+        self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5, **options: Any
+    ) -> None:
+        self._set_up(*model_from_checkpoint(checkpoint), device, threshold, options)
+
+    @classmethod
+    def of(
+        cls,
+        model: RTDETRv3 | EndToEnd,
+        cfg: Config,
+        classes: Classes,
+        device: torch.device | str = "cpu",
+        threshold: float = 0.5,
+        **options: Any,
+    ) -> Predictor:
+        """The predictor of a model at hand, which is left as it is, unless fold=False; what detects by itself, an
+        exported file, say, runs without options. Raises as the class does."""
+        predictor = cls.__new__(cls)
+        predictor._set_up(model, cfg, classes, device, threshold, options)
+        return predictor
+
+    def _set_up(
+        self,
+        model: RTDETRv3 | EndToEnd,
+        cfg: Config,
+        classes: Classes,
+        device: torch.device | str,
+        threshold: float,
+        options: dict[str, Any],
+    ) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
-        self.device = torch.device(device)
-        self.threshold = threshold
-        model, self.cfg, self.classes = model_from_checkpoint(checkpoint)
-        check_backend(self.cfg.model, self.device)
-        self.model = model.to(self.device)
+        self.device, self.threshold = torch.device(device), threshold
+        self.cfg, self.classes = cfg, classes
+        check_backend(cfg.model, self.device)
+        self.plan = Plan(**options).on(self.device)
+        self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan)
+        self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def predict(self, pictures: list[Image.Image]) -> list[list[Detection]]:
         """Detections of each picture of one batch, best first. Boxes end where the picture ends; what lies wholly
         outside is left out."""
-        return [self._reported(candidates) for candidates in self._candidates(pictures)]
+        if not pictures:
+            return []
+        batch = self._empty_batch(len(pictures))
+        for i, picture in enumerate(pictures):
+            batch.put(i, picture)
+        return [detections for detections, _ in self._reported(self._start(batch))]
 
-    def predict_files(self, files: Iterable[Path], batch_size: int = 8) -> Iterator[Found]:
-        """One after the other. A file that is no picture costs that file alone."""
-        remaining = iter(files)
-        while batch := list(islice(remaining, batch_size)):
-            read = [self._read(file) for file in batch]
-            pictures = [picture for picture in read if isinstance(picture, Image.Image)]
-            candidates = iter(self._candidates(pictures) if pictures else [])
-            for file, picture in zip(batch, read):
-                if isinstance(picture, DataError):
-                    yield Found(file, None, [], error=str(picture))
-                    continue
-                of_picture = next(candidates)
-                best = of_picture[0].score if of_picture else 0.0
-                yield Found(file, picture, self._reported(of_picture), best)
+    def predict_files(
+        self, files: Iterable[Path], batch_size: int = 8, num_threads: int | None = None
+    ) -> Iterator[Found]:
+        """One after the other. A file that is no picture costs that file alone.
 
-    @torch.inference_mode()
-    def _candidates(self, pictures: list[Image.Image]) -> list[list[Detection]]:
-        """All that the model offers, whatever the score."""
-        images = torch.stack([preprocess(picture, self.cfg.data.image_size) for picture in pictures])
-        sizes = torch.tensor([(picture.height, picture.width) for picture in pictures], dtype=torch.float32)
-        predictions = self.model(images.to(self.device))
-        found = postprocess(predictions, sizes.to(self.device), self.cfg.eval.max_detections)
-        extent = sizes.flip(1).repeat(1, 2)[:, None]  # (B, 1, 4) width, height, width, height
-        boxes = found.boxes.cpu().clamp(min=0).minimum(extent)
-        return [
-            [
-                Detection(self.classes.category_ids[label], self.classes.names[label], score, (x1, y1, x2, y2))
-                for score, label, (x1, y1, x2, y2) in zip(*picture)
-                if x1 < x2 and y1 < y2
-            ]
-            for picture in zip(found.scores.tolist(), found.labels.tolist(), boxes.tolist())
-        ]
-
-    def _reported(self, candidates: list[Detection]) -> list[Detection]:
-        return [each for each in candidates if each.score >= self.threshold]
-
-    def _read(self, file: Path) -> Image.Image | DataError:
+        num_threads: that read the next batch while the present one is at work; by default one per processor, at most 8.
+        """
+        waiting: deque[tuple[list[Path], list[Image.Image | DataError], Pending]] = deque()
+        at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
+        pool = ThreadPoolExecutor(num_threads or min(8, os.cpu_count() or 1), "rtdetr-read")
         try:
-            return read_picture(file, max_megapixels=self.cfg.data.max_megapixels)
+            for batch, pixels, reading in self._read_ahead(pool, iter(files), batch_size):
+                waiting.append((batch, [each.result() for each in reading], self._start(pixels)))
+                while len(waiting) > at_work:
+                    yield from self._found(*waiting.popleft())
+            while waiting:
+                yield from self._found(*waiting.popleft())
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def predict_tensors(self, images: Tensor, sizes: Tensor | None = None) -> Detections:
+        """Scores, labels and boxes of every picture, on the predictor's device, without threshold and not clipped.
+
+        images: (B, 3, H, W) RGB on any device, uint8 or floats in [0, 1], resized already; sizes: (B, 2) height and
+        width in pixels that the boxes shall refer to, by default H and W. Labels count from 0 in the order of
+        `classes`. Raises ValueError for other shapes or types.
+        """
+        if images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:
+            raise ValueError(f"images: expected (B, 3, H, W), got {tuple(images.shape)}")
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise ValueError(f"images: expected uint8 or floats in [0, 1], got {images.dtype}")
+        if sizes is None:
+            sizes = torch.tensor([images.shape[2:]], dtype=torch.float32).expand(len(images), 2)
+        if sizes.shape != (len(images), 2):
+            raise ValueError(f"sizes: expected ({len(images)}, 2) for so many images, got {tuple(sizes.shape)}")
+        # Out of the caller's inference mode: what it makes stays in it, and much is kept here from call to call.
+        with torch.inference_mode(False), torch.no_grad():
+            return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
+
+    def _empty_batch(self, number: int) -> Pixels:
+        kind = HostPixels if self.plan.resize == "host" else DevicePixels
+        return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
+
+    def _read_ahead(
+        self, pool: ThreadPoolExecutor, files: Iterator[Path], batch_size: int
+    ) -> Iterator[tuple[list[Path], Pixels, list[Future[Image.Image | DataError]]]]:
+        """Batches of files, what becomes of their pixels and the pictures; the next one is begun before the present
+        one is asked for."""
+        begun: deque[tuple[list[Path], Pixels, list[Future[Image.Image | DataError]]]] = deque()
+        while batch := list(islice(files, batch_size)):
+            pixels = self._empty_batch(len(batch))
+            reading = [pool.submit(self._read, file, pixels, i) for i, file in enumerate(batch)]
+            begun.append((batch, pixels, reading))
+            if len(begun) > 1:
+                yield begun.popleft()
+        yield from begun
+
+    def _read(self, file: Path, pixels: Pixels, index: int) -> Image.Image | DataError:
+        """The picture, after its pixels were put in their place; a place without a picture stays as it is."""
+        try:
+            picture = read_picture(file, max_megapixels=self.cfg.data.max_megapixels)
         except DataError as error:
             return error
+        pixels.put(index, picture)
+        return picture
+
+    def _start(self, batch: Pixels) -> Pending:
+        """Detects in a batch; on a GPU this returns before anything is done."""
+        if self._upload is None:
+            images = batch.on(self.device).permute(0, 3, 1, 2)
+            return Pending(self.predict_tensors(images, batch.sizes), batch.sizes, None)
+        with torch.cuda.device(self.device):
+            here = torch.cuda.current_stream()
+            with torch.cuda.stream(self._upload):  # under the batch before
+                pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
+            here.wait_stream(self._upload)
+            for each in (pixels, sizes):
+                each.record_stream(here)
+            found = self.predict_tensors(pixels.permute(0, 3, 1, 2), sizes)
+            on_host = (torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in found)
+            copied = [host.copy_(each, non_blocking=True) for host, each in zip(on_host, found)]
+            return Pending(Detections(*copied), batch.sizes, here.record_event())
+
+    def _reported(self, pending: Pending) -> list[tuple[list[Detection], float]]:
+        """Detections of each picture that reach the threshold, clipped, and its best score; waits for the GPU."""
+        if pending.done is not None:
+            pending.done.synchronize()
+        extent = pending.sizes.flip(1).repeat(1, 2)[:, None]  # (B, 1, 4) width, height, width, height
+        boxes = pending.found.boxes.clamp(min=0).minimum(extent)
+        inside = (boxes[..., :2] < boxes[..., 2:]).all(dim=-1)
+        scores = pending.found.scores.double()  # compared with the threshold as it was given
+        best = scores.where(inside, 0.0).amax(dim=1).tolist()
+        shown = inside & (scores >= self.threshold)
+        ids, names = self.classes.category_ids, self.classes.names
+        return [
+            (
+                [
+                    Detection(ids[label], names[label], score, (x1, y1, x2, y2))
+                    for score, label, (x1, y1, x2, y2) in zip(*(each[keep].tolist() for each in picture))
+                ],
+                best_score,
+            )
+            for *picture, keep, best_score in zip(scores, pending.found.labels, boxes, shown, best)
+        ]
+
+    def _found(self, files: list[Path], pictures: list[Image.Image | DataError], pending: Pending) -> Iterator[Found]:
+        for file, picture, (detections, best) in zip(files, pictures, self._reported(pending)):
+            if isinstance(picture, DataError):
+                yield Found(file, None, [], error=str(picture))
+            else:
+                yield Found(file, picture, detections, best)

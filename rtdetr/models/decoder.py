@@ -6,7 +6,7 @@ Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -142,6 +142,8 @@ class DecoderLayer(nn.Module):
 class Decoder(nn.Module):
     """Memory from the encoder's maps, and boxes from queries."""
 
+    make_anchors: Callable[..., tuple[Tensor, Tensor]] = staticmethod(make_anchors)  # as HybridEncoder.position_code
+
     def __init__(
         self,
         in_channels: int,
@@ -175,7 +177,7 @@ class Decoder(nn.Module):
         maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
         shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
         tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
-        anchors, valid = make_anchors(shapes, tokens, self.official_rectangles)
+        anchors, valid = self.make_anchors(shapes, tokens, self.official_rectangles)
         return Memory(tokens, shapes, anchors, valid, tokens * valid.to(tokens.dtype))
 
     def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, groups: Sequence[Group] = ()) -> Decoded:

@@ -5,6 +5,8 @@ Source: official repo: ppdet/modeling/transformers/hybrid_encoder.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,6 +64,8 @@ class CSPBlock(nn.Module):
 class HybridEncoder(nn.Module):
     """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three."""
 
+    position_code: Callable[..., Tensor] = staticmethod(position_code)  # fold.deploy puts one here that remembers
+
     def __init__(
         self,
         in_channels: tuple[int, ...],
@@ -94,6 +98,10 @@ class HybridEncoder(nn.Module):
             finer = maps[coarse - 1]
             upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
+        return self._up(maps)
+
+    def _up(self, maps: list[Tensor]) -> list[Tensor]:
+        """The way back from fine to coarse."""
         for i, (downsample, block) in enumerate(zip(self.downsample, self.bottom_up)):
             maps[i + 1] = block(torch.cat((downsample(maps[i]), maps[i + 1]), dim=1))
         return maps
@@ -101,7 +109,7 @@ class HybridEncoder(nn.Module):
     def _attend(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
         tokens = x.flatten(2).transpose(1, 2)  # (B, H * W, dim)
-        code = position_code(height, width, x.shape[1], tokens, self.official_rectangles)
+        code = self.position_code(height, width, x.shape[1], tokens, self.official_rectangles)
         return self.aifi(tokens, code).transpose(1, 2).unflatten(2, (height, width))
 
 

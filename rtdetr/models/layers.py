@@ -5,14 +5,38 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import FrozenBatchNorm2d
 
 PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
+
+
+class FrozenBatchNorm2d(nn.Module):
+    """Batch norm of stored statistics and affine values. It does and stores what torchvision's does, whose import takes
+    as long as torch's own, because it brings the compiler along."""
+
+    weight: Tensor
+    bias: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
+            self.register_buffer(name, torch.full((num_channels,), value))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # of a batch norm that was trained
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
@@ -132,7 +156,8 @@ class SelfAttention(nn.MultiheadAttention):
         masks = [group.visible for group in groups] or [None]
         heads = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).split(sizes, dim=2) for x in (query, key, value))
         seen = [F.scaled_dot_product_attention(q, k, v, mask) for q, k, v, mask in zip(*heads, masks)]
-        return self.out_proj(torch.cat(seen, dim=2).transpose(1, 2).flatten(2))
+        together = torch.cat(seen, dim=2) if groups else seen[0]
+        return self.out_proj(together.transpose(1, 2).flatten(2))
 
 
 def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.types import Detections, Predictions
@@ -20,3 +20,14 @@ def postprocess(predictions: Predictions, sizes: Tensor, max_detections: int = 3
     boxes = cxcywh_to_xyxy(predictions.boxes).gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
     scale = sizes.flip(1).repeat(1, 2).to(boxes)  # (B, 4) width, height, width, height
     return Detections(best, index % num_classes, boxes * scale[:, None])
+
+
+class EndToEnd(nn.Module):
+    """A model with the post-processing inside, as exported files have it: forward(images, sizes) -> Detections."""
+
+
+def detections(model: nn.Module, images: Tensor, sizes: Tensor, max_detections: int = 300) -> Detections:
+    """What a model in eval mode finds in pictures (B, 3, H, W); sizes as in `postprocess`."""
+    if isinstance(model, EndToEnd):
+        return model(images, sizes)
+    return postprocess(model(images), sizes, max_detections)

@@ -14,6 +14,7 @@ from rtdetr.models.decoder import Decoder, build_decoder
 from rtdetr.models.denoising import Draws
 from rtdetr.models.dense_head import DenseHead
 from rtdetr.models.encoder import HybridEncoder, build_encoder
+from rtdetr.models.fold import DeployedModel, deploy
 from rtdetr.models.query_groups import QueryGroups
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Predictions, Targets, TrainingOutputs
@@ -55,6 +56,10 @@ class RTDETRv3(nn.Module):
             return TrainingOutputs(one_to_one, one_to_many, denoising, dense)
         decoded = self.decoder(selected.content, selected.box_logits, memory)
         return Predictions(decoded.logits[-1], decoded.boxes[-1])
+
+    def deploy(self, dtype: torch.dtype = torch.float32, channels_last: bool = True, **options: bool) -> DeployedModel:
+        """A copy that only detects, with fewer layers and kernels; `fold.deploy` explains the options."""
+        return deploy(self.backbone, self.encoder, self.decoder, dtype, channels_last, **options)
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> RTDETRv3:

@@ -37,10 +37,14 @@ def why_not_compiled(value: Tensor, host_levels: int = 0) -> str | None:
     return compiled.WHY_NOT[device]
 
 
-@torch.compiler.assume_constant_result  # for torch.compile, which would trace into the cached function
 def _why_not_this_gpu(index: int | None) -> str | None:
     """A library without code for the GPU would fail at its first launch, so its architectures are compared before."""
     return _compare_architectures(index)
+
+
+# torch.compile would trace into the cached function. This is all that torch.compiler.assume_constant_result does after
+# it has imported the compiler, which takes as long as importing torch.
+vars(_why_not_this_gpu)["_dynamo_marked_constant"] = True
 
 
 @cache

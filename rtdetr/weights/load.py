@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -17,6 +17,7 @@ from rtdetr.weights.class_rows import CarriedRows, carry_rows
 from rtdetr.weights.compare import LoadReport, compare, describe
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.official import guess_classes, load_foreign_weights
+from rtdetr.weights.pretrained import is_pretrained, read_pretrained
 
 
 class WeightFile(NamedTuple):
@@ -26,10 +27,15 @@ class WeightFile(NamedTuple):
 
 
 def read_weights(path: str | Path) -> WeightFile:
-    """Model entries of a checkpoint (its average if it has one) or of a foreign weight file. Raises CheckpointError."""
-    content = None if Path(path).suffix in PADDLE_SUFFIXES else read_torch_file(path)
+    """Model entries of a checkpoint (its average if it has one), of what save_pretrained() wrote, or of a foreign
+    weight file. Raises CheckpointError."""
+    content = None
+    if is_pretrained(path):
+        content = read_pretrained(path)
+    elif Path(path).suffix not in PADDLE_SUFFIXES:
+        content = read_torch_file(path)
+        content = checked(content, path) if is_checkpoint(content) else content
     if is_checkpoint(content):
-        content = checked(content, path)
         names = tuple(content["classes"]["names"])
         numbered = names == guess_classes(len(names)).names != COCO_CLASSES.names  # by the converter
         return WeightFile(content["ema"] or content["model"], None if numbered else names)
@@ -38,6 +44,13 @@ def read_weights(path: str | Path) -> WeightFile:
     if head is None or len(head) != len(COCO_CLASSES):
         return WeightFile(weights, None)
     return WeightFile(weights, COCO_CLASSES.names, f"the file's {len(COCO_CLASSES)} are taken for COCO's; ")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint file, or of what save_pretrained() wrote. Raises CheckpointError."""
+    if Path(path).suffix in PADDLE_SUFFIXES and Path(path).is_file():
+        raise CheckpointError(f"{path}: weights of Paddle; first `rtdetr convert {path} -o {Path(path).stem}.pth`")
+    return read_pretrained(path) if is_pretrained(path) else load_checkpoint(path)
 
 
 def warm_start(model: nn.Module, path: str | Path, classes: Classes | None = None) -> LoadReport:
@@ -80,12 +93,18 @@ def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Pa
 def model_from_checkpoint(
     path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
 ) -> tuple[RTDETRv3, Config, Classes]:
-    """The averaged model of a checkpoint in eval mode, its config and classes.
+    """The averaged model of a checkpoint, or of what save_pretrained() wrote, in eval mode, its config and classes.
 
     updates: `a.b=value` changes of the stored config; cfg: replaces the stored one. Raises CheckpointError or
     ConfigError.
     """
-    content = load_checkpoint(path)
+    return model_from_content(read_checkpoint(path), path, updates, cfg)
+
+
+def model_from_content(
+    content: dict[str, Any], path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
+) -> tuple[RTDETRv3, Config, Classes]:
+    """`model_from_checkpoint` of a file that has been read; `path` names it in messages."""
     cfg = cfg or config_from_dict(content["config"], str(path), updates)
     classes = Classes(tuple(content["classes"]["names"]), tuple(content["classes"]["category_ids"]))
     model = build_model(cfg.model, len(classes))

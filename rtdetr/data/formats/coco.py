@@ -1,4 +1,4 @@
-"""COCO detection JSON: read, checked and put in one form, for training and evaluation alike."""
+"""COCO detection JSON: read, checked and put in one form, for training and evaluation alike. LVIS' is one, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown, some
 from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
+from rtdetr.data.formats import lvis
 from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
+from rtdetr.data.formats.records import Source
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
@@ -28,16 +30,45 @@ class CocoDocument(NamedTuple):
     annotations: list[dict[str, Any]]  # image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
     categories: list[dict[str, Any]]  # id, name; by id
     num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
+    notes: tuple[str, ...] = ()  # what somebody should know about how it was read
 
 
-class CocoDetection(DetectionSet):
-    """Pictures and boxes of one COCO detection JSON.
+class DocumentSet(DetectionSet):
+    """Pictures and boxes of one document.
 
-    images: the folder that `file_name` in the JSON is relative to. classes: None takes them from the JSON; otherwise
-    boxes get the index in them that their category has by `match`, its id or its name. drop_empty leaves out pictures
-    without boxes. max_megapixels: larger pictures are refused. Crowd boxes are left out and counted.
-    Raises DataError for whatever is missing or contradicts itself in the files.
+    source: where it was read; its `images` is the folder that file names are relative to. classes: None takes them
+    from the document; otherwise boxes get the index in them that their category has by `match`, its id or its name.
+    drop_empty leaves out pictures without boxes. Crowd boxes are left out and counted.
+    Raises DataError for whatever is missing or contradicts itself.
     """
+
+    def __init__(
+        self,
+        document: CocoDocument,
+        source: Source,
+        classes: Classes | None = None,
+        drop_empty: bool = False,
+        match: Match = "id",
+    ) -> None:
+        path, folder, max_megapixels = source.path, source.images, source.max_megapixels
+        if folder is None or not folder.is_dir():
+            raise DataError(f"{folder}: no such picture folder, expected the pictures of {path}")
+        self.notes = document.notes
+        own = classes_of(document)
+        used = own if classes is None else match_classes(own, classes, match, path)
+        pictures = PictureList(
+            [each["id"] for each in document.images],
+            file_names(document.images, folder),
+            [(each["height"], each["width"]) for each in document.images],
+        )
+        boxes = _boxes(document, pictures.ids, used)
+        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels)
+        self.origin = source
+
+
+class CocoDetection(DocumentSet):
+    """Pictures and boxes of one COCO detection JSON; images: the folder that `file_name` in it is relative to.
+    max_megapixels: larger pictures are refused. The rest is as in DocumentSet."""
 
     def __init__(
         self,
@@ -48,19 +79,8 @@ class CocoDetection(DetectionSet):
         max_megapixels: float = MAX_MEGAPIXELS,
         match: Match = "id",
     ) -> None:
-        folder, path = Path(images), Path(annotations)
-        document = read_document(path)
-        if not folder.is_dir():
-            raise DataError(f"{folder}: no such picture folder, expected the pictures of {path}")
-        own = _classes(document.categories)
-        used = own if classes is None else match_classes(own, classes, match, path)
-        pictures = PictureList(
-            [each["id"] for each in document.images],
-            _file_names(document.images, folder),
-            [(each["height"], each["width"]) for each in document.images],
-        )
-        boxes = _boxes(document, pictures.ids, used)
-        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels)
+        source = Source("coco", Path(annotations), "", Path(images), max_megapixels)
+        super().__init__(read_document(annotations), source, classes, drop_empty, match)
 
 
 def read_document(annotations: str | Path) -> CocoDocument:
@@ -81,6 +101,10 @@ def read_classes(annotations: str | Path) -> Classes:
     """The classes that a COCO detection JSON names. Raises DataError."""
     path = Path(annotations)
     return _classes(_categories(_read_json(path)["categories"], path))
+
+
+def classes_of(document: CocoDocument) -> Classes:
+    return _classes(document.categories)
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
@@ -115,7 +139,8 @@ def _image(entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
     sides = {key: _number(entry, key, 0, f"{path}: image {entry['id']}") for key in ("height", "width")}
     if any(side < 0 or side != int(side) for side in sides.values()):
         raise DataError(f"{path}: image {entry['id']}: height and width must be whole pixels, got {sides}")
-    return {"id": entry["id"], "file_name": name, "coco_url": url} | {key: int(side) for key, side in sides.items()}
+    image = {"id": entry["id"], "file_name": name, "coco_url": url} | {key: int(side) for key, side in sides.items()}
+    return image | lvis.of_picture(entry, f"{path}: image {entry['id']}")
 
 
 def _categories(entries: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str, Any]]:
@@ -125,7 +150,8 @@ def _categories(entries: Sequence[Mapping[str, Any]], path: Path) -> list[dict[s
         if not _is_id(each.get("id")) or not isinstance(each.get("name"), str):
             raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {shown(each)}")
     _unique([each["id"] for each in entries], "category id", path)
-    return [{"id": each["id"], "name": each["name"]} for each in sorted(entries, key=lambda each: int(each["id"]))]
+    by_id = sorted(entries, key=lambda each: int(each["id"]))
+    return [{"id": each["id"], "name": each["name"]} | lvis.of_category(each) for each in by_id]
 
 
 def _annotation(entry: Mapping[str, Any], images: set[int], categories: set[int], path: Path) -> dict[str, Any] | None:
@@ -180,7 +206,7 @@ def _unique(ids: Sequence[int], what: str, path: Path) -> set[int]:
     return set(ids)
 
 
-def _file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
     """Relative to the folder. LVIS names a picture by its URL alone: train2017/1.jpg for those who keep COCO's folders
     (its sets draw on both), 1.jpg where that lies in the folder itself."""
     present = Folders(folder)

@@ -1,0 +1,46 @@
+"""LVIS JSON: COCO's, where each picture also says which other classes were looked for in it."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rtdetr.data.classes import DataError, shown
+
+# Of a picture. Classes that were looked for and are not there; classes of which only some objects are boxed. A
+# detection of any class that is in neither and has no box there is no error: nobody looked.
+NEGATIVE, NOT_EXHAUSTIVE = "neg_category_ids", "not_exhaustive_category_ids"
+FREQUENCIES = ("r", "c", "f")  # of a category: rare, common, frequent
+
+
+def of_picture(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
+    """What LVIS says of a picture beyond COCO, if anything. Raises DataError, which begins with `where`."""
+    found = {}
+    for key in (NEGATIVE, NOT_EXHAUSTIVE):
+        if key in entry:
+            ids = entry[key]
+            if not isinstance(ids, list) or not all(type(each) is int for each in ids):
+                raise DataError(f"{where}: `{key}` must be a list of category ids, got {shown(ids)}")
+            found[key] = ids
+    return found
+
+
+def of_category(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Its frequency, where LVIS gives one."""
+    return {"frequency": entry["frequency"]} if entry.get("frequency") in FREQUENCIES else {}
+
+
+def is_federated(images: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether every picture says what was looked for, so that LVIS' own AP can be had."""
+    return bool(images) and all(NEGATIVE in each and NOT_EXHAUSTIVE in each for each in images)
+
+
+def mentions_lvis(path: Path) -> bool:
+    """Whether a JSON has LVIS' keys, without parsing what may be a gigabyte. False for what cannot be read."""
+    try:
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return all(content.find(f'"{key}"'.encode()) >= 0 for key in (NEGATIVE, NOT_EXHAUSTIVE))
+    except (OSError, ValueError):  # ValueError: an empty file
+        return False

@@ -1,0 +1,97 @@
+"""What the readers of all formats share: which set of a folder is meant, and where a bad record is reported."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.pictures import MAX_MEGAPIXELS
+
+Format = Literal["coco", "lvis", "voc", "yolo"]
+
+# What the sets are called, here and in the wild. "" is the only set of a file or folder that is not divided.
+SPLITS = {
+    "train": ("train", "training", "train2017", "train2014"),
+    "val": ("val", "valid", "validation", "val2017", "val2014"),
+    "test": ("test", "testing", "test2017"),
+}
+PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif")
+MAX_BYTES = 10_000_000  # of the annotation of one picture, or of a list of pictures
+
+
+class Source(NamedTuple):
+    """One set of pictures: where its annotations are, and in which format."""
+
+    format: Format
+    path: Path  # the JSON; the VOC folder or list; data.yaml or the YOLO folder
+    split: str = ""  # train, val, trainval or test; "" where there is but one set
+    images: Path | None = None  # the folder that pictures are named relative to; None: the format tells
+    max_megapixels: float = MAX_MEGAPIXELS  # larger pictures are refused where their size has to be looked up
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.split})" if self.split else str(self.path)
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong with one record, which is left out where problems are collected."""
+
+    path: Path
+    line: int  # from 1; 0: the whole file
+    kind: str  # one word: file, text, picture, size, class, numbers, box
+    what: str  # what was expected, what came
+
+    def __str__(self) -> str:
+        return f"{self.path}: line {self.line}: {self.what}" if self.line else f"{self.path}: {self.what}"
+
+
+class Problems:
+    """Where readers report: raises DataError at the first problem, or collects them all in `found`."""
+
+    def __init__(self, collect: bool = False) -> None:
+        self.collect = collect
+        self.found: list[Problem] = []
+
+    def add(self, path: Path, line: int, kind: str, what: str) -> None:
+        problem = Problem(path, line, kind, what)
+        if not self.collect:
+            raise DataError(str(problem))
+        self.found.append(problem)
+
+    def failed(self, path: Path, kind: str, error: DataError) -> None:
+        """The same for an error that somebody raised about a whole file."""
+        if not self.collect:
+            raise error
+        self.found.append(Problem(path, 0, kind, str(error).removeprefix(f"{path}: ")))
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a small file. Raises DataError, also for what is no file or not small."""
+    try:
+        if not os.path.isfile(path):  # reading a pipe would wait for ever
+            raise DataError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such file'}")
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise DataError(f"{path}: {size:,} bytes, at most {MAX_BYTES:,} were expected; is it another file?")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a small text file in UTF-8, without space around them. Raises DataError."""
+    content = read_bytes(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}: line {line}: not text in UTF-8 (a byte 0x{content[error.start]:02x}); save it as UTF-8"
+        ) from error
+    return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+
+
+def below(root: Path, name: str | Path) -> bool:
+    """Whether a name, relative to a folder or whole, stays in it as it is written; links are not followed."""
+    return Path(os.path.abspath(root / name)).is_relative_to(os.path.abspath(root))

@@ -1,0 +1,74 @@
+"""rtdetr.json: what `rtdetr convert-data` keeps beside a VOC or YOLO folder, because the format cannot hold it.
+
+Ids of categories and pictures, former file names and LVIS' lists serve the way back to COCO alone: sets are evaluated
+under the ids of their own format. Crowds and areas, which a YOLO folder lacks, count wherever it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.formats.records import MAX_BYTES
+
+NAME = "rtdetr.json"
+MADE_BY = "rtdetr convert-data"
+
+
+class Sidecar(NamedTuple):
+    categories: list[dict[str, Any]]  # id, name, label (the name in VOC) and LVIS' frequency, in the order of classes
+    # Set -> picture -> id, file_name, LVIS' lists; for YOLO `boxes`, how many lines its label file has, `kept`, by
+    # line, x, y, w, h and area in pixels of those that the line does not hold exactly, and `crowds`, the same after
+    # the number of their class.
+    images: dict[str, dict[str, dict[str, Any]]]
+
+    def labels(self) -> list[str]:
+        return [each.get("label", each["name"]) for each in self.categories]
+
+
+def read_sidecar(root: Path) -> Sidecar | None:
+    """None where there is none. Raises DataError for one that was not written by `rtdetr convert-data`."""
+    path = root / NAME
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > 100 * MAX_BYTES:
+            raise ValueError("too large")
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict) or found.get("made_by") != MADE_BY:
+            return None
+        _check(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}: not as `{MADE_BY}` wrote it ({error}); remove it, or convert again") from error
+    return Sidecar(found["categories"], found["images"])
+
+
+def write_sidecar(root: Path, sidecar: Sidecar) -> None:
+    text = json.dumps({"made_by": MADE_BY, **sidecar._asdict()}, ensure_ascii=False)
+    (root / NAME).write_text(text, encoding="utf-8")
+
+
+def _check(found: dict[str, Any]) -> None:
+    """Raises ValueError, TypeError, KeyError or AttributeError for what the readers cannot work with."""
+    ids = [each["id"] for each in found["categories"]]
+    if not all(type(each) is int for each in ids) or len(set(ids)) < len(ids) or not ids:
+        raise ValueError("category ids")
+    labels = [each.get("label", each["name"]) for each in found["categories"]]
+    if not all(isinstance(each, str) for each in [*labels, *(each["name"] for each in found["categories"])]):
+        raise ValueError("category names")
+    for pictures in found["images"].values():
+        for each in pictures.values():
+            if type(each["id"]) is not int or not isinstance(each["file_name"], (str, type(None))):
+                raise ValueError("id or file_name of a picture")
+            for label, *numbers in each.get("crowds", []):
+                if len(numbers) != 5 or type(label) is not int or not 0 <= label < len(ids) or not _finite(numbers):
+                    raise ValueError("a crowd")
+            for line, numbers in each.get("kept", {}).items():
+                if not line.isdecimal() or len(numbers) != 5 or not _finite(numbers):
+                    raise ValueError("a kept box")
+
+
+def _finite(numbers: Any) -> bool:
+    return all(type(each) in (int, float) and abs(each) < 1e300 for each in numbers)

@@ -1,0 +1,186 @@
+"""Whatever a user gives for annotations -> its format, its sets, and their pictures and boxes in one form."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rtdetr.data.classes import Classes, DataError, Match, some
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.formats import coco, lvis
+from rtdetr.data.formats.coco import CocoDocument, DocumentSet
+from rtdetr.data.formats.kinds import annotations_in
+from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source
+from rtdetr.data.formats.voc import find_voc, read_voc
+from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo
+from rtdetr.data.pictures import MAX_MEGAPIXELS
+
+ROBOFLOW = "_annotations.coco.json"
+OTHER_JSON = ("captions_", "panoptic_", "person_keypoints_", "stuff_", "image_info_")
+# Which set serves where the wanted one is missing, in this order.
+INSTEAD = {"train": ("train", "trainval"), "val": ("val", "test"), "test": ("test",)}
+LOOKED_FOR = (
+    "a COCO or LVIS JSON; annotations/instances_*.json; train/_annotations.coco.json; Pascal VOC's Annotations/*.xml "
+    "and ImageSets/Main/*.txt; YOLO's data.yaml; images/train with labels/train, or train/images with train/labels"
+)
+
+
+def recognise(path: str | Path) -> Format:
+    """The format of a file or folder of annotations. Raises DataError, which says what was looked for."""
+    return next(iter(find_sources(path).values())).format
+
+
+def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> dict[str, Source]:
+    """The sets that a file or folder holds, by name: train, val, trainval, test, or "" for the only one. Reads no
+    annotations yet. Raises DataError where nothing is recognised."""
+    path = Path(path)
+    json = Source("lvis" if lvis.mentions_lvis(path) else "coco", path, "", None, max_megapixels)
+    if path.suffix.lower() == ".json" and not path.is_dir():
+        return {"": json}
+    if not path.exists():
+        raise DataError(f"{path}: no such annotation file or folder")
+    for read in (_yolo, _voc, _coco):
+        found = read(path)
+        if found:
+            return {split: each._replace(max_megapixels=max_megapixels) for split, each in found.items()}
+    if path.is_file():
+        return {"": json}  # its reader says what the file looks like
+    raise DataError(f"{path}: no annotations recognised; looked for {LOOKED_FOR}")
+
+
+def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
+    """The set of that name, or the one that serves instead; the only one of a path that is not divided. "": the only
+    one, whatever its name, else val. Raises DataError."""
+    sources = find_sources(path, max_megapixels)
+    if not split:
+        split = next(iter(sources)) if len(sources) == 1 else "val"
+    for name in ("", *INSTEAD.get(split, (split,))):
+        if name in sources:
+            return sources[name]
+    raise DataError(f"{path}: has no set `{split}`, only {some(sources)}")
+
+
+def read_document(source: Source | str | Path, split: str = "", problems: Problems | None = None) -> CocoDocument:
+    """The pictures and boxes of a set, in pixels, under the ids of its own format.
+
+    split: the set to take where a path is given that holds several, val if empty. problems: collects what is wrong
+    with single records of VOC and YOLO, which are left out then; None raises DataError at the first.
+    """
+    if not isinstance(source, Source):
+        source = source_of(source, split)
+    problems = problems or Problems()
+    if source.format == "voc":
+        voc = find_voc(source.path)
+        if voc is not None:
+            return read_voc(voc, source.split, problems, source.images)
+    elif source.format == "yolo":
+        yolo = find_yolo(source.path)
+        if yolo is not None:
+            return read_yolo(yolo, source.split, problems, source.images, source.max_megapixels)
+    return coco.read_document(source.path)
+
+
+def open_set(
+    annotations: str | Path,
+    images: str | Path = "",
+    split: str = "train",
+    classes: Classes | None = None,
+    drop_empty: bool = False,
+    max_megapixels: float = MAX_MEGAPIXELS,
+    match: Match = "id",
+) -> DetectionSet:
+    """Pictures and boxes of whatever format. images: the picture folder of a JSON; where it is empty, and for folders
+    that bring their own pictures, it is found. The rest is as in DocumentSet. Raises DataError."""
+    source = with_pictures(source_of(annotations, split, max_megapixels), images)
+    document = read_document(source)
+    source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
+    return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match))
+
+
+def with_pictures(source: Source, images: str | Path) -> Source:
+    """The source, with the picture folder that is given for XML files that lie alone."""
+    own = source.images
+    if source.format != "voc" or own is None or not images or not Path(images).is_dir():
+        return source
+    alone = not any(each.suffix.lower() in PICTURES for each in own.rglob("*"))
+    return source._replace(images=Path(images)) if alone else source
+
+
+def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
+    """VOC has names and no ids; YOLO's numbers are those of the list of names beside them. So both go by name where
+    the model knows every name, VOC always."""
+    if classes is None or format in ("coco", "lvis"):
+        return match
+    names = [each["name"] for each in document.categories]
+    unique = all(len(set(each)) == len(each) for each in (names, classes.names))
+    return "name" if format == "voc" or (unique and set(names) <= set(classes.names)) else match
+
+
+def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
+    """The folder `images`, or the one that the format implies."""
+    if images and (given.is_file() or not given.exists()) and source.format in ("coco", "lvis"):
+        return Path(images)
+    if source.format in ("voc", "yolo") and source.images is not None:
+        return source.images
+    candidates = _folders_near(source.path, source.split)
+    if images:
+        candidates.insert(0, Path(images))
+    first = document.images[:1]
+    for folder in candidates:
+        if folder.is_dir() and all(os.path.isfile(folder / name) for name in coco.file_names(first, folder)):
+            return folder
+    raise DataError(
+        f"{source.path}: its pictures were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "
+        "folder as data.train.images or data.val.images"
+    )
+
+
+def _folders_near(path: Path, split: str) -> list[Path]:
+    root = path.parent.parent if path.parent.name.lower() in ("annotations", "labels") else path.parent
+    own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
+    names = [own, *SPLITS.get(split or split_of(path), ())]
+    nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
+    return [path.parent, *nested, root / "images", root / "JPEGImages", root]
+
+
+def split_of(path: Path) -> str:
+    """train, val, test, or "" where the name of a JSON says none."""
+    words = re.split(r"[^a-z0-9]+", path.stem.lower())
+    return next((split for split, names in SPLITS.items() if any(each in names for each in words)), "")
+
+
+def _yolo(path: Path) -> dict[str, Source]:
+    found = find_yolo(path)
+    if found is None:
+        return {}
+    return {split: Source("yolo", found.path, split, picture_folder(found, split)) for split in found.sets}
+
+
+def _voc(path: Path) -> dict[str, Source]:
+    found = find_voc(path)
+    if found is None:
+        return {}
+    return {
+        split: Source("voc", path if path.is_file() else found.root, split, each.images)
+        for split, each in found.sets.items()
+    }
+
+
+def _coco(path: Path) -> dict[str, Source]:
+    if path.is_file():
+        return {}
+    files = {}
+    for split, names in SPLITS.items():
+        nested = [path / name / ROBOFLOW for name in names if (path / name / ROBOFLOW).is_file()]
+        if nested:
+            files[split] = nested[0]
+    single = [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
+    for each in single:
+        files.setdefault(split_of(each), each)
+    unnamed = [each for each in single if not split_of(each)]
+    if len(unnamed) > 1 and len(files) == 1:
+        raise DataError(f"{path}: holds several JSON files, {some(map(str, unnamed))}; choose one")
+    if len(files) > 1:
+        files.pop("", None)
+    return {split: Source("lvis" if lvis.mentions_lvis(file) else "coco", file, split) for split, file in files.items()}

@@ -1,0 +1,293 @@
+"""Pascal VOC folders: one XML for each picture, and lists that say which picture is in which set.
+
+Pixels are counted from 1 and the last one belongs to the box, as in VOC itself: xmin 1, xmax 10 is [0, 10) here. Many
+tools write edges counted from 0 instead; a folder in which some box begins below 1 is read so, the whole of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
+
+from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.dataset import Folders
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.records import PICTURES, SPLITS, Problems, below, read_bytes, read_lines
+from rtdetr.data.formats.sidecar import read_sidecar
+from rtdetr.data.formats.xml import Node, parse_xml
+
+ANNOTATIONS = ("Annotations", "annotations")
+IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
+NAME_FILES = ("classes.txt", "labels.txt")  # one class a line, in their order
+SIDES = ("xmin", "ymin", "xmax", "ymax")
+
+
+class VocSet(NamedTuple):
+    annotations: Path  # folder of XML files
+    images: Path  # folder of the pictures
+    list_file: Path | None  # names without .xml, one a line; None: every XML in the folder
+
+
+class VocFolder(NamedTuple):
+    root: Path
+    sets: dict[str, VocSet]  # train, val, trainval, test, or "" for the only one
+
+
+class VocObject(NamedTuple):
+    line: int
+    name: str
+    corners: tuple[float, float, float, float]  # as they are written
+    crowd: int
+    area: float | None
+
+
+class VocPicture(NamedTuple):
+    file_name: str  # as it is written; may be empty
+    size: tuple[int, int]  # (h, w) in pixels; zeros: not said
+    objects: list[VocObject]
+
+
+def find_voc(path: Path) -> VocFolder | None:
+    """What a folder, its Annotations folder or one of its lists names; None where that is nothing of VOC's."""
+    if path.is_file():
+        root = next((each for each in list(path.parents)[:4] if _sub_folder(each, ANNOTATIONS)), None)
+        if path.suffix.lower() != ".txt" or root is None or "ImageSets" not in path.parts:
+            return None
+        folder = _one_folder(root)
+        return folder and VocFolder(root, {path.stem: folder._replace(list_file=path)})
+    if path.name in ANNOTATIONS and _has_xml(path):
+        path = path.parent
+    if (folder := _one_folder(path)) is not None:
+        lists = path / "ImageSets" / "Main"
+        sets = {name: lists / f"{name}.txt" for name in (*SPLITS, "trainval") if (lists / f"{name}.txt").is_file()}
+        return VocFolder(path, {name: folder._replace(list_file=file) for name, file in sets.items()} or {"": folder})
+    divided = {}
+    for split, names in SPLITS.items():
+        below_it = [found for name in names if (found := _one_folder(path / name)) is not None]
+        if below_it:
+            divided[split] = below_it[0]
+    if divided:
+        return VocFolder(path, divided)
+    inside = sorted(each for each in path.glob("VOC*") if _one_folder(each)) if path.is_dir() else []
+    if len(inside) > 1:
+        raise DataError(f"{path}: holds several VOC folders, {some(map(str, inside))}; choose one")
+    return find_voc(inside[0]) if inside else None
+
+
+def _one_folder(root: Path) -> VocSet | None:
+    """XML files in Annotations, or beside their pictures."""
+    if not root.is_dir():
+        return None
+    annotations = _sub_folder(root, ANNOTATIONS)
+    if annotations is not None and _has_xml(annotations):
+        return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
+    return VocSet(root, _sub_folder(root, IMAGES) or root, None) if any(root.glob("*.xml")) else None
+
+
+def _sub_folder(root: Path, names: Iterable[str]) -> Path | None:
+    return next((root / name for name in names if (root / name).is_dir()), None)
+
+
+def _has_xml(folder: Path) -> bool:
+    return any(True for _ in folder.rglob("*.xml"))
+
+
+def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
+    """The pictures of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
+    whatever the set, so that all its sets agree: in the order that rtdetr.json or classes.txt gives, else by name."""
+    chosen = folder.sets[split]
+    read: dict[Path, tuple[VocPicture | None, Problems]] = {}
+    for place in {each.annotations: None for each in folder.sets.values()}:
+        for path in sorted(place.rglob("*.xml")):
+            own = Problems(collect=True)
+            read[path] = read_picture_xml(path, own), own
+    everything = [picture for picture, _ in read.values() if picture is not None]
+    sidecar = read_sidecar(folder.root)
+    names = _class_names(folder.root, everything) if sidecar is None else sidecar.labels()
+    first = _first_pixel(everything) if sidecar is None else 1
+    category_of = {name: number for number, name in enumerate(names, start=1)}
+    pictures = Folders(images or chosen.images)
+    notes = () if first else ("boxes counted from pixel 0, as some begin there",)
+    document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0, notes)
+    for path in _listed(chosen, problems):
+        picture, own = read[path]
+        for each in own.found:
+            problems.add(*each)
+        file_name = picture and _picture_of(path, picture.file_name, chosen, pictures, problems)
+        if picture and file_name:
+            _add(document, file_name, path, picture, first, category_of, problems)
+    if not names:
+        raise DataError(f"{folder.root}: no XML in it names an object, so there is nothing to detect")
+    return document
+
+
+def _add(
+    document: CocoDocument,
+    file_name: str,
+    path: Path,
+    picture: VocPicture,
+    first: int,
+    category_of: Mapping[str, int],
+    problems: Problems,
+) -> None:
+    image_id = len(document.images) + 1
+    height, width = picture.size
+    document.images.append({"id": image_id, "file_name": file_name, "coco_url": None, "height": height, "width": width})
+    for each in picture.objects:
+        if each.name not in category_of:
+            known = some(map(repr, category_of), 10)
+            problems.add(path, each.line, "class", f"the class {each.name!r} is not among those of its folder, {known}")
+            continue
+        x, y = round(each.corners[0] - first, 9), round(each.corners[1] - first, 9)
+        box = [x, y, round(each.corners[2] - x, 9), round(each.corners[3] - y, 9)]
+        area = box[2] * box[3] if each.area is None else each.area
+        document.annotations.append(
+            {
+                "image_id": image_id,
+                "category_id": category_of[each.name],
+                "bbox": box,
+                "area": area,
+                "iscrowd": each.crowd,
+            }
+        )
+
+
+def _first_pixel(pictures: Iterable[VocPicture]) -> int:
+    """0 where some box begins between 0 and 1, else 1. Negative corners are no sign of either."""
+    return int(
+        not any(0 <= corner < 1 for picture in pictures for each in picture.objects for corner in each.corners[:2])
+    )
+
+
+def _class_names(root: Path, pictures: Iterable[VocPicture]) -> list[str]:
+    for name in NAME_FILES:
+        if (root / name).is_file():
+            given = [line for line in read_lines(root / name) if line]
+            if len(set(given)) < len(given):
+                raise DataError(f"{root / name}: a class is named twice")
+            return given
+    return sorted({each.name for picture in pictures for each in picture.objects})
+
+
+def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
+    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as those of single classes do."""
+    if chosen.list_file is None:
+        return sorted(chosen.annotations.rglob("*.xml"))
+    found: dict[Path, None] = {}
+    for number, line in enumerate(read_lines(chosen.list_file), start=1):
+        plain = line.rpartition(" ")[0].rstrip() if line.endswith((" 1", " 0", " -1")) else ""
+        names = [name for name in (line, plain) if name]
+        if not names:
+            continue
+        if not all(below(chosen.annotations, name) for name in names):
+            problems.add(chosen.list_file, number, "file", f"{shown(line)} leaves {chosen.annotations}; remove it")
+            continue
+        paths = [path for name in names if os.path.isfile(path := chosen.annotations / f"{name}.xml")]
+        if not paths:
+            missing = chosen.annotations / f"{names[0]}.xml"
+            problems.add(chosen.list_file, number, "file", f"{missing}: no such annotation; write it, or leave it out")
+        elif paths[0] in found:
+            problems.add(chosen.list_file, number, "file", f"{shown(line)} is listed twice")
+        else:
+            found[paths[0]] = None
+    return sorted(found)
+
+
+def _picture_of(path: Path, written: str, chosen: VocSet, pictures: Folders, problems: Problems) -> str | None:
+    """The picture of an XML, relative to the picture folder: of the XML's own name, else of the name written in it."""
+    stem = path.relative_to(chosen.annotations).with_suffix("").as_posix()
+    suffix = PureWindowsPath(written).suffix
+    for ending in dict.fromkeys((suffix, *PICTURES, *map(str.upper, PICTURES))):
+        if ending and f"{stem}{ending}" in pictures:
+            return f"{stem}{ending}"
+    folder = pictures.root
+    if re.search(r"[\x00-\x1f]", written):
+        problems.add(path, 0, "picture", f"its <filename> is {shown(written)}, expected the name of a picture")
+        return None
+    if written and not below(folder, written):
+        problems.add(path, 0, "picture", f"its picture {shown(written)} leaves the folder {folder}; it is not opened")
+        return None
+    if not written:
+        problems.add(path, 0, "picture", f"no picture {stem}.* in {folder}, and it has no <filename>")
+        return None
+    return os.path.normpath(written)  # whether it is there is checked with all the others
+
+
+def read_picture_xml(path: Path, problems: Problems) -> VocPicture | None:
+    """One XML; None where it cannot be used at all."""
+    try:
+        root = parse_xml(read_bytes(path), path)
+    except DataError as error:
+        problems.failed(path, "file", error)
+        return None
+    if root.tag != "annotation":
+        problems.add(path, root.line, "file", f"expected <annotation> of Pascal VOC, got <{root.tag}>")
+        return None
+    size = _size(root, path, problems)
+    objects = [found for each in root.all("object") if (found := _object(each, path, problems)) is not None]
+    return VocPicture(_text(root, "filename", path, problems) or "", size, objects)
+
+
+def _size(root: Node, path: Path, problems: Problems) -> tuple[int, int]:
+    """(h, w); zeros where it is not said, or wrong and reported."""
+    for node in root.all("size")[:1]:
+        sides = [_number(node, side, path, problems, 0.0) for side in ("height", "width")]
+        if any(side is not None and (side < 0 or side != int(side)) for side in sides):
+            problems.add(path, node.line, "size", f"height and width must be whole pixels, got {sides[0]}, {sides[1]}")
+        elif None not in sides:
+            return int(sides[0] or 0), int(sides[1] or 0)
+    return 0, 0
+
+
+def _object(node: Node, path: Path, problems: Problems) -> VocObject | None:
+    name = _text(node, "name", path, problems)
+    boxes = node.all("bndbox")
+    if not name or len(boxes) != 1:
+        wanted = "one <bndbox>" if name else "a <name>"
+        problems.add(path, node.line, "box" if name else "class", f"an object needs {wanted}, got {_shown(node)}")
+        return None
+    corners = [_number(boxes[0], side, path, problems) for side in SIDES]
+    crowd = _number(node, "iscrowd", path, problems, 0.0)
+    area = _number(node, "area", path, problems, math.nan)
+    if crowd not in (0, 1, None):
+        problems.add(path, node.line, "numbers", f"<iscrowd> must be 0 or 1, got {crowd:g}")
+        return None
+    left, top, right, bottom = corners
+    if left is None or top is None or right is None or bottom is None or crowd is None or area is None:
+        return None
+    return VocObject(node.line, name, (left, top, right, bottom), int(crowd), None if math.isnan(area) else area)
+
+
+def _text(node: Node, tag: str, path: Path, problems: Problems) -> str | None:
+    """The text of the only child of that name; None where there is none, or it is given twice."""
+    found = node.all(tag)
+    if len(found) > 1:
+        problems.add(path, found[1].line, "text", f"<{tag}> is given twice in one <{node.tag}>")
+        return None
+    return found[0].text.strip() if found else None
+
+
+def _number(node: Node, tag: str, path: Path, problems: Problems, default: float | None = None) -> float | None:
+    """The finite number in the only child of that name; the default where there is none; None where it is reported."""
+    text = _text(node, tag, path, problems)
+    if not text and default is not None and len(node.all(tag)) < 2:
+        return default
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not abs(value) < 1e300:
+        if len(node.all(tag)) < 2:
+            problems.add(
+                path, node.line, "numbers", f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}"
+            )
+        return None
+    return value
+
+
+def _shown(node: Node) -> str:
+    return some((f"<{each.tag}>" for each in node.children), 6) or "nothing"

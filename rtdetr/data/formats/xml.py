@@ -1,0 +1,68 @@
+"""XML as a small tree that knows its lines. Nothing outside the file is read, and no entity is expanded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.parsers import expat
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.formats.kinds import kind_of_bytes
+
+MAX_DEPTH = 20
+
+
+@dataclass(slots=True)
+class Node:
+    tag: str
+    line: int
+    text: str = ""  # what stands directly in it
+    children: list[Node] = field(default_factory=list)
+
+    def all(self, tag: str) -> list[Node]:
+        return [each for each in self.children if each.tag == tag]
+
+
+class _Builder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.parser = expat.ParserCreate()
+        self.parser.buffer_text = True
+        self.parser.StartElementHandler = self._start
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = self._text
+        self.parser.EntityDeclHandler = self._entity
+        self.open = [Node("", 0)]
+
+    def _start(self, tag: str, _: dict[str, str]) -> None:
+        node = Node(tag, self.parser.CurrentLineNumber)
+        if len(self.open) > MAX_DEPTH:
+            raise DataError(f"{self.path}: line {node.line}: nested more than {MAX_DEPTH} deep, which no annotation is")
+        self.open[-1].children.append(node)
+        self.open.append(node)
+
+    def _end(self, _: str) -> None:
+        self.open.pop()
+
+    def _text(self, text: str) -> None:
+        self.open[-1].text += text
+
+    def _entity(self, name: str, *_: Any) -> None:
+        line = self.parser.CurrentLineNumber
+        raise DataError(f"{self.path}: line {line}: declares the entity {name!r}, which no annotation needs; refused")
+
+
+def parse_xml(content: bytes, path: Path) -> Node:
+    """The root element. Raises DataError with file and line for what is no XML, declares entities or nests deeply."""
+    builder = _Builder(path)
+    try:
+        builder.parser.Parse(content, True)
+    except expat.ExpatError as error:
+        raise DataError(
+            f"{path}: line {error.lineno}: not valid XML ({expat.ErrorString(error.code)}, column {error.offset + 1})"
+            f"{'' if content.lstrip().startswith(b'<') else kind_of_bytes(content)}"
+        ) from error
+    except (LookupError, ValueError) as error:  # an encoding that Python does not know, or cannot give to expat
+        raise DataError(f"{path}: line 1: not valid XML ({error}); save it as UTF-8") from error
+    return builder.open[0].children[0]

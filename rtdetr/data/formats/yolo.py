@@ -1,0 +1,357 @@
+"""YOLO folders: a text file for each picture, `class cx cy w h` relative to its size, and a data.yaml that names sets
+and classes. Ids of categories are YOLO's own numbers, from 0."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rtdetr.config_file import ConfigError, parse_yaml
+from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.records import PICTURES, SPLITS, Problems, below, read_lines
+from rtdetr.data.formats.sidecar import read_sidecar
+from rtdetr.data.pictures import MAX_MEGAPIXELS, upright_size
+
+NAME_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
+MOST_CLASSES = 10_000
+# Corners this near to a whole pixel, relative to the side, are that pixel: six digits, which most tools write, are no
+# more exact, and a box of 32 x 32 must not become 31.9997 x 32, which is of another size class in evaluation.
+WHOLE_PIXEL = 1e-6
+
+
+class YoloFolder(NamedTuple):
+    path: Path  # data.yaml, or the folder where there is none
+    root: Path  # pictures are named relative to it
+    names: dict[int, str] | None  # None: not said
+    sets: dict[str, list[Path]]  # train, val, test, or "" for the only one -> folders of pictures, list files
+
+
+class _Line(NamedTuple):
+    label: int
+    sides: tuple[float, float, float, float]  # x and y of two corners, relative
+    is_polygon: bool
+
+
+def find_yolo(path: Path) -> YoloFolder | None:
+    """What a data.yaml, a folder or a list of pictures names; None where that is nothing of YOLO's. Raises DataError
+    for a data.yaml that cannot be used."""
+    if path.is_file():
+        if path.suffix.lower() in (".yaml", ".yml"):
+            return _of_yaml(path, _read_yaml(path))
+        is_list = path.suffix.lower() == ".txt" and any(line.lower().endswith(PICTURES) for line in read_lines(path))
+        return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
+    for file in sorted([*path.glob("*.yaml"), *path.glob("*.yml")], key=lambda each: (each.stem != "data", each)):
+        content = _read_yaml(file)
+        if isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}:
+            return _of_yaml(file, content)
+    sets = _undeclared_sets(path)
+    if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
+        sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
+    return YoloFolder(path, path, _names_near(path), sets) if sets else None
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return parse_yaml("\n".join(read_lines_raw(path)), str(path))
+    except ConfigError as error:
+        raise DataError(str(error).replace("which no config", "which no data.yaml")) from error
+
+
+def read_lines_raw(path: Path) -> list[str]:
+    """As `read_lines`, with the space that YAML needs."""
+    read_lines(path)
+    return path.read_text(encoding="utf-8-sig").split("\n")
+
+
+def _of_yaml(path: Path, content: Any) -> YoloFolder:
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected `key: value` lines, as train, val and names, got {shown(content)}")
+    root = _root(path, content.get("path"))
+    sets = {}
+    for split, keys in SPLITS.items():
+        given = next((content[key] for key in keys if content.get(key)), None)
+        if given is not None:
+            entries = given if isinstance(given, list) else [given]
+            if not all(isinstance(each, str) for each in entries):
+                raise DataError(
+                    f"{path}: `{split}` must be a folder, a list file or a list of them, got {shown(given)}"
+                )
+            sets[split] = [_place(path, root, each, split) for each in entries]
+    if not sets:
+        sets = _undeclared_sets(root)
+    if not sets:
+        raise DataError(f"{path}: names no `train`, `val` or `test`, and there are no images and labels in {root}")
+    return YoloFolder(path, root, _names(path, content), sets)
+
+
+def _root(path: Path, given: Any) -> Path:
+    """The folder that `path:` says, as seen from the file or from here; that of the file where it is gone."""
+    if given is not None and not isinstance(given, str):
+        raise DataError(f"{path}: `path` must be a folder, got {shown(given)}")
+    places = [path.parent / given, Path(given)] if given else []
+    return next((place for place in places if os.path.isdir(place)), path.parent)
+
+
+def _place(path: Path, root: Path, given: str, split: str) -> Path:
+    """A folder or list file, where it is: relative to the root, to data.yaml, or without the ../ that Roboflow writes
+    too many."""
+    places = [root / given, path.parent / given, path.parent / given.removeprefix("../")]
+    for place in places:
+        if os.path.exists(place):
+            return Path(os.path.normpath(place))
+    raise DataError(
+        f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the "
+        "folder that it is relative to"
+    )
+
+
+def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
+    names, count = content.get("names"), content.get("nc")
+    if count is not None and (type(count) is not int or not 0 < count <= MOST_CLASSES):
+        raise DataError(f"{path}: `nc` must be the number of classes, got {shown(count)}")
+    if names is None:
+        return {i: f"class{i}" for i in range(count)} if count else _names_beside(path.parent)
+    pairs = (
+        list(enumerate(names)) if isinstance(names, list) else list(names.items()) if isinstance(names, dict) else []
+    )
+    if not pairs:
+        raise DataError(f"{path}: `names` must be a list of the classes, or a section of `number: name`")
+    found: dict[int, str] = {}
+    for key, name in pairs:
+        number = int(key) if isinstance(key, str) and key.isdecimal() else key
+        if type(number) is not int or not 0 <= number < MOST_CLASSES or number in found:
+            raise DataError(f"{path}: `names`: expected each number from 0 once, got {shown(key)}")
+        if isinstance(name, (bool, float)) or not isinstance(name, (str, int)):
+            raise DataError(f"{path}: `names`: class {number} must be text, in quotes if need be, got {shown(name)}")
+        found[number] = str(name)
+    if count is not None and count != len(found):
+        raise DataError(f"{path}: `nc` is {count}, but `names` has {len(found)}")
+    return dict(sorted(found.items()))
+
+
+def _names_near(folder: Path) -> dict[int, str] | None:
+    """Of one set of several, whose data.yaml lies above it."""
+    for each in list(folder.absolute().parents)[:2]:
+        if (names := _names_beside(folder)) is None and (each / "data.yaml").is_file():
+            content = _read_yaml(each / "data.yaml")
+            names = _names(each / "data.yaml", content) if isinstance(content, dict) else None
+        if names is not None:
+            return names
+    return None
+
+
+def _names_beside(root: Path) -> dict[int, str] | None:
+    """Of a classes.txt, as labelImg writes it."""
+    for name in NAME_FILES:
+        if (root / name).is_file():
+            return dict(enumerate(line for line in read_lines(root / name) if line)) or None
+    return None
+
+
+def _undeclared_sets(root: Path) -> dict[str, list[Path]]:
+    """images/train with labels/train, train/images with train/labels, or one pair of images and labels."""
+    found = {}
+    for split, names in SPLITS.items():
+        pairs = [pair for name in names for pair in ((f"images/{name}", f"labels/{name}"), _inside(name))]
+        there = [root / images for images, labels in pairs if (root / images).is_dir() and (root / labels).is_dir()]
+        if there:
+            found[split] = there[:1]
+    if not found and (root / "images").is_dir() and (root / "labels").is_dir():
+        found[""] = [root / "images"]
+    return found
+
+
+def _inside(name: str) -> tuple[str, str]:
+    return f"{name}/images", f"{name}/labels"
+
+
+def read_yolo(
+    folder: YoloFolder,
+    split: str,
+    problems: Problems,
+    images: Path | None = None,
+    max_megapixels: float = MAX_MEGAPIXELS,
+) -> CocoDocument:
+    """The pictures of a set, in the order of their paths, with ids from 1, in the size and orientation that
+    `upright_size` finds in their headers. Polygons become the boxes around them."""
+    root = images or picture_folder(folder, split)
+    names = folder.names or _numbered(folder, problems)
+    sidecar = read_sidecar(folder.root)
+    kept = {} if sidecar is None else sidecar.images.get(split, {})
+    document = CocoDocument([], [], [{"id": i, "name": name} for i, name in names.items()], 0)
+    pictures = _pictures(folder.sets[split], root, problems)
+    num_labelled = num_polygons = 0
+    for path in pictures:
+        try:
+            size = upright_size(path, max_megapixels)
+        except DataError as error:
+            problems.failed(path, "picture", error)
+            continue
+        image_id = len(document.images) + 1
+        name = _relative(path, root)
+        document.images.append(
+            {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
+        )
+        label_file = label_file_of(path)
+        lines = list(_lines(label_file, names, problems)) if os.path.exists(label_file) else []
+        num_labelled += os.path.exists(label_file)
+        num_polygons += sum(each.is_polygon for each in lines)
+        document.annotations.extend(_annotation(each, image_id, size) for each in lines)
+        entry = kept.get(name)
+        if entry is not None and sidecar is not None:
+            _restore(document, entry, image_id, len(lines), list(names))
+    if pictures and not num_labelled:
+        looked = label_file_of(pictures[0])
+        raise DataError(f"{folder.path}: none of {len(pictures)} pictures has a label file; the first is {looked}")
+    notes = (f"{num_polygons} polygons taken as the boxes around them",) if num_polygons else ()
+    return document._replace(notes=notes)
+
+
+def picture_folder(folder: YoloFolder, split: str) -> Path:
+    """What the pictures of a set are named relative to: the root, or the folder that holds those outside it."""
+    places = [place if place.is_dir() else place.parent for place in folder.sets[split]]
+    if all(place.is_relative_to(folder.root) for place in places):
+        return folder.root
+    return Path(os.path.commonpath([os.path.abspath(place) for place in places]))
+
+
+def _restore(
+    document: CocoDocument, entry: Mapping[str, Any], image_id: int, num_lines: int, labels: list[int]
+) -> None:
+    """Crowds that rtdetr.json keeps of a picture, and exact boxes, those where no line was added or removed since."""
+    if entry.get("boxes") == num_lines:
+        for line, (*box, area) in entry.get("kept", {}).items():
+            if int(line) < num_lines:
+                document.annotations[int(line) - num_lines].update(bbox=box, area=area)
+    for label, *box, area in entry.get("crowds", []):
+        if label < len(labels):
+            crowd = {"image_id": image_id, "category_id": labels[label], "bbox": box, "area": area, "iscrowd": 1}
+            document.annotations.append(crowd)
+
+
+def _relative(path: Path, root: Path) -> str:
+    """Whole where it does not lie below the root."""
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
+
+
+def _pictures(places: Iterable[Path], root: Path, problems: Problems) -> list[Path]:
+    found: dict[Path, None] = {}
+    for place in places:
+        found |= dict.fromkeys(_walk(place) if place.is_dir() else _listed(place, root, problems))
+    if not found:
+        raise DataError(f"{some(map(str, places))}: no pictures there; looked for {', '.join(PICTURES)}")
+    return sorted(found)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    seen = set()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in seen:  # links that go round in a circle
+            folders.clear()
+            continue
+        seen.add(real)
+        yield from (Path(root, name) for name in files if name.lower().endswith(PICTURES) and name[0] != ".")
+
+
+def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
+    """The pictures of a list file, relative to it or to the root. None outside the root is looked at."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line:
+            continue
+        if "\0" in line or not (below(root, line) or below(path.parent, line)):
+            problems.add(
+                path,
+                number,
+                "file",
+                f"{shown(line)} lies outside {root}; set `path` to a folder that holds all pictures",
+            )
+            continue
+        places = [folder / line for folder in (path.parent, root) if below(folder, line)]
+        there = [place for place in places if os.path.isfile(place)]
+        if there:
+            yield Path(os.path.normpath(there[0]))
+        else:
+            problems.add(path, number, "file", f"{places[0]}: no such picture")
+
+
+def label_file_of(picture: Path) -> Path:
+    """images/a/b.jpg -> labels/a/b.txt for the last `images` of the path, else beside the picture."""
+    parts = list(picture.parts)
+    if "images" in parts[:-1]:
+        place = len(parts) - 2 - parts[-2::-1].index("images")
+        label = Path(*parts[:place], "labels", *parts[place + 1 :]).with_suffix(".txt")
+        if os.path.exists(label) or Path(*parts[:place], "labels").is_dir():
+            return label
+    return picture.with_suffix(".txt")
+
+
+def _lines(path: Path, names: Mapping[int, str], problems: Problems) -> Iterator[_Line]:
+    try:
+        lines = read_lines(path)
+    except DataError as error:
+        problems.failed(path, "text", error)
+        return
+    for number, line in enumerate(lines, start=1):
+        if line:
+            parsed = _parse(line, names)
+            if isinstance(parsed, _Line):
+                yield parsed
+            else:
+                problems.add(path, number, *parsed)
+
+
+def _parse(line: str, names: Mapping[int, str]) -> _Line | tuple[str, str]:
+    """The line, or the kind and sentence of what is wrong with it."""
+    try:
+        label, *numbers = map(float, line.split())
+    except ValueError:
+        return "text", f"expected `class cx cy w h` in numbers, got {shown(line)}"
+    is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
+    if len(numbers) != 4 and not is_polygon:
+        return (
+            "numbers",
+            f"expected a class and 4 numbers (or the x and y of a polygon), got {len(numbers) + 1} numbers",
+        )
+    if not all(map(math.isfinite, (label, *numbers))):
+        return "numbers", f"expected finite numbers, got {shown(line)}"
+    if label not in names:
+        return "class", f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
+    if min(numbers) < -WHOLE_PIXEL or max(numbers) > 1 + WHOLE_PIXEL:
+        return "box", f"expected numbers from 0 to 1, relative to the picture, got {shown(line)}"
+    if is_polygon:
+        xs, ys = numbers[0::2], numbers[1::2]
+        return _Line(int(label), (min(xs), min(ys), max(xs), max(ys)), True)
+    x, y, width, height = numbers
+    return _Line(int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2), False)
+
+
+def _annotation(line: _Line, image_id: int, size: tuple[int, int]) -> dict[str, Any]:
+    height, width = size
+    x1, y1, x2, y2 = (_pixel(side, whole) for side, whole in zip(line.sides, (width, height, width, height)))
+    w, h = round(x2 - x1, 9), round(y2 - y1, 9)
+    return {"image_id": image_id, "category_id": line.label, "bbox": [x1, y1, w, h], "area": w * h, "iscrowd": 0}
+
+
+def _pixel(relative: float, whole: int) -> float:
+    exact = relative * whole
+    near = round(exact)
+    return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)
+
+
+def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
+    """class0, class1 ... up to the largest number in the label files of all sets, for folders that name no class."""
+    most = -1
+    for places in folder.sets.values():
+        for picture in _pictures(places, folder.root, Problems(collect=True)):
+            label_file = label_file_of(picture)
+            if os.path.exists(label_file):
+                everything = dict.fromkeys(range(MOST_CLASSES), "")
+                most = max([most, *(each.label for each in _lines(label_file, everything, Problems(collect=True)))])
+    if most < 0:
+        raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
+    return {i: f"class{i}" for i in range(most + 1)}

@@ -1,0 +1,293 @@
+"""The fastest way from pictures to detections: a folded model, on a GPU in 16 bits and replayed as CUDA graphs.
+
+Detector            the plain twin: model and postprocess, call by call
+torch.compile(...)  the same, compiled; what the compiler made lies on disk for the next process
+Graphs              either of them, recorded once per size of a batch and replayed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rtdetr.config import ConfigError
+from rtdetr.data.preprocess import SCALE
+from rtdetr.models.fold import DeployedModel
+from rtdetr.models.postprocess import EndToEnd, detections
+from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.types import Detections
+
+Model = RTDETRv3 | DeployedModel | EndToEnd
+Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B, 2) height and width in pixels
+Auto = bool | Literal["auto"]
+Compile = bool | Literal["max"]
+
+PIXEL = float(SCALE)  # here, because torch.compile does not follow numbers of NumPy
+CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
+MAX_GRAPHS = 8  # sizes of batches that are remembered
+RECORD_AT = 5  # the call of a size that records it, so that a few pictures do not wait for that
+WARM_UP = 3  # calls before a graph is recorded
+
+logger = logging.getLogger("rtdetr")
+
+
+class Plan(NamedTuple):
+    """How a model runs.
+
+    fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
+    on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
+    by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
+    `fold.deploy`. resize: where pictures get the network's size, on the host or on the device.
+    """
+
+    fold: bool = True
+    half: Auto = "auto"
+    graphs: Auto = "auto"
+    compile: Compile = False
+    fuse_relu: bool = False
+    resize: Literal["host", "device"] = "host"
+
+    def on(self, device: torch.device) -> Plan:
+        """The plan for a device, without "auto" for half. Raises ConfigError when it cannot be had there."""
+        cuda = device.type == "cuda"
+        for name, asked in (
+            ("half", self.half is True),
+            ("graphs", self.graphs is True),
+            ("fuse_relu", self.fuse_relu),
+        ):
+            if asked and not cuda:
+                raise ConfigError(f"{name}: expected {'False' if name == 'fuse_relu' else 'auto or False'} on {device}")
+        if not self.fold and (self.half is True or self.fuse_relu):
+            raise ConfigError("fold: expected True with half or fuse_relu, got False")
+        if self.resize not in ("host", "device"):
+            raise ConfigError(f"resize: expected host or device, got {self.resize!r}")
+        half = self.fold and (cuda if self.half == "auto" else self.half)
+        return self._replace(half=half, graphs=self.graphs if cuda else False)
+
+
+class Detector(EndToEnd):
+    """Detections of pictures (B, 3, H, W): uint8, or floats in [0, 1]. Boxes are not clipped."""
+
+    def __init__(self, model: Model, max_detections: int) -> None:
+        super().__init__()
+        self.model, self.max_detections = model, max_detections
+        self.dtype = model.dtype if isinstance(model, DeployedModel) else torch.float32
+
+    def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+        scaled = images.to(self.dtype)
+        if images.dtype == torch.uint8:  # as preprocess.to_tensor: the product is rounded once
+            scaled = scaled * PIXEL
+        return detections(self.model, scaled, sizes, self.max_detections)
+
+
+def build_detector(model: RTDETRv3 | EndToEnd, device: torch.device, max_detections: int, plan: Plan) -> Running:
+    """The model that runs and the call that runs it, both on the device; plan: as `Plan.on` returns it.
+
+    What detects by itself, an exported file, say, runs as it is.
+    """
+    if isinstance(model, EndToEnd):
+        plan = Plan(fold=False, half=False, graphs=False)
+    dtype = torch.float16 if plan.half else torch.float32
+    running: Model = model.eval()
+    if plan.fold and isinstance(model, RTDETRv3):
+        running = model.deploy(dtype, remember_sizes=True, fuse_relu=plan.fuse_relu)
+    running = running.to(device)
+    detect: Detect = (detector := Detector(running, max_detections))
+    if plan.compile:
+        detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
+    if plan.half:
+        detect = InTensorFloat32(detect)
+    if plan.graphs:
+        detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
+    return Running(running, detect)
+
+
+class Running(NamedTuple):
+    """A model on its device, and the call that runs it the fast way."""
+
+    model: Model
+    detect: Detect
+
+
+class AsModule(EndToEnd):
+    """`detect` for those who expect a module."""
+
+    def __init__(self, detect: Detect) -> None:
+        super().__init__()
+        self.detect = detect
+
+    def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+        return self.detect(images, sizes)
+
+
+class Compiled:
+    """A Detector through torch.compile, once for each size; what that makes lies on disk for the next process.
+
+    The first call of a size runs plainly before: there the model remembers what it computes once, and is not compiled
+    again when it has.
+    """
+
+    def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
+        self.detector = detector
+        self.compiled = torch.compile(detector, dynamic=False, mode=mode, backend=backend)
+        self.seen: set[torch.Size] = set()
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+        if images.shape not in self.seen:
+            self.seen.add(images.shape)
+            self.detector(images, sizes)
+        found: Detections = self.compiled(images, sizes)
+        return found
+
+
+class InTensorFloat32:
+    """`detect` with TF32 in its float32 matrix products: heads that read 16-bit features lose nothing by it."""
+
+    def __init__(self, detect: Detect) -> None:
+        self.detect = detect
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            return self.detect(images, sizes)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+class Size(NamedTuple):
+    """What a graph is recorded for."""
+
+    batch: int
+    height: int
+    width: int
+    dtype: torch.dtype  # of the pictures as they are kept: uint8, or the model's
+
+
+class CannotRecord(RuntimeError):
+    """Why a CUDA graph cannot be had."""
+
+
+class Recordings:
+    """Which recording takes a batch: one is made when a size has come often enough to be worth a second or two, or at
+    once, unless one for more pictures of that size is there to take them. The sizes seen last are remembered."""
+
+    def __init__(self, record: Callable[[Size], Recording], at_once: bool) -> None:
+        self.record, self.at_once = record, at_once
+        self.known: OrderedDict[Size, Recording | int] = OrderedDict()  # or how often it came; the last one at the end
+
+    def find(self, size: Size) -> Recording | None:
+        """None where it is too early. Raises CannotRecord."""
+        known = self.known.setdefault(size, 0)
+        self.known.move_to_end(size)
+        if not isinstance(known, int):
+            return known
+        while len(self.known) > MAX_GRAPHS:
+            self.known.popitem(last=False)
+        self.known[size] = known + 1
+        larger = [each for each in self.known.values() if not isinstance(each, int) and each.takes(size)]
+        if known + 1 < RECORD_AT and not (self.at_once and not larger):
+            return min(larger, key=lambda each: each.size.batch, default=None)
+        made = self.known[size] = self.record(size)
+        return made
+
+
+class Graphs:
+    """`detect` on a GPU, replayed as CUDA graphs; safe among threads.
+
+    Where recording fails, one sentence is logged and all goes on plainly; with `at_once` the error is raised.
+    """
+
+    def __init__(self, detect: Detect, device: torch.device, dtype: torch.dtype, at_once: bool) -> None:
+        self.detect, self.device, self.dtype = detect, device, dtype
+        # one memory for all, as only one runs at a time; it is kept by stream
+        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+        self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), at_once)
+        self.possible = True
+        self.done = torch.cuda.Event()  # of the last replay
+        self.lock = threading.Lock()
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+        batch, _, height, width = images.shape
+        size = Size(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
+        with self.lock, torch.cuda.device(self.device):
+            recording = self._recording(size) if self.possible else None
+            if recording is None:  # as a recording keeps them, so that the compiler sees one kind of tensor
+                kept = images.to(size.dtype).contiguous(memory_format=torch.channels_last)
+                return self.detect(kept, sizes)
+            self.done.wait()  # by a thread on another stream
+            found = recording.replay(images, sizes)
+            self.done.record()
+            return found
+
+    def _recording(self, size: Size) -> Recording | None:
+        try:
+            return self.recordings.find(size)
+        except CannotRecord as error:
+            if self.recordings.at_once:
+                raise
+            self.possible = False
+            logger.warning("detection runs without CUDA graphs, more slowly: %s", error)
+            return None
+
+
+class Recording:
+    """A CUDA graph, and the tensors that it reads and writes."""
+
+    def __init__(self, detect: Detect, size: Size, stream: torch.cuda.Stream, pool: Any) -> None:
+        """Raises CannotRecord; errors of the model itself, which warm-up finds, are raised as they are."""
+        self.size = size
+        shape = (size.batch, 3, size.height, size.width)
+        images = torch.zeros(shape, dtype=size.dtype, device=stream.device)
+        self.images = images.contiguous(memory_format=torch.channels_last)
+        self.sizes = torch.ones(size.batch, 2, device=stream.device)
+        self.graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        # The outer context puts the stream back where the inner one, after a failure, does not.
+        with _fastest_convolutions(), torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                detect(self.images, self.sizes)
+            try:
+                # other threads may pin memory or wait for events meanwhile
+                with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                    self.found = detect(self.images, self.sizes)
+            except RuntimeError as error:
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                raise CannotRecord(
+                    f"recording {size.batch} x {size.height} x {size.width} failed ({reason})"
+                ) from error
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def takes(self, size: Size) -> bool:
+        """Whether so many pictures go through it, the rest of its batch idle."""
+        return size.batch <= self.size.batch and size[1:] == self.size[1:]
+
+    def replay(self, images: Tensor, sizes: Tensor) -> Detections:
+        number = len(images)
+        fewer = number < self.size.batch
+        (self.images[:number] if fewer else self.images).copy_(images, non_blocking=True)
+        (self.sizes[:number] if fewer else self.sizes).copy_(sizes, non_blocking=True)
+        self.graph.replay()
+        # copies, because the next call writes there
+        return Detections(*(each[:number].clone() for each in self.found))
+
+
+@contextlib.contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """cuDNN tries its kernels and remembers the fastest for each size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -1,0 +1,62 @@
+"""Small objects in large pictures: the picture is detected whole and in overlapping tiles, and the boxes are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import torch
+from PIL import Image
+from torchvision.ops import batched_nms
+
+from rtdetr.data.classes import DataError
+from rtdetr.inference.draw import Detection
+
+OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
+SAME_OBJECT = 0.5  # IoU from which two boxes of a class count as one
+
+Predict = Callable[[list[Image.Image]], list[list[Detection]]]
+
+
+def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
+    """(h, w) in pixels, of a number or a pair. Raises DataError."""
+    sides = [slices, slices] if isinstance(slices, int) else [*slices]
+    if len(sides) != 2 or not all(type(side) is int and side >= 16 for side in sides):
+        raise DataError(f"slices: expected the side of a tile, or (height, width), from 16 pixels, got {slices!r}")
+    return sides[0], sides[1]
+
+
+def tiles(size: tuple[int, int], tile: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """Areas xyxy in pixels that cover a picture of (width, height), each as large as the tile (h, w) or the picture."""
+    columns, rows = _starts(size[0], tile[1]), _starts(size[1], tile[0])
+    return [(x, y, min(x + tile[1], size[0]), min(y + tile[0], size[1])) for y, x in product(rows, columns)]
+
+
+def _starts(length: int, side: int) -> list[int]:
+    step = max(1, round(side * (1 - OVERLAP)))
+    last = max(0, length - side)
+    return [*range(0, last, step), last]
+
+
+def predict_sliced(predict: Predict, picture: Image.Image, tile: tuple[int, int], batch_size: int) -> list[Detection]:
+    """Detections of a picture, best first. predict: of a batch of pictures; tile: (h, w) in pixels."""
+    areas = tiles(picture.size, tile)
+    if len(areas) > 1:
+        areas.append((0, 0, *picture.size))  # what is larger than a tile
+    found: list[Detection] = []
+    for start in range(0, len(areas), batch_size):
+        part = areas[start : start + batch_size]
+        for (x, y, _, _), detections in zip(part, predict([picture.crop(area) for area in part])):
+            moved = [(each.box[0] + x, each.box[1] + y, each.box[2] + x, each.box[3] + y) for each in detections]
+            found += [each._replace(box=box) for each, box in zip(detections, moved)]
+    return merge(found)
+
+
+def merge(detections: list[Detection]) -> list[Detection]:
+    """The detections without those that overlap a better one of their class, best first."""
+    if not detections:
+        return []
+    boxes = torch.tensor([each.box for each in detections])
+    scores = torch.tensor([each.score for each in detections])
+    kept = batched_nms(boxes, scores, torch.tensor([each.category_id for each in detections]), SAME_OBJECT)
+    return [detections[index] for index in kept.tolist()]

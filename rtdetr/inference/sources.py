@@ -1,0 +1,177 @@
+"""Whatever a person may mean by "this": paths, addresses, pictures, arrays, tensors and streams become RGB pictures."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.pictures import MAX_MEGAPIXELS, UNREADABLE, read_picture
+from rtdetr.data.preprocess import as_rgb_array
+from rtdetr.inference import video
+from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of, refuse_private
+from rtdetr.inference.files import find_pictures
+
+EXPECTED = (
+    "expected a path, URL, PIL picture, uint8 array (H, W, 3), tensor (3, H, W), a list or generator of those, a "
+    "folder, glob, video, stream, or the number of a camera"
+)
+STREAMS = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp")
+PLAYLISTS = (".m3u8", ".mpd")
+
+
+class Item(NamedTuple):
+    """One picture of a source, or the sentence why there is none."""
+
+    name: str  # file or URL, or what it was and its number: "array", "frame 12"
+    picture: Image.Image | None
+    error: str = ""
+    file: Path | None = None  # where the picture can be read again
+
+
+class Source(NamedTuple):
+    """one: a single picture; list: a known number; stream: as they come; live: the next one is not there yet."""
+
+    kind: Literal["one", "list", "stream", "live"]
+    items: Iterator[Item]
+    files: tuple[Path, ...] = ()  # where the items of a list are that and nothing else: they can be read ahead
+    tolerant: bool = False  # a file that is no picture costs itself alone
+
+
+class Opener(NamedTuple):
+    """How sources are opened. max_megapixels: larger pictures are refused; allow_private: addresses of private networks
+    may be asked."""
+
+    max_megapixels: float = MAX_MEGAPIXELS
+    allow_private: bool = False
+
+    def open(self, source: Any) -> Source:
+        """Raises DataError or MissingPackage for a source that cannot be opened; for a picture that cannot be read,
+        when it is its turn. A picture found in a folder or by a glob costs itself alone."""
+        if isinstance(source, (str, os.PathLike)):
+            return self._named(os.fspath(source))
+        if isinstance(source, int) and not isinstance(source, bool):
+            return Source("live", _numbered("frame", video.camera_frames(source)))
+        if isinstance(source, Tensor) and source.ndim == 4:
+            source = list(source)
+        if isinstance(source, (list, tuple)):
+            if not source:
+                raise DataError(f"source: the list is empty; {EXPECTED}")
+            paths = [Path(each) for each in source if isinstance(each, (str, os.PathLike)) and "://" not in str(each)]
+            files = tuple(paths) if len(paths) == len(source) else ()
+            return Source("list", map(self._picture, source), files)
+        if isinstance(source, Iterable) and not isinstance(source, (np.ndarray, Tensor, Image.Image, dict, bytes)):
+            return Source("stream", map(self._picture, source))
+        return Source("one", iter([self._picture(source)]))
+
+    def _named(self, name: str) -> Source:
+        if "\0" in name or not name:
+            raise DataError(f"source: {name!r} names nothing; {EXPECTED}")
+        if "://" in name:
+            return self._at_address(name)
+        path = Path(name)
+        if path.is_file() and path.suffix.lower() in video.ENDINGS:
+            return Source("stream", _numbered("frame", video.video_frames(name)))
+        if path.is_file():
+            return Source("one", iter([self._picture(name)]))
+        files = tuple(find_pictures([name]).pictures)
+        return Source("list", map(self._found, files), files, tolerant=True)
+
+    def _at_address(self, url: str) -> Source:
+        scheme = url.partition("://")[0].lower()
+        if scheme not in ("http", "https", *STREAMS):
+            raise DataError(f"{url}: expected http, https or a stream ({', '.join(STREAMS)}), got {scheme}")
+        host_of(url)
+        ending = Path(urlsplit(url).path).suffix.lower()
+        if scheme in STREAMS or ending in PLAYLISTS:
+            if not self.allow_private:
+                refuse_private(url)
+                if ending in PLAYLISTS:
+                    raise DataError(
+                        f"{url}: a playlist may lead to any other address; allow_private=True opens one that you trust"
+                    )
+            return Source("live", _numbered("frame", video.video_frames(url)))
+        if ending in video.ENDINGS:
+            return Source("stream", self._fetched_video(url, ending))
+        return Source("one", iter([self._picture(url)]))
+
+    def _picture(self, source: Any) -> Item:
+        """A single picture. Raises DataError."""
+        if isinstance(source, (str, os.PathLike)):
+            name = os.fspath(source)
+            if "://" in name:
+                return Item(name, self._fetched_picture(name))
+            return Item(name, read_picture(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
+        kinds: dict[type, tuple[str, Callable[[Any], np.ndarray[Any, Any]]]] = {
+            Image.Image: ("picture", _pixels_of_pil),
+            np.ndarray: ("array", as_rgb_array),
+            Tensor: ("tensor", _pixels_of_tensor),
+        }
+        for kind, (name, pixels_of) in kinds.items():
+            if isinstance(source, kind):
+                try:
+                    return Item(getattr(source, "filename", "") or name, Image.fromarray(pixels_of(source)))
+                except ValueError as error:
+                    raise DataError(str(error)) from error
+        raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
+
+    def _found(self, file: Path) -> Item:
+        try:
+            return self._picture(file)
+        except DataError as error:
+            return Item(str(file), None, str(error), file)
+
+    def _fetched_picture(self, url: str) -> Image.Image:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "picture"
+            fetch(url, file, PICTURE, self.allow_private)
+            try:
+                return read_picture(file, max_megapixels=self.max_megapixels)
+            except DataError as error:
+                raise DataError(str(error).replace(str(file), url)) from error
+
+    def _fetched_video(self, url: str, ending: str) -> Iterator[Item]:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / f"video{ending}"
+            fetch(url, file, VIDEO, self.allow_private)
+            try:
+                yield from _numbered("frame", video.video_frames(str(file)))
+            except DataError as error:
+                raise DataError(str(error).replace(str(file), url)) from error
+
+
+def _numbered(what: str, pictures: Iterator[Image.Image]) -> Iterator[Item]:
+    return (Item(f"{what} {number}", picture) for number, picture in enumerate(pictures))
+
+
+def _pixels_of_pil(picture: Image.Image) -> np.ndarray[Any, Any]:
+    try:
+        pixels = as_rgb_array(picture)
+    except UNREADABLE as error:  # a file that PIL has opened and not yet decoded
+        raise DataError(f"source: the PIL picture cannot be decoded ({error})") from error
+    if 0 in pixels.shape:
+        raise DataError(f"source: the PIL picture has no pixels, its size is {picture.size}")
+    return pixels
+
+
+def _pixels_of_tensor(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """RGB pixels (H, W, 3) uint8 of a tensor (3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits."""
+    if tensor.ndim != 3 or tensor.shape[0] != 3 or 0 in tensor.shape:
+        raise DataError(f"tensor: expected RGB of shape (3, H, W), or (B, 3, H, W), got {tuple(tensor.shape)}")
+    if tensor.is_floating_point():
+        low, high = (bound.item() for bound in torch.aminmax(tensor.detach().float()))
+        if not 0 <= low <= high <= 1:  # not a number, too
+            raise DataError(f"tensor: expected floats from 0 to 1, not yet normalised, got {low:.3g} to {high:.3g}")
+        tensor = (tensor.detach().float() * 255).round().to(torch.uint8)
+    if tensor.dtype != torch.uint8:
+        raise DataError(f"tensor: expected uint8, or floats from 0 to 1, got {tensor.dtype}")
+    return tensor.permute(1, 2, 0).contiguous().cpu().numpy()

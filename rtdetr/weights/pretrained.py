@@ -1,0 +1,124 @@
+"""A model as people share it: one model.safetensors, and a config.json that says everything else about it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rtdetr import __version__
+from rtdetr.extras import optional
+from rtdetr.weights.checkpoint import DAMAGE, FORMAT, CheckpointError, checked, why_no_weight_file
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MAX_CONFIG_BYTES = 10_000_000  # of a config.json; 1203 classes of LVIS have 100,000
+
+
+def is_pretrained(path: str | Path) -> bool:
+    """Whether a path is that of a folder with a config.json, or of a safetensors file."""
+    path = Path(path)
+    return path.suffix == ".safetensors" or (path / CONFIG).is_file()
+
+
+def weight_file(path: Path) -> Path:
+    """The file that holds the weights, of a path to it or to its folder."""
+    return path / WEIGHTS if path.is_dir() else path
+
+
+def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) -> None:
+    """Writes a checkpoint's content as model.safetensors and config.json. The averaged weights are kept where there are
+    any, the training state is not. Files of a model that is there already are replaced, those of anything else are
+    refused with a CheckpointError."""
+    safetensors = optional("safetensors.torch", "hub", "save_pretrained()")
+    _check_target(folder)
+    weights = content["ema"] or content["model"]
+    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
+    names = content["classes"]["names"]
+    about = {
+        "format": FORMAT,
+        "version": content["version"],
+        "model_type": "rtdetrv3",
+        "rtdetr_version": __version__,
+        "licence": licence,
+        "source": content["source"],
+        "classes": content["classes"],
+        "id2label": {str(index): name for index, name in enumerate(names)},  # by the network's index, as others have it
+        "preprocess": content["preprocess"],
+        "config": _without_paths(content["config"]),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(about, indent=1, ensure_ascii=False)
+        _write_whole(folder / WEIGHTS, safetensors.save(plain, metadata={"format": "pt"}))
+        _write_whole(folder / CONFIG, text.encode("utf-8", "surrogatepass"))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+
+
+def read_pretrained(path: str | Path) -> dict[str, Any]:
+    """The content of a checkpoint, from a folder or the safetensors file in it, on the CPU. Raises CheckpointError and,
+    where safetensors is not installed, MissingPackage."""
+    file = weight_file(Path(path))
+    if reason := why_no_weight_file(file):
+        raise CheckpointError(f"{file}: {reason}")
+    about = _read_config(file.with_name(CONFIG))
+    safetensors = optional("safetensors", "hub", f"{file}: reading safetensors")
+    load = optional("safetensors.torch", "hub", f"{file}: reading safetensors").load_file
+    try:
+        weights = load(file, device="cpu")
+    except (safetensors.SafetensorError, OSError, *DAMAGE) as error:
+        raise CheckpointError(f"{file}: damaged, or no safetensors file; copy or download it again") from error
+    parts = {key: about.get(key) for key in ("version", "config", "classes", "preprocess", "source")}
+    if about.get("licence"):
+        parts["source"] = {**(parts["source"] or {}), "licence": about["licence"]}
+    return checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
+
+
+def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """The config for other people, whom the folders of this machine do not serve nor concern."""
+    shared = copy.deepcopy(config)
+    for split in ("train", "val"):
+        shared["data"][split] |= {"images": "", "annotations": ""}
+    shared["model"]["backbone"]["weights"] = ""
+    return shared
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as opened:
+            text = opened.read(MAX_CONFIG_BYTES + 1)
+        about = json.loads(text) if len(text) <= MAX_CONFIG_BYTES else None
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{file}: not there; weights in safetensors need the {CONFIG} that save_pretrained() writes beside them"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error}); copy or download it again") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise CheckpointError(f"{file}: not the {CONFIG} of a model of this project; was it written by another one?")
+    if not isinstance(about.get("source") or {}, dict):
+        raise CheckpointError(f"{file}: `source` must be a mapping; copy or download it again")
+    return about
+
+
+def _check_target(folder: Path) -> None:
+    """What is in the way must be a model of ours."""
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder}: is a file, expected a folder to write to")
+    if (folder / CONFIG).exists():
+        _read_config(folder / CONFIG)
+    elif (folder / WEIGHTS).exists():
+        raise CheckpointError(
+            f"{folder / WEIGHTS}: is there already, without a {CONFIG} of ours; choose another folder"
+        )
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)

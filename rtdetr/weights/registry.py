@@ -1,0 +1,153 @@
+"""The official weights: where they are, what their files must be, and what becomes of them here.
+
+A file is downloaded once, goes on where it stopped, is verified and converted; see `rtdetr convert` for the last step.
+The authors publish no hashes. Those of R18, R34 and R50 are the ones that the detrs project noted in July 2026, which
+measured 48.05 AP on COCO with that R18 file; nobody here has seen the files.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import NamedTuple
+
+from rtdetr import __version__
+from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion, sha256_of
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 30.0  # seconds without a byte after which a server counts as gone
+DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
+
+
+class OfficialFile(NamedTuple):
+    url: str
+    num_bytes: int | None = None  # None: not known, any size is taken
+    sha256: str | None = None  # None: not known; that of the first download is printed and kept
+    licence: str = OFFICIAL_LICENCE
+
+
+# By the name of the config. The links are those of the README of the official repository (clxia12/RT-DETRv3, March
+# 2025). It offers no weights of R101 and of LVIS.
+OFFICIAL = {
+    "rtdetrv3_r18vd_6x_coco": OfficialFile(
+        DRIVE + "1zIDOjn1qDccC3TBsDlGQHOjVrehd26bk",
+        91_945_530,
+        "f32dbd008bd7e5311c877d522f6d8c9e349795978c889f53823588b5e5d74a5f",
+    ),
+    "rtdetrv3_r34vd_6x_coco": OfficialFile(
+        DRIVE + "12-wqAF8i67eqbocaWPK33d4tFkN2wGi2",
+        137_016_081,
+        "29b09c64d6c372cde46d94caee1b57a23cee0aae24bd7bd3e2937cf57e581a68",
+    ),
+    "rtdetrv3_r50vd_6x_coco": OfficialFile(
+        DRIVE + "1wfJE-QgdgqKE0IkiTuoD5HEbZwwZg3sQ",
+        182_331_170,
+        "e8b1d5db3208ce0f9edba5a914f23c918141b608ab4cd409db9d9204f7ed4b08",
+    ),
+}
+
+
+def weights_folder() -> Path:
+    """Where official weights are kept: RTDETR_WEIGHTS, else ~/.cache/rtdetr/weights (or below XDG_CACHE_HOME)."""
+    if chosen := os.environ.get("RTDETR_WEIGHTS"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rtdetr" / "weights"
+
+
+def official_checkpoint(name: str) -> Path:
+    """The checkpoint of an official model, downloaded, verified and converted where it is not there yet.
+
+    Raises CheckpointError, which says how to go on without a network.
+    """
+    folder = weights_folder()
+    checkpoint, file = folder / f"{name}.pth", folder / f"{name}.pdparams"
+    if checkpoint.is_file():
+        return checkpoint
+    official = OFFICIAL[name]
+    if not file.is_file():
+        logger.info("%s: downloading the official weights (%s) to %s", name, official.licence, file)
+        download(official, file)
+    verify(official, file)
+    save_conversion(convert(file), file, checkpoint, official.licence)
+    return checkpoint
+
+
+def download(official: OfficialFile, file: Path) -> None:
+    """Writes the file, verified, or leaves what has come of it as FILE.part and goes on there the next time.
+
+    Raises CheckpointError.
+    """
+    part = file.with_name(f"{file.name}.part")
+    by_hand = (
+        f"; without a network, bring the file to {file} and try again, or convert it where it is: "
+        f"rtdetr convert {file.name} -o {file.stem}.pth"
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _receive(official, part)
+    except urllib.error.HTTPError as error:
+        raise CheckpointError(f"{official.url}: the server answers {error.code} ({error.reason}){by_hand}") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise CheckpointError(f"{official.url}: cannot be downloaded ({reason}){by_hand}") from error
+    try:
+        verify(official, part)
+    except CheckpointError:
+        part.unlink()
+        raise
+    os.replace(part, file)
+
+
+def verify(official: OfficialFile, file: Path) -> None:
+    """Raises CheckpointError unless a file is the official one. Where nobody knows its hash, that of the first file is
+    printed and kept beside it as FILE.sha256."""
+    found, size = sha256_of(file), file.stat().st_size
+    noted = file.with_name(f"{file.name.removesuffix('.part')}.sha256")
+    expected = official.sha256 or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else None)
+    if expected is None:
+        logger.warning("%s: nobody has published the hash of this file; trusting this one, sha256 %s", file, found)
+        noted.write_text(f"{found}\n", encoding="utf-8")
+    elif found != expected:
+        raise CheckpointError(
+            f"{file}: not the official file: sha256 {found} ({size:,} bytes), expected {expected}; download it again, "
+            f"or convert it yourself if you trust it: rtdetr convert {file.name} -o {file.stem}.pth"
+        )
+
+
+def _receive(official: OfficialFile, part: Path) -> None:
+    """Appends to `part` what is still missing. Raises OSError, HTTPException or CheckpointError."""
+    have = part.stat().st_size if part.is_file() else 0
+    if have and have == official.num_bytes:
+        return
+    headers = {"User-Agent": f"rtdetr/{__version__}"} | ({"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(official.url, headers=headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=SILENCE)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and have:  # nothing is missing, or the part is of another file: the hash will tell
+            return
+        raise
+    with response:
+        if response.headers.get_content_type() == "text/html":
+            raise CheckpointError(
+                f"{official.url}: the server sends a web page instead of the file (asked too often?); open it in a "
+                f"browser and save the file as {part.with_suffix('')}"
+            )
+        resumed = response.status == 206
+        total = (have if resumed else 0) + (response.length or 0)
+        if official.num_bytes and response.length and total != official.num_bytes:
+            raise CheckpointError(
+                f"{official.url}: the server has {total:,} bytes, the official file {official.num_bytes:,}; "
+                "it has been replaced"
+            )
+        with open(part, "ab" if resumed else "wb") as file:
+            while chunk := response.read1(1 << 20):
+                file.write(chunk)
+        if response.length:
+            raise OSError(f"the connection ended {response.length:,} bytes too early; try again, it goes on from there")

@@ -1,0 +1,319 @@
+"""Every kind of source that `predict` takes, and each wrong one in one sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from api_cases import PIXELS, Web, write_checkpoint, write_pictures
+from PIL import Image
+
+from rtdetr import RTDETRv3
+from rtdetr.data.classes import DataError
+from rtdetr.inference import fetch, slicing, video
+from rtdetr.inference.draw import Detection
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> RTDETRv3:
+    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pictures(tmp_path_factory.mktemp("pictures"))
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    server = Web()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def test_one_picture_in_any_form_gives_the_same(model: RTDETRv3, picture: Path, web: Web) -> None:
+    expected = model.predict(PIXELS, threshold=0).boxes
+    tensor = torch.from_numpy(PIXELS).permute(2, 0, 1)
+    web.files["/a.png"] = ("image/png", picture.read_bytes())
+    for source in (picture, str(picture), Image.open(picture), tensor, tensor / 255):
+        np.testing.assert_array_equal(model.predict(source, threshold=0).boxes, expected)
+    found = model.predict(f"{web.url}/a.png", threshold=0, allow_private=True)
+    np.testing.assert_array_equal(found.boxes, expected)
+    assert found.source == f"{web.url}/a.png"
+
+
+def test_several_pictures_give_a_list(model: RTDETRv3, picture: Path) -> None:
+    batch = torch.from_numpy(PIXELS).permute(2, 0, 1).expand(3, -1, -1, -1)
+    sources: list[tuple[Any, int]] = [
+        ([picture, PIXELS, Image.fromarray(PIXELS)], 3),
+        (batch, 3),
+        (picture.parent, 2),
+        (str(picture.parent / "*.png"), 2),
+    ]
+    expected = model.predict(PIXELS, threshold=0).boxes
+    for source, number in [*sources, ([picture, str(picture)], 2)]:
+        for options in ({}, {"slices": 200}):
+            results = model.predict(source, threshold=0, batch_size=2, **options)
+            assert isinstance(results, list) and len(results) == number
+            if not options:
+                np.testing.assert_allclose(results[-1].boxes, expected, atol=1e-3)
+
+
+def test_a_generator_gives_an_iterator_that_asks_for_a_batch_at_a_time(model: RTDETRv3) -> None:
+    asked = []
+
+    def frames() -> Iterator[np.ndarray[Any, Any]]:
+        for number in range(5):
+            asked.append(number)
+            yield PIXELS
+
+    results = model.predict(frames(), batch_size=2)
+    assert asked == []
+    next(results)
+    assert asked == [0, 1]
+    assert len(list(results)) == 4
+
+
+def test_a_broken_picture_of_a_folder_costs_itself_alone(model: RTDETRv3, picture: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    (tmp_path / "good.png").write_bytes(picture.read_bytes())
+    for options in ({}, {"slices": 200}):
+        broken, good = model.predict(tmp_path, **options)
+        assert "cannot be read as a picture" in broken.error and len(broken) == 0 and not good.error
+        assert json.loads(broken.to_json())["error"] == broken.error and broken._repr_png_() is None
+
+
+WRONG: list[tuple[Any, str]] = [
+    ("text.txt", "cannot be read as a picture"),
+    ("missing.jpg", "no picture found"),
+    ("", "names nothing"),
+    ([], "the list is empty"),
+    (["missing.jpg"], "missing.jpg: cannot be read as a picture"),
+    ([3], "got int"),
+    ({"a": 1}, "got dict"),
+    (b"bytes", "got bytes"),
+    (None, "got NoneType"),
+    (True, "got bool"),
+    (4711, "camera 4711: cannot be opened"),
+    (np.zeros((8, 8), np.uint8), r"expected a uint8 RGB array \(H, W, 3\)"),
+    (np.zeros((8, 8, 3)), "got dtype float64"),
+    (np.zeros((0, 8, 3), np.uint8), "got dtype uint8 and shape"),
+    (torch.zeros(8, 8, 3), r"expected RGB of shape \(3, H, W\)"),
+    (torch.full((3, 8, 8), 2.0), "expected floats from 0 to 1"),
+    (torch.full((3, 8, 8), torch.nan), "expected floats from 0 to 1"),
+    (torch.zeros(3, 8, 8, dtype=torch.int64), "expected uint8"),
+    ("ftp://example.org/a.jpg", "expected http, https or a stream"),
+    ("file:///etc/passwd", "expected http, https or a stream"),
+    ("http://", "names no machine"),
+    ("http://[::1/a.jpg", "not an address"),
+]
+
+
+@pytest.mark.parametrize(("source", "sentence"), WRONG, ids=lambda value: str(value)[:30])
+def test_a_wrong_source_is_one_sentence(
+    model: RTDETRv3, source: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("words")
+    with pytest.raises(DataError, match=sentence) as raised:
+        model.predict(source)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"threshold": 2}, "threshold: expected a number from 0 to 1, got 2"),
+        ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
+        ({"slices": 3}, "slices: expected the side of a tile"),
+        ({"size": 100}, "data.image_size"),
+        ({"size": (64, 64, 3)}, "data.image_size"),
+    ],
+)
+def test_a_wrong_option_is_one_sentence(model: RTDETRv3, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        model.predict(PIXELS, **options)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/missing.png", r"the server answers 404 \(Not Found\)"),
+        ("/page", "the server sends text/html, a web page, expected a picture"),
+        ("/huge", "3,000,000,000 bytes, more than the 100,000,000"),
+        ("/endless", "more than the 50,000"),
+        ("/slow", "not here after 0.3 s"),
+        ("/cut", "ended 990 bytes too early"),
+        ("/redirect", "the server answers 302"),
+        ("/text.png", "/text.png: cannot be read as a picture"),
+    ],
+)
+def test_a_wrong_address_is_one_sentence(
+    model: RTDETRv3, web: Web, path: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if path in ("/endless", "/slow"):
+        from rtdetr.inference import sources
+
+        monkeypatch.setattr(sources, "PICTURE", fetch.PICTURE._replace(max_bytes=50_000, seconds=0.3))
+    web.files["/page"] = ("text/html", b"<html>")
+    web.files["/text.png"] = ("image/png", b"words")
+    with pytest.raises(DataError, match=sentence) as raised:
+        model.predict(f"{web.url}{path}", allow_private=True)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_machine_that_does_not_answer_is_one_sentence(model: RTDETRv3, web: Web) -> None:
+    with pytest.raises(DataError, match="cannot be fetched"):
+        model.predict("http://127.0.0.1:9/a.png", allow_private=True)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "10.1.2.3", "169.254.169.254", "[::1]", "[::ffff:7f00:1]"])
+def test_private_addresses_are_refused(model: RTDETRv3, web: Web, host: str) -> None:
+    web.asked.clear()
+    for scheme in ("http", "rtsp"):
+        with pytest.raises(DataError, match="on this machine or in a private network"):
+            model.predict(f"{scheme}://{host}:{web.server.server_port}/a.png")
+    assert web.asked == []
+
+
+def test_public_addresses_are_not_refused() -> None:
+    for address in ("8.8.8.8", "::ffff:8.8.8.8", "2606:4700::1111"):
+        fetch._refuse_address(address, "host")
+
+
+def test_a_proxy_of_the_user_may_be_private(model: RTDETRv3, web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked for machines whose names nobody here knows."""
+    monkeypatch.setenv("http_proxy", web.url)
+    monkeypatch.setenv("no_proxy", "")
+    web.asked.clear()
+    with pytest.raises(DataError, match=r"http://far\.invalid/a\.png: the server answers 404"):
+        model.predict("http://far.invalid/a.png")
+    assert web.asked == ["http://far.invalid/a.png"]
+    with pytest.raises(DataError, match="in a private network"):
+        model.predict("http://10.0.0.1/a.png")
+
+
+def test_a_name_that_leads_elsewhere_the_second_time_is_refused(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was looked up and found public may be private when it is asked for."""
+    monkeypatch.setattr(fetch, "refuse_private", lambda url: None)
+    web.asked.clear()
+    with pytest.raises(DataError, match="on this machine or in a private network"):
+        fetch.fetch(f"{web.url}/a.png", Path("/dev/null"), fetch.PICTURE)
+    assert web.asked == []
+
+
+def test_a_redirect_to_a_private_address_is_refused(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first address counts as public here, the one that it redirects to does not."""
+    seen: list[str] = []
+
+    def refuse_second(url: str) -> None:
+        seen.append(url)
+        if len(seen) > 1:
+            raise DataError("second address refused")
+
+    web.files["/here.png"] = ("image/png", b"")
+    monkeypatch.setattr(fetch, "refuse_private", refuse_second)
+    monkeypatch.setattr(fetch, "_refuse_address", lambda address, host: None)
+    monkeypatch.setattr(web, "answer", lambda request: _redirect(request, f"{web.url}/here.png"))
+    with pytest.raises(DataError, match="second address refused"):
+        fetch.fetch(f"{web.url}/start", tmp_path / "file", fetch.PICTURE)
+
+
+def _redirect(request: BaseHTTPRequestHandler, target: str) -> None:
+    request.send_response(302)
+    request.send_header("Location", target)
+    request.end_headers()
+
+
+def test_a_video_is_an_iterator_over_its_frames(model: RTDETRv3, tmp_path: Path, web: Web) -> None:
+    av = pytest.importorskip("av", reason="videos: PyAV is not installed")
+    file = tmp_path / "film.mp4"
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=5)
+        stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
+        for _ in range(3):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((64, 96, 3), np.uint8))))
+        container.mux(stream.encode())
+    results = list(model.predict(file))
+    assert [each.source for each in results] == ["frame 0", "frame 1", "frame 2"]
+    assert (results[0].width, results[0].height) == (96, 64)
+    web.files["/film.mp4"] = ("video/mp4", file.read_bytes())
+    assert len(list(model.predict(f"{web.url}/film.mp4", allow_private=True))) == 3
+
+
+def test_a_broken_video_is_one_sentence(model: RTDETRv3, tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="videos: PyAV is not installed")
+    (tmp_path / "film.mp4").write_bytes(b"words" * 100)
+    with pytest.raises(DataError, match="cannot be opened as a video"):
+        model.predict(tmp_path / "film.mp4")
+    with pytest.raises(DataError, match="cannot be opened as a video"):
+        model.predict("rtsp://127.0.0.1:9/stream", allow_private=True)
+
+
+class Camera:
+    """In place of cv2.VideoCapture: two frames, then unplugged."""
+
+    def __init__(self, index: int) -> None:
+        self.left, self.released = 2, False
+
+    def isOpened(self) -> bool:
+        return True
+
+    def read(self) -> tuple[bool, Any]:
+        self.left -= 1
+        return self.left >= 0, np.full((8, 8, 3), (255, 0, 0), np.uint8)
+
+    def release(self) -> None:
+        self.released = True
+
+
+def test_a_camera_delivers_until_it_is_closed(model: RTDETRv3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cv2.VideoCapture", Camera)
+    frames = video.camera_frames(0)
+    assert next(frames).getpixel((0, 0)) == (0, 0, 255)
+    results = model.predict(0)
+    assert [next(results).source, next(results).source] == ["frame 0", "frame 1"]
+    with pytest.raises(DataError, match="camera 0: delivers no more pictures"):
+        next(results)
+
+
+def test_tiles_cover_the_picture_and_boxes_are_merged() -> None:
+    areas = slicing.tiles((100, 70), (40, 50))
+    covered = np.zeros((70, 100), bool)
+    for x1, y1, x2, y2 in areas:
+        assert (x2 - x1, y2 - y1) == (50, 40)
+        covered[y1:y2, x1:x2] = True
+    assert covered.all() and len(set(areas)) == len(areas)
+    assert slicing.tiles((30, 20), (40, 50)) == [(0, 0, 30, 20)]
+
+    def predict(pictures: list[Image.Image]) -> list[list[Detection]]:
+        """Finds the white square wherever it is whole."""
+        found = []
+        for each in pictures:
+            box = each.getbbox()
+            whole = box is not None and (box[2] - box[0], box[3] - box[1]) == (6, 6)
+            found.append([Detection(1, "square", 0.9, tuple(map(float, box)))] if whole and box else [])
+        return found
+
+    picture = Image.new("RGB", (100, 70))
+    picture.paste("white", (61, 40, 67, 46))
+    (only,) = slicing.predict_sliced(predict, picture, (40, 50), batch_size=2)
+    assert only.box == (61, 40, 67, 46)
+    other = Detection(2, "other", 0.8, only.box)
+    assert slicing.merge([only._replace(score=0.5), other, only]) == [only, other]
+
+
+def test_sliced_inference_runs(model: RTDETRv3) -> None:
+    assert len(model.predict(PIXELS, threshold=0, slices=(48, 64), size=(64, 96)))

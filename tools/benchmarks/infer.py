@@ -1,0 +1,298 @@
+"""Measures detection through the public predictor: tensors or files in, detections out, postprocess included.
+
+Every row runs in a process of its own, so that its memory and its first result are its own, and a row that fails costs
+itself alone. The weights are random. Pictures are uint8 on the device; the answers stay there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works without being installed
+
+import torch
+from torch import Tensor
+
+from rtdetr.inference.deploy import RECORD_AT
+from rtdetr.inference.predictor import HostPixels, Predictor
+
+# What each row is: options of the predictor; autocast is not one of them.
+ROWS: dict[str, dict[str, Any]] = {
+    "float32 eager": {"fold": False, "graphs": False},
+    "autocast eager": {"fold": False, "graphs": False, "autocast": True},
+    "deployed eager": {"graphs": False},
+    "deployed + graph": {},
+    "deployed, fused ReLU + graph": {"fuse_relu": True},
+    "deployed + compile + graph": {"compile": True},
+    "deployed, fused ReLU + compile + graph": {"compile": True, "fuse_relu": True},
+    "deployed + compile max + graph": {"compile": "max"},
+}
+SLOW = "deployed + compile max + graph"  # takes minutes, so only when it is named
+FILES = "files"
+ON_CPU = ("float32 eager", "deployed eager", FILES)
+
+
+def rows_for(device: torch.device) -> list[str]:
+    return list(ON_CPU) if device.type == "cpu" else [name for name in (*ROWS, FILES) if name != SLOW]
+
+
+def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
+    """A checkpoint of a config with random weights, whose scores and boxes differ from cell to cell."""
+    from rtdetr.commands.configs import find_config
+    from rtdetr.config import load_config
+    from rtdetr.data.classes import Classes
+    from rtdetr.models.rtdetrv3 import build_model
+    from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
+
+    cfg = load_config(find_config(config), updates)
+    torch.manual_seed(0)
+    model = build_model(cfg.model, 80)
+    decoder = model.decoder
+    for head in (decoder.selector.score_head, *decoder.score_heads):
+        torch.nn.init.normal_(head.weight, std=0.1)
+    for head in (decoder.selector.box_head, *decoder.box_heads):
+        torch.nn.init.normal_(head.linears()[-1].weight, std=0.02)
+    classes = Classes(tuple(f"class {i}" for i in range(80)), tuple(range(1, 81)))
+    save_checkpoint(path, make_checkpoint(cfg, classes, model.state_dict()))
+
+
+def make_pictures(folder: Path, number: int) -> None:
+    """JPEGs of 640 x 480 pixels, about 90 kB each, as photographs have."""
+    import numpy as np
+    from PIL import Image
+
+    generator = np.random.default_rng(0)
+    for i in range(number):
+        coarse = Image.fromarray(generator.integers(0, 256, (24, 32, 3), dtype=np.uint8)).resize((640, 480))
+        noisy = np.asarray(coarse) + generator.normal(0, 12, (480, 640, 1))
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{i:05d}.jpg", quality=90)
+
+
+def measure_rows(
+    config: str,
+    updates: list[str],
+    device: torch.device,
+    names: list[str],
+    batches: list[int],
+    num_files: int,
+    profile: bool,
+) -> Iterator[dict[str, Any]]:
+    """One dict per row and batch size, as they come; a row that failed has `error`."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        make_checkpoint_file(folder / "model.pth", config, updates)
+        if FILES in names:
+            (folder / "pictures").mkdir()
+            make_pictures(folder / "pictures", min(num_files, 256))
+        for name in names:
+            order = {"name": name, "folder": place, "device": str(device), "batches": batches, "profile": profile}
+            for row in _in_a_process(order | {"num_files": num_files}):
+                yield {"config": config, **row}
+
+
+def _in_a_process(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows that a fresh process measures, as they come."""
+    command = [sys.executable, str(Path(__file__).resolve()), json.dumps(order | {"started": time.time()})]
+    with tempfile.TemporaryFile("w+") as errors:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert child.stdout is not None
+        for output in child.stdout:
+            if output.startswith("{"):
+                yield json.loads(output)
+        if child.wait():
+            errors.seek(0)
+            said = [each for each in errors.read().splitlines() if each.strip()]
+            yield {"name": order["name"], "error": said[-1] if said else f"exit code {child.returncode}"}
+
+
+def header() -> str:
+    columns = f"{'ms':>8s} {'images/s':>9s} {'MiB':>7s} {'first s':>8s} {'warm s':>7s} {'shift':>8s}"
+    return f"{'row':38s} {'batch':>5s} {columns} {'kernels':>8s} {'busy ms':>8s}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table, and below it where the time goes if that was measured."""
+    if "error" in row:
+        return f"{row['name']:38s} failed: {row['error']}"
+    numbers = f"{_shown(row.get('ms'), 8, 3)} {row['images_per_s']:9.0f} {_shown(row.get('mib'), 7, 0)}"
+    numbers += f" {_shown(row.get('first_s'), 8, 2)} {_shown(row.get('warm_s'), 7, 1)} {_shown(row.get('shift'), 8, 4)}"
+    profiled = f"{_shown(row.get('kernels'), 8, 0)} {_shown(row.get('busy_ms'), 8, 3)}"
+    lines = [f"{row['name']:38s} {row['batch']:5d} {numbers} {profiled}"]
+    lines += [f"    {label}: {value:.3f} ms" for label, value in row.get("parts", {}).items()]
+    lines += [f"    {number:6.1f} x {ms:7.3f} ms in all  {kernel}" for kernel, number, ms in row.get("top", [])[:14]]
+    return "\n".join(lines)
+
+
+def _shown(value: float | None, width: int, digits: int) -> str:
+    return f"{'-':>{width}s}" if value is None else f"{value:{width}.{digits}f}"
+
+
+class Clock:
+    """Milliseconds of calls, on the device if it is a GPU; a figure takes about so many seconds."""
+
+    def __init__(self, device: torch.device, seconds: float) -> None:
+        self.on_gpu, self.seconds = device.type == "cuda", seconds
+
+    def wait(self) -> None:
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+    def latency(self, call: Callable[[], object]) -> float:
+        """The median of calls that wait for one another."""
+        taken: list[float] = []
+        end = time.perf_counter() + self.seconds
+        while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 200):
+            self.wait()
+            if self.on_gpu:
+                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                first.record()
+                call()
+                last.record()
+                last.synchronize()
+                taken.append(first.elapsed_time(last))
+            else:
+                start = time.perf_counter()
+                call()
+                taken.append(1e3 * (time.perf_counter() - start))
+        return statistics.median(taken)
+
+    def back_to_back(self, call: Callable[[], object], latency: float) -> float:
+        """Mean of calls one after the other."""
+        number = max(2, min(500, round(1000 * self.seconds / latency)))
+        self.wait()
+        start = time.perf_counter()
+        for _ in range(number):
+            call()
+        self.wait()
+        return 1e3 * (time.perf_counter() - start) / number
+
+
+def kernels_of(call: Callable[[], object], number: int = 5) -> dict[str, Any]:
+    """Kernels and copies of a call, how long the GPU is busy with them, and the costliest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
+        for _ in range(number):
+            call()
+        torch.cuda.synchronize()
+    kernels: dict[str, list[float]] = {}
+    for event in run.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            entry = kernels.setdefault(event.name[:90], [0.0, 0.0])
+            entry[0] += 1 / number
+            entry[1] += event.time_range.elapsed_us() / 1e3 / number
+    top = sorted(([name, *entry] for name, entry in kernels.items()), key=lambda each: -each[2])[:30]
+    counted, busy = (sum(entry[i] for entry in kernels.values()) for i in range(2))
+    return {"kernels": counted, "busy_ms": busy, "top": top}
+
+
+def work(order: dict[str, Any]) -> None:
+    """What the process of one row does; it prints its rows as JSON."""
+    imported = time.time()
+    device, folder, seconds = torch.device(order["device"]), Path(order["folder"]), order.get("seconds", 1.0)
+    options = dict(ROWS.get(order["name"], {}))
+    autocast = options.pop("autocast", False)
+    predictor = Predictor(folder / "model.pth", device, threshold=0.5, **options)
+    loaded = time.time()
+    with torch.autocast(device.type, torch.float16) if autocast else contextlib.nullcontext():
+        height, width = predictor.cfg.data.image_size
+        one = torch.randint(0, 256, (1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        predictor.predict_tensors(one).scores.tolist()
+        first = time.time()
+        fresh = {
+            "first_s": first - order["started"],
+            "import_s": imported - order["started"],
+            "load_s": loaded - imported,
+        }
+        if order["name"] == FILES:
+            rows = measure_files(predictor, folder / "pictures", order["num_files"], max(order["batches"]), seconds)
+        else:
+            rows = (measure_tensors(predictor, batch, folder, order["profile"], seconds) for batch in order["batches"])
+        for row in rows:
+            print(json.dumps({"name": order["name"], **row, **fresh}), flush=True)
+
+
+def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: bool, seconds: float) -> dict[str, Any]:
+    height, width = predictor.cfg.data.image_size
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
+    images = images.permute(0, 3, 1, 2).to(predictor.device)
+    sizes = torch.tensor([[480.0, 640.0]] * batch, device=predictor.device)
+    clock = Clock(predictor.device, seconds)
+
+    def call() -> Tensor:
+        return predictor.predict_tensors(images, sizes).scores
+
+    if clock.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    for _ in range(RECORD_AT + 1):  # plainly, recorded, replayed
+        scores = call()
+    clock.wait()
+    row: dict[str, Any] = {"batch": batch, "warm_s": time.perf_counter() - start}
+    row["shift"] = shift(scores.float().cpu(), folder / f"scores{batch}.pt")
+    row["ms"] = clock.latency(call)
+    row["images_per_s"] = 1e3 * batch / clock.back_to_back(call, row["ms"])
+    if clock.on_gpu:
+        row["mib"] = torch.cuda.max_memory_reserved() / 2**20
+        if profile:
+            row |= kernels_of(call)
+    return row
+
+
+def shift(scores: Tensor, file: Path) -> float:
+    """How far the best score of each rank lies from that of the first row, at most; 1 where it is no number."""
+    if not file.is_file():
+        torch.save(scores, file)
+    return float((scores - torch.load(file, weights_only=True)).abs().nan_to_num(nan=1.0).max())
+
+
+def measure_files(
+    predictor: Predictor, folder: Path, number: int, batch: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Images a second from a folder of JPEGs to lists of detections, and what one picture costs on one thread."""
+    from rtdetr.data.pictures import read_picture
+
+    files = sorted(folder.iterdir())
+    files = (files * (number // len(files) + 1))[:number]
+    clock = Clock(predictor.device, seconds)
+    pixels = HostPixels(batch, predictor.cfg.data.image_size, pinned=clock.on_gpu)
+    picture = read_picture(files[0])
+    images = pixels.on(predictor.device).permute(0, 3, 1, 2)
+    sizes = pixels.sizes.to(predictor.device)
+    for _ in range(RECORD_AT + 1):
+        pending = predictor._start(pixels)
+        predictor._reported(pending)
+    parts = {
+        "decode, one thread, a picture": clock.latency(lambda: read_picture(files[0])),
+        "resize, one thread, a picture": clock.latency(lambda: pixels.put(0, picture)),
+        f"copy to the device and detect, {batch} pictures": clock.latency(
+            lambda: predictor._reported(predictor._start(pixels))
+        ),
+        f"detect alone, {batch} pictures": clock.latency(lambda: predictor.predict_tensors(images, sizes)),
+        f"lists of detections, {batch} pictures": clock.latency(lambda: predictor._reported(pending)),
+    }
+    rates = {}
+    for num_threads in sorted({1, 8, os.cpu_count() or 1}):
+        least = files if num_threads > 1 else files[: max(batch, number // 8)]
+        start = time.perf_counter()
+        done = sum(not each.error for each in predictor.predict_files(least, batch, num_threads))
+        taken = time.perf_counter() - start
+        parts |= {f"{num_threads} threads, a picture": 1e3 * taken / done}
+        rates[num_threads] = done / taken
+    fastest = max(rates, key=lambda each: rates[each])
+    yield {"batch": batch, "threads": fastest, "images_per_s": rates[fastest], "parts": parts}
+
+
+if __name__ == "__main__":
+    work(json.loads(sys.argv[1]))
