@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import rtdetr
-from rtdetr.commands import benchmark, convert, convert_data, evaluate, predict, train
+from rtdetr.commands import benchmark, convert, convert_data, doctor, evaluate, predict, train
 from rtdetr.threads import making_room
 
 
@@ -29,6 +29,7 @@ COMMANDS = {
     "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
     "predict": Command(predict.run, "detect objects in pictures; draw and list them"),
+    "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
     "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
     "benchmark": Command(benchmark.run, "measure the speed of the deformable attention op (in a clone)"),

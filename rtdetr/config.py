@@ -22,6 +22,7 @@ Backend = Literal["auto", "cuda", "cpu", "torch"]
 Precision = Literal["bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
+OnDefect = Literal["drop", "refuse"]
 Depth = Literal[18, 34, 50, 101]
 AugmentBackend = Literal["fused", "plain"]
 Switch = Literal["auto", "on", "off"]
@@ -143,6 +144,8 @@ class DataConfig:
     # Pictures that claim more are refused before they are decoded; raise it for aerial ones.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
+    # Bad records are left out and listed, up to 5 % of the pictures and of the boxes; refuse: none may be bad.
+    on_defect: OnDefect = "drop"
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 

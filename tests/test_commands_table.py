@@ -48,14 +48,14 @@ ALL_FOUND = "predict -w model.pth --device cpu --threshold 0"
 RENUMBERED = "eval -w model.pth --device cpu -u data.val.annotations=shapes/renumbered.json"
 TABLE = {
     # the command itself
-    "help": Row("--help", 0, ("train ", "eval ", "predict ", "convert ", "benchmark ", "detect objects in pictures")),
+    "help": Row(
+        "--help", 0, ("train ", "eval ", "predict ", "doctor ", "convert ", "benchmark ", "detect objects in pictures")
+    ),
     "version": Row("--version", 0, (rtdetr.__version__,)),
     "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
     "misspelt": Row("trian -c x.yml", 2, ("`trian` is not a command; did you mean `rtdetr train`?",)),
     "formerly demo": Row("demo pictures", 2, ("did you mean `rtdetr predict`?",)),
-    "unlike any": Row(
-        "fly", 2, ("`fly` is not a command; there are train, eval, predict, convert, convert-data, benchmark",)
-    ),
+    "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict,",)),
     "unknown option": Row(
         f"{PREDICT} pictures --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")
     ),
@@ -154,6 +154,17 @@ TABLE = {
         2,
         ("taken: holds a run already (config.yml); choose another --output-dir, or move", "--overwrite"),
     ),
+    "doctor on a sound set": Row(
+        "doctor shapes/annotations/instances_val.json --json new/d.json", 0, ("sound",), ("new/d.json",)
+    ),
+    "doctor nowhere": Row(
+        "doctor shapes/annotations/instances_val.json --fix notes.txt/x", 2, ("notes.txt: nothing can be written",)
+    ),
+    "doctor onto a file": Row("doctor shapes/annotations/other.json --fix taken", 2, ("taken: exists already",)),
+    "doctor onto its source": Row(
+        "doctor shapes/other.json --json shapes/other.json --overwrite", 2, ("other.json: would be read and",)
+    ),
+    "doctor without pictures": Row("doctor shapes/other.json --images nowhere", 2, ("nowhere: no such picture",)),
     "convert nowhere": Row("convert model.pth -o notes.txt/out.pth", 2, ("notes.txt: nothing can be written there",)),
     "refused at the model": Row("predict -w notes.txt pictures --output-dir new/er", 2, ("notes.txt",)),
     # sources
@@ -416,7 +427,8 @@ def test_a_bug_stays_a_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "--version", "train --help", "eval --help", "predict --help", "convert --help"]
+    "command",
+    ["--help", "--version", "train --help", "eval --help", "predict --help", "doctor --help", "convert --help"],
 )
 def test_help_imports_nothing_slow(command: str) -> None:
     code = (

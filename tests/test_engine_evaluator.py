@@ -126,10 +126,20 @@ def test_a_crowd_without_a_box_is_left_out(tmp_path: Path, evaluator: Evaluator)
 def test_annotations_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     path, _ = write_truth(tmp_path)
     document = json.loads(path.read_text())
-    document["annotations"][0]["iscrowd"] = "maybe"
+    for box in document["annotations"][: len(document["annotations"]) // 10]:
+        box["iscrowd"] = "maybe"
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match="annotation 0: `iscrowd` must be 0 or 1, got 'maybe'"):
         score([], path, "pycocotools")
+
+
+def test_records_that_cannot_be_used_do_not_count(tmp_path: Path) -> None:
+    path, boxes = write_truth(tmp_path)
+    document = json.loads(path.read_text())
+    sound = score(as_detections(boxes, 6.0), path, "pycocotools")
+    document["annotations"].append(boxes[0] | {"id": 999, "bbox": None})
+    path.write_text(json.dumps(document))
+    assert score(as_detections(boxes, 6.0), path, "pycocotools").figures == sound.figures
 
 
 WITHOUT_AREA = [

@@ -141,13 +141,13 @@ def gradient(trainer: Trainer, batch: Batch, num_parts: int) -> Tensor:
     size = 4 // num_parts
     parts = [part_of(batch, start, start + size) for start in range(0, 4, size)]
     draws = iter([PartialDraws(start, start + size, 4) for start in range(0, 4, size)])
-    losses = trainer._losses
+    backward = trainer._backward
 
-    def with_own_draws(*arguments: Any) -> dict[str, Tensor]:
+    def with_own_draws(*arguments: Any) -> Any:
         trainer.draws = next(draws)
-        return losses(*arguments)
+        return backward(*arguments)
 
-    trainer._losses = with_own_draws  # type: ignore[method-assign]
+    trainer._backward = with_own_draws  # type: ignore[method-assign]
     trainer.train_step(parts)
     return torch.cat([parameter.grad.flatten() for parameter in trainer.parameters])  # type: ignore[union-attr]
 

@@ -67,7 +67,7 @@ def circle(root: Path) -> list[str]:
     """
     modules = {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in root.rglob("rtdetr/**/*.py")
+        for path in root.glob("rtdetr/**/*.py")
     }
     graph = {}
     for module, path in modules.items():

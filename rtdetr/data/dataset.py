@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from pathlib import Path, PureWindowsPath
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rtdetr.data.classes import Classes, DataError, some
+from rtdetr.data.box_checks import judge_boxes
+from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
 from rtdetr.data.formats.records import Source
+from rtdetr.data.picture_files import judge_names, unreadable
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, read_pixels, upright_size
 from rtdetr.types import ImageInfo
 
@@ -28,21 +31,31 @@ class PictureList(NamedTuple):
 class BoxList(NamedTuple):
     """n boxes in any order, as a format gives them."""
 
-    pictures: Sequence[int]  # which picture of the list each lies in, 0..N-1
-    labels: Sequence[int]  # contiguous class indices
+    pictures: Sequence[int] | NDArray[np.int64]  # which picture of the list each lies in, 0..N-1
+    labels: Sequence[int] | NDArray[np.int64]  # contiguous class indices
     corners: NDArray[np.float64]  # (n, 4) xyxy in pixels
     num_crowd: int  # left out already
+    record: Callable[[int], int | str] = int  # what a message calls the i-th
+
+
+class Judged(NamedTuple):
+    """What became of the records before they were pictures and boxes."""
+
+    defects: Sequence[Defect]
+    tally: Tally  # of the whole file
 
 
 class DetectionSet:
     """Pictures, boxes and classes of one annotation file.
 
     folder: where the pictures lie. drop_empty leaves out pictures without boxes. max_megapixels: larger pictures are
-    refused. Boxes are clipped to their picture; those without area in it are left out and counted.
+    left out where their size has to be looked up. Boxes are clipped to their picture; those without area in it are left
+    out and counted. judged: what the reader has left out already. limit: the share of the pictures and of the boxes
+    that may be dropped; None: all of them. `defects` lists everything that was found.
 
     Everything is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every
     forked worker as soon as it touches their reference counts, and host memory would grow through the whole run.
-    Raises DataError for missing pictures, and when nothing is left.
+    Raises DataError where too much is dropped, and when nothing is left.
     """
 
     notes: tuple[str, ...] = ()  # on how the annotations were read, for the summary
@@ -58,28 +71,34 @@ class DetectionSet:
         boxes: BoxList,
         drop_empty: bool = False,
         max_megapixels: float = MAX_MEGAPIXELS,
+        judged: Judged | None = None,
+        limit: float | None = MOST_DROPPED,
     ) -> None:
         self.folder = folder
         self.annotation_file = annotation_file
         self.origin = annotation_file
         self.classes = classes
         self.max_megapixels = max_megapixels
-        self._check_files(pictures.names)
+        judged = judged or Judged([], Tally(len(pictures.ids), len(boxes.labels)))
+        self.defects, self.tally = [*judged.defects], judged.tally
+        pictures, kept = self._present(pictures)
         self._ids = np.array(pictures.ids, np.int64)
-        sizes = [
-            # Optional in the wild. No file is opened where they are given.
-            size if all(size) else upright_size(folder / name, max_megapixels)
-            for name, size in zip(pictures.names, pictures.sizes)
-        ]
-        self._sizes = np.array(sizes, np.int32).reshape(-1, 2)
-        self._keep_boxes(boxes)
+        self._sizes = np.array(pictures.sizes, np.int32).reshape(-1, 2)
+        self._keep_boxes(boxes, kept, pictures.names)
         self.num_empty = int((np.diff(self._offsets) == 0).sum())
+        if limit is not None:
+            self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
+            self.defects = condensed(self.defects)
         names = self._drop_empty(pictures.names) if drop_empty else list(pictures.names)
-        if not names:
+        if not names and limit is not None:
             raise DataError(f"{annotation_file}: no picture is left to work on")
         encoded = [os.fsencode(name) for name in names]
         self._names = b"".join(encoded)
         self._name_ends = np.cumsum([0, *map(len, encoded)])
+
+    @property
+    def num_boxes(self) -> int:
+        return len(self._boxes)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -113,10 +132,12 @@ class DetectionSet:
         """One line on what was read and what was left out."""
         empty = int((np.diff(self._offsets) == 0).sum())
         dropped = f", {self.num_empty} more without boxes left out" if self.num_empty > empty else ""
+        gone = lost(self.defects, except_kinds=WITHOUT_AREA)
+        defective = f", {gone.pictures} defective pictures and {gone.boxes} defective boxes" if any(gone) else ""
         return (
             f"{self.annotation_file}: {len(self)} pictures ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
             f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
-            "boxes without area" + "".join(f"; {note}" for note in self.notes)
+            f"boxes without area{defective}" + "".join(f"; {note}" for note in self.notes)
         )
 
     def _check_size(self, info: ImageInfo, height: int, width: int) -> None:
@@ -126,23 +147,70 @@ class DetectionSet:
                 f"{info.width} x {info.height}, so its boxes cannot be trusted (resized later?)"
             )
 
-    def _check_files(self, names: Sequence[str]) -> None:
-        present = Folders(self.folder)
-        missing = [name for name in names if name not in present]
-        if missing:
-            raise DataError(
-                f"{self.folder / missing[0]}: no such picture; {len(missing)} of the {len(names)} in "
-                f"{self.annotation_file} are missing, this is the first; {_where_else(self.folder, missing[0])}"
-            )
+    def refuse_losses(self, limit: float, except_kinds: Sequence[str] = ()) -> None:
+        """Raises DataError where more than that share of the pictures or boxes is dropped, or a class with them."""
+        refused = self.refusal(self.defects, limit, except_kinds)
+        if refused is not None:
+            raise refused
 
-    def _keep_boxes(self, boxes: BoxList) -> None:
-        """Fills boxes, labels and offsets, by picture, and counts what was left out."""
-        owner = np.array(boxes.pictures, np.int64)
-        clipped, keep = clip_to_picture(boxes.corners, self._sizes[owner])
+    def refusal(
+        self, defects: Sequence[Defect], limit: float, except_kinds: Sequence[str] = (), gone: Sequence[int] = ()
+    ) -> Refused | None:
+        """Why these defects refuse the set; None where they do not. gone: pictures that do not count any more."""
+        there = np.ones(len(self), bool)
+        there[np.array(gone, np.int64)] = False
+        labels, counts = np.unique(self._labels[np.repeat(there, np.diff(self._offsets))], return_counts=True)
+        left = {self.classes.category_ids[label]: count for label, count in zip(labels.tolist(), counts.tolist())}
+        names = dict(zip(self.classes.category_ids, self.classes.names))
+        called = Names(str(self.annotation_file), str(self.folder), names)
+        return refusal(called, defects, self.tally, left, limit, except_kinds)
+
+    def _present(self, pictures: PictureList) -> tuple[PictureList, NDArray[np.int64]]:
+        """The pictures that can be opened, with their sizes, and where they were in the list."""
+        usable, defects = judge_names(self.folder, self.annotation_file, pictures.ids, pictures.names)
+        self.defects += defects
+        sizes, kept = [], []
+        for i, (own, name, size) in enumerate(zip(pictures.ids, pictures.names, pictures.sizes)):
+            if not usable[i]:
+                continue
+            if not all(size):  # optional in the wild; no file is opened where they are given
+                try:
+                    size = upright_size(self.folder / name, self.max_megapixels)
+                except DataError as error:
+                    self.defects.append(unreadable(self.folder / name, own, error))
+                    continue
+                what = f"image {own}: no height and width; the file says {size[1]} x {size[0]}"
+                self.defects.append(Defect(str(self.annotation_file), own, "image_size_missing", what, "kept"))
+            sizes.append(size)
+            kept.append(i)
+        if len(kept) == len(pictures.ids):
+            return pictures._replace(sizes=sizes), np.arange(len(kept))
+        names = [pictures.names[i] for i in kept]
+        return PictureList([pictures.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
+
+    def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64], names: Sequence[str]) -> None:
+        """Fills boxes, labels and offsets, by picture, and counts what was left out. kept: the pictures of the list
+        that are there; names: theirs."""
+        place = np.full(max(kept.max(initial=-1), np.max(boxes.pictures, initial=-1)) + 1, -1)
+        place[kept] = np.arange(len(kept))
+        owner = place[np.array(boxes.pictures, np.int64)]
+        there = np.flatnonzero(owner >= 0)
+        corners, labels = boxes.corners, np.array(boxes.labels, np.int32)
+        if len(there) < len(owner):  # with their pictures
+            owner, corners, labels = owner[there], corners[there], labels[there]
+        clipped, keep = clip_to_picture(corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
+        self.defects += judge_boxes(
+            str(self.annotation_file),
+            lambda i: boxes.record(int(there[i])),
+            lambda i: names[owner[i]],
+            corners,
+            self._sizes[owner],
+            keep,
+        )
         order = np.argsort(owner[keep], kind="stable")
         self._boxes = clipped[keep][order]
-        self._labels = np.array(boxes.labels, np.int32)[keep][order]
+        self._labels = labels[keep][order]
         per_picture = np.bincount(owner[keep], minlength=len(self._ids))
         self._offsets = np.concatenate(([0], np.cumsum(per_picture)))
 
@@ -159,35 +227,3 @@ def clip_to_picture(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[
     area there. The others are left out of training and evaluation alike."""
     clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
     return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
-
-
-def _where_else(folder: Path, name: str) -> str:
-    """Advice on a picture that is not where it was looked for. Looks one folder up, beside and one folder down."""
-    if Path(name).is_absolute():
-        return "`file_name` is a whole path there: make it relative to the picture folder"
-    roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
-    around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
-    near = [folder.parent, *around]
-    right = [str(each) for each in near if (each / name).is_file()]
-    if right:
-        return f"did you mean the picture folder {some(right, 3)}?"
-    plain = PureWindowsPath(name)  # takes / and \\ alike
-    if (folder / plain.name).is_file():
-        return f"{folder / plain.name} is there: remove the folder from `file_name`"
-    if "\\" in name and (folder / plain.as_posix()).is_file():
-        return "write `file_name` with / instead of \\"
-    return "check the picture folder"
-
-
-class Folders:
-    """Which files lie below a folder. One listing per folder, not one look-up per file: network drives are slow."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self._present: dict[Path, set[str]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        path = self.root / name
-        if path.parent not in self._present:
-            self._present[path.parent] = set(os.listdir(path.parent)) if os.path.isdir(path.parent) else set()
-        return path.name in self._present[path.parent]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import AugmentBackend, Config, SplitConfig
+from rtdetr.config import AugmentBackend, Config
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.defects import LIMITS
 from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pixels import fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
@@ -198,7 +199,8 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     Raises DataError for data that cannot be used.
     """
     data = cfg.data
-    source = _open(data.train, "train", None, data.drop_images_without_boxes, data.max_megapixels)
+    source = _open(cfg, "train", None, data.drop_images_without_boxes)
+    source.refuse_losses(LIMITS[data.on_defect])  # boxes without area, too
     augment = data.augment
     augmentation = Augmentation(
         augment.distort_prob, augment.expand_prob, augment.expand_max_ratio, augment.crop_prob, augment.flip_prob
@@ -225,22 +227,19 @@ def build_val_loader(
     The loader's own `classes` have the ids that detections on this set carry. Raises DataError.
     """
     data = cfg.data
-    source = _open(data.val, "val", classes, False, data.max_megapixels, match)
+    source = _open(cfg, "val", classes, False, match)
     samples = EvaluationSamples(source, data.image_size)
     shard = range(rank, len(source), world_size)
     return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
 
 
 def _open(
-    split: SplitConfig,
-    name: str,
-    classes: Classes | None,
-    drop_empty: bool,
-    max_megapixels: float,
-    match: Match = "id",
+    cfg: Config, name: Literal["train", "val"], classes: Classes | None, drop_empty: bool, match: Match = "id"
 ) -> DetectionSet:
+    split, data = (cfg.data.train if name == "train" else cfg.data.val), cfg.data
     if not split.annotations:
         raise DataError(
             f"data.{name}.annotations is empty; set it in the config or with -u data.{name}.annotations=PATH"
         )
-    return open_set(split.annotations, split.images, split.split or name, classes, drop_empty, max_megapixels, match)
+    chosen, limit = split.split or name, LIMITS[data.on_defect]
+    return open_set(split.annotations, split.images, chosen, classes, drop_empty, data.max_megapixels, match, limit)

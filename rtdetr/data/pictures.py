@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -186,6 +187,29 @@ def _reason(path: Path, error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class PictureFacts(NamedTuple):
+    """What the header of a file says."""
+
+    num_pixels: int
+    mode: str  # as PIL calls it: RGB, L, P, CMYK, 1, ...
+    orientation: int  # of EXIF, 1: upright
+    is_animated: bool
+    is_16bit: bool
+    has_alpha: bool
+
+
+def picture_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> PictureFacts:
+    """From its header alone. Raises DataError."""
+    with _opened(path, max_megapixels) as opened:
+        raw = " ".join(str(tile[-1]) for tile in getattr(opened, "tile", ()))
+        animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # phones: a preview
+        has_alpha = opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
+        is_16bit = opened.mode.startswith(("I", "F")) or ";16" in raw
+        return PictureFacts(
+            opened.width * opened.height, opened.mode, _orientation(opened), animated, is_16bit, has_alpha
+        )
 
 
 def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:

@@ -137,21 +137,6 @@ def detect(
     ]
 
 
-def score(
-    detections: list[dict[str, Any]],
-    annotations: str | Path | Source,
-    evaluator: Evaluator,
-    sizes: Mapping[int, tuple[int, int]] | None = None,
-) -> EvalResult:
-    """COCO figures of detections against annotations of any format; of a folder given as a path, its val. Both
-    evaluators give the same digits; pycocotools is the reference, faster-coco-eval is several times faster. sizes:
-    (h, w) in pixels of pictures by id, for files that do not give them. Boxes without area in their picture do not
-    count. LVIS' files get LVIS' figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
-    """
-    with _no_garbage_collection():
-        return _score(detections, read_document(annotations), evaluator, sizes or {})
-
-
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
     """A dict per detection makes Python look again and again for circles among millions of objects; there are none."""
@@ -164,13 +149,23 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _score(
+@_no_garbage_collection()
+def score(
     detections: list[dict[str, Any]],
-    truth: CocoDocument,
+    annotations: str | Path | Source,
     evaluator: Evaluator,
-    sizes: Mapping[int, tuple[int, int]],
+    sizes: Mapping[int, tuple[int, int]] | None = None,
 ) -> EvalResult:
-    kept = countable(truth, sizes)
+    """COCO figures of detections against annotations of any format; of a folder given as a path, its val. Both
+    evaluators give the same digits; pycocotools is the reference, faster-coco-eval is several times faster. sizes:
+    (h, w) in pixels of pictures by id, for files that do not give them; when given, other pictures do not count: they
+    were left out. Nor do boxes without area in their picture, and records that cannot be used. LVIS' files get LVIS'
+    figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
+    """
+    truth = read_document(annotations)
+    if sizes:
+        truth = truth._replace(images=[each for each in truth.images if each["id"] in sizes])
+    kept = countable(truth, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
     boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
     results = [
@@ -194,12 +189,14 @@ def _score(
 
 def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
     """The annotations that count: as in training, none without area in its picture, which nobody could find. What is
-    partly outside stays as it is, as in the official evaluation, and so do crowds."""
+    partly outside stays as it is, as in the official evaluation, and so do crowds. sizes: where there are any, those of
+    all pictures that were not left out."""
     known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
-    limits = np.array([known[each["image_id"]] for each in truth.annotations], np.float64).reshape(-1, 2)
+    annotations = [each for each in truth.annotations if not sizes or each["image_id"] in sizes]
+    limits = np.array([known[each["image_id"]] for each in annotations], np.float64).reshape(-1, 2)
     limits[limits == 0] = np.inf  # not said
-    _, keep = clip_to_picture(corners_of(truth.annotations), limits)
-    return [each for each, has_area in zip(truth.annotations, keep) if has_area or each["iscrowd"]]
+    _, keep = clip_to_picture(corners_of(annotations), limits)
+    return [each for each, has_area in zip(annotations, keep) if has_area or each["iscrowd"]]
 
 
 def _run(

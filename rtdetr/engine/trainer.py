@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config, ConfigError, save_config
 from rtdetr.data.classes import DataError
+from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
@@ -280,6 +281,7 @@ class Trainer:
         with writing(self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
             save_config(self.cfg, self.output_dir / "config.yml")
+            save_report(self.output_dir, train=self.train_loader.source, val=self.val_loader.source)
             if self._load_report:
                 (self.output_dir / "load_report.txt").write_text(self._load_report, encoding="utf-8")
 

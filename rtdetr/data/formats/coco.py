@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown, some
-from rtdetr.data.dataset import BoxList, DetectionSet, Folders, PictureList
+from rtdetr.data.classes import Classes, Match, match_classes, shown, some
+from rtdetr.data.dataset import BoxList, DetectionSet, Judged, PictureList
+from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, lost, refusal
 from rtdetr.data.formats import lvis
+from rtdetr.data.formats.json_lists import Doubled, one_object, read_lists
+from rtdetr.data.formats.judge import Annotations, BoxTable, Images, as_table, is_id
 from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
-from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.records import Problem, Source, as_defect
+from rtdetr.data.picture_files import Folders
 from rtdetr.data.pictures import MAX_MEGAPIXELS
-
-CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
 
 
 class CocoDocument(NamedTuple):
     """What detection needs of a COCO JSON, in one form whoever wrote it."""
 
     images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
-    annotations: list[dict[str, Any]]  # image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
+    annotations: list[
+        dict[str, Any]
+    ]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
     categories: list[dict[str, Any]]  # id, name; by id
     num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
     notes: tuple[str, ...] = ()  # what somebody should know about how it was read
+    defects: Sequence[Defect] = ()  # of the records that were left out, and of some that were not
+    tally: Tally | None = None  # of all records; None: those that are here
 
 
 class DocumentSet(DetectionSet):
@@ -38,8 +44,10 @@ class DocumentSet(DetectionSet):
 
     source: where it was read; its `images` is the folder that file names are relative to. classes: None takes them
     from the document; otherwise boxes get the index in them that their category has by `match`, its id or its name.
-    drop_empty leaves out pictures without boxes. Crowd boxes are left out and counted.
-    Raises DataError for whatever is missing or contradicts itself.
+    drop_empty leaves out pictures without boxes. Crowd boxes are left out and counted. limit: the share of the
+    pictures, and of the boxes, that may be left out because something is wrong with them; None: all of them.
+    The table of a document is emptied: it is the largest thing in memory.
+    Raises DataError for what cannot be used.
     """
 
     def __init__(
@@ -49,10 +57,11 @@ class DocumentSet(DetectionSet):
         classes: Classes | None = None,
         drop_empty: bool = False,
         match: Match = "id",
+        limit: float | None = MOST_DROPPED,
     ) -> None:
         path, folder, max_megapixels = source.path, source.images, source.max_megapixels
         if folder is None or not folder.is_dir():
-            raise DataError(f"{folder}: no such picture folder, expected the pictures of {path}")
+            raise Refused(folder, "folder_missing", f"no such picture folder, expected the pictures of {path}")
         self.notes = document.notes
         own = classes_of(document)
         used = own if classes is None else match_classes(own, classes, match, path)
@@ -62,7 +71,10 @@ class DocumentSet(DetectionSet):
             [(each["height"], each["width"]) for each in document.images],
         )
         boxes = _boxes(document, pictures.ids, used)
-        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels)
+        judged = Judged(document.defects, document.tally) if document.tally else None
+        if isinstance(document.annotations, BoxTable):
+            document.annotations.clear()
+        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels, judged, limit)
         self.origin = source
 
 
@@ -78,23 +90,69 @@ class CocoDetection(DocumentSet):
         drop_empty: bool = False,
         max_megapixels: float = MAX_MEGAPIXELS,
         match: Match = "id",
+        limit: float | None = MOST_DROPPED,
     ) -> None:
         source = Source("coco", Path(annotations), "", Path(images), max_megapixels)
-        super().__init__(read_document(annotations), source, classes, drop_empty, match)
+        super().__init__(read_document(annotations, limit), source, classes, drop_empty, match, limit)
 
 
-def read_document(annotations: str | Path) -> CocoDocument:
-    """The JSON, every entry checked. Training and evaluation both read it here, so that they agree on what a crowd is
-    and what null means. Raises DataError with one sentence that names the file and the entry."""
+def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
+    """The sound records of the JSON, and the defects of the others. Training and evaluation both read it here, so that
+    they agree on what a crowd is, what null means and which records are left out.
+
+    limit: the share of images, and of annotations, that may be left out; None: all of them.
+    Raises DataError with one sentence that names the file and the entry.
+    """
     path = Path(annotations)
-    raw = _read_json(path)
-    images = [_image(each, path) for each in raw["images"]]
-    ids = _unique([each["id"] for each in images], "image id", path)
-    categories = _categories(raw["categories"], path)
-    known = {each["id"] for each in categories}
-    boxes = [_annotation(each, ids, known, path) for each in raw["annotations"]]
-    kept = [each for each in boxes if each is not None]
-    return CocoDocument(images, kept, categories, len(boxes) - len(kept))
+    images, boxes, entries = _judged(path)
+    categories = _categories(entries, path)
+    sound = images.finish()
+    table, tally = boxes.finish([each["id"] for each in sound], images.gone, {each["id"] for each in categories})
+    tally.pictures = images.count
+    defects = [*images.defects, *boxes.defects]
+    boxes_like_a_list = cast(list[dict[str, Any]], table)
+    document = CocoDocument(sound, boxes_like_a_list, categories, boxes.num_boxless_crowds, (), defects, tally)
+    refuse_bad(document, path, limit)
+    return document
+
+
+def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None) -> CocoDocument:
+    """The document of another format with what is wrong with its records. Raises DataError as `read_document` does."""
+    defects = [as_defect(each) for each in problems]
+    gone = lost(defects)
+    boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
+    tally = Tally(len(document.images) + gone.pictures, boxes_of.total() + gone.boxes, boxes_of)
+    document = document._replace(defects=defects, tally=tally)
+    refuse_bad(document, path, limit)
+    return document
+
+
+def refuse_bad(document: CocoDocument, path: Path, limit: float | None) -> None:
+    """Raises DataError where more than `limit` of the records were left out, or a class vanished with them."""
+    if limit is None or not document.defects or document.tally is None:
+        return
+    left = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
+    names = Names(str(path), "", {each["id"]: each["name"] for each in document.categories})
+    refused = refusal(names, document.defects, document.tally, left, limit)
+    if refused is not None:
+        raise refused
+
+
+def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
+    """The records as they were judged, and the categories as they stand there."""
+    _check_file(path)
+    try:
+        images, boxes, categories = Images(path), Annotations(path), list[Any]()
+        if read_lists(path, {"images": images.take, "annotations": boxes.take, "categories": categories.append}):
+            return images, boxes, categories
+    except OSError as error:
+        raise Refused(path, "file_unreadable", f"cannot be read ({error.strerror})") from error
+    images, boxes = Images(path), Annotations(path)  # from the start again, the plain way
+    document = _read_json(path)
+    for take, key in ((images.take, "images"), (boxes.take, "annotations")):
+        for entry in document[key]:
+            take(entry)
+    return images, boxes, document["categories"]
 
 
 def read_classes(annotations: str | Path) -> Classes:
@@ -107,103 +165,57 @@ def classes_of(document: CocoDocument) -> Classes:
     return _classes(document.categories)
 
 
-def _read_json(path: Path) -> dict[str, list[Any]]:
-    if path.is_dir():
+def _check_file(path: Path) -> None:
+    if os.path.isdir(path):
         inside = some((str(file) for file in annotations_in(path)), 3)
         advice = f"; did you mean {inside}?" if inside else ""
-        raise DataError(f"{path}: is a folder, expected a COCO detection JSON{advice}")
-    if not path.is_file():
-        raise DataError(f"{path}: no such annotation file, expected a COCO detection JSON")
+        raise Refused(path, "file_is_folder", f"is a folder, expected a COCO detection JSON{advice}")
+    if not os.path.exists(path):  # False, too, for names that no file can have
+        raise Refused(path, "file_missing", "no such annotation file, expected a COCO detection JSON")
+    if not path.is_file():  # reading a pipe would wait for ever
+        raise Refused(path, "file_unreadable", "is a device, expected a COCO detection JSON")
+
+
+def _read_json(path: Path) -> dict[str, list[Any]]:
+    """The document with its three lists. Raises DataError."""
+    _check_file(path)
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        raise Refused(path, "file_unreadable", f"cannot be read ({error.strerror})") from error
     try:
-        document = json.loads(content)
+        document = json.loads(content, object_pairs_hook=one_object)
     except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
-        raise DataError(f"{path}: not valid JSON ({error}){kind_of_bytes(content)}") from error
+        raise Refused(path, "json_broken", f"not valid JSON ({error}){kind_of_bytes(content)}") from error
     for key in ("images", "annotations", "categories"):
         if not isinstance(document, dict) or not isinstance(document.get(key), list):
-            raise DataError(
-                f"{path}: no list `{key}` at the top, expected a COCO detection JSON{kind_of_json(document)}"
-            )
-        if not all(isinstance(entry, dict) for entry in document[key]):
-            raise DataError(f"{path}: every entry of `{key}` must be a mapping, expected a COCO detection JSON")
+            what = f"no list `{key}` at the top, expected a COCO detection JSON{kind_of_json(document)}"
+            raise Refused(path, "json_not_coco", what)
+    if isinstance(document, Doubled):
+        what = "has a key twice at the top, and readers know but the last of the two; remove one"
+        raise Refused(path, "json_keys_twice", what)
     return document
 
 
-def _image(entry: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    name, url = entry.get("file_name"), entry.get("coco_url")
-    if not _is_id(entry.get("id")) or not (isinstance(name, str) or (name is None and isinstance(url, str))):
-        raise DataError(f"{path}: an image needs an integer `id` and a `file_name` (or `coco_url`), got {shown(entry)}")
-    sides = {key: _number(entry, key, 0, f"{path}: image {entry['id']}") for key in ("height", "width")}
-    if any(side < 0 or side != int(side) for side in sides.values()):
-        raise DataError(f"{path}: image {entry['id']}: height and width must be whole pixels, got {sides}")
-    image = {"id": entry["id"], "file_name": name, "coco_url": url} | {key: int(side) for key, side in sides.items()}
-    return image | lvis.of_picture(entry, f"{path}: image {entry['id']}")
-
-
-def _categories(entries: Sequence[Mapping[str, Any]], path: Path) -> list[dict[str, Any]]:
+def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
+    """Without them nothing can be read: one that is wrong refuses the file."""
     if not entries:
-        raise DataError(f"{path}: `categories` is empty, so there is nothing to detect")
+        raise Refused(path, "no_classes", "`categories` is empty, so there is nothing to detect")
     for each in entries:
-        if not _is_id(each.get("id")) or not isinstance(each.get("name"), str):
-            raise DataError(f"{path}: a category needs an integer `id` and a `name`, got {shown(each)}")
-    _unique([each["id"] for each in entries], "category id", path)
+        if not isinstance(each, dict):
+            what = "every entry of `categories` must be a mapping, expected a COCO detection JSON"
+            raise Refused(path, "class_record", what)
+        if not is_id(each.get("id")) or not isinstance(each.get("name"), str):
+            what = f"a category needs an integer `id` and a `name`, got {shown(each)}"
+            raise Refused(path, "class_record", what)
+        if isinstance(each, Doubled):
+            raise Refused(path, "class_keys_twice", f"category {each['id']} has a key twice", each["id"])
+    twice = [str(own) for own, count in Counter(each["id"] for each in entries).items() if count > 1]
+    if twice:
+        what = f"category id {some(twice, 1)} {'is' if len(twice) == 1 else 'are'} given twice"
+        raise Refused(path, "class_id_twice", what)
     by_id = sorted(entries, key=lambda each: int(each["id"]))
     return [{"id": each["id"], "name": each["name"]} | lvis.of_category(each) for each in by_id]
-
-
-def _annotation(entry: Mapping[str, Any], images: set[int], categories: set[int], path: Path) -> dict[str, Any] | None:
-    """The annotation in its one form; None for a crowd without a box."""
-    where = f"{path}: annotation {shown(entry.get('id'))}"
-    image_id, category_id, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
-    if not isinstance(image_id, (int, float)) or image_id not in images:
-        raise DataError(f"{where} belongs to image id {shown(image_id)}, which is not among the images")
-    if not isinstance(category_id, (int, float)) or category_id not in categories:
-        raise DataError(f"{where} has category id {shown(category_id)}, which is not among the categories")
-    if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
-        raise DataError(f"{where}: `iscrowd` must be 0 or 1, got {shown(crowd)}")
-    if CROWD[crowd] and not box:
-        return None
-    if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(value) for value in box):
-        raise DataError(f"{where}: `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}")
-    return {
-        "image_id": int(image_id),
-        "category_id": int(category_id),
-        "bbox": box,
-        "area": _number(entry, "area", box[2] * box[3], where),
-        "iscrowd": CROWD[crowd],
-    }
-
-
-def _number(entry: Mapping[str, Any], key: str, default: float, where: str) -> float:
-    """The value of a key, written as a number or as text; the default where it is missing or null."""
-    value = entry.get(key)
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    if value is None:
-        return default
-    if not _is_finite(value):
-        raise DataError(f"{where}: `{key}` must be a finite number, got {shown(value)}")
-    return float(value)
-
-
-def _is_finite(value: object) -> bool:
-    """Also False for integers that no float can hold."""
-    return isinstance(value, (int, float)) and abs(value) < 1e300
-
-
-def _is_id(value: object) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
-
-
-def _unique(ids: Sequence[int], what: str, path: Path) -> set[int]:
-    twice = [str(each) for each, count in Counter(ids).items() if count > 1]
-    if twice:
-        raise DataError(f"{path}: {what} {some(twice, 1)} {'is' if len(twice) == 1 else 'are'} given twice")
-    return set(ids)
 
 
 def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
@@ -228,15 +240,21 @@ def corners_of(annotations: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
 
 
 def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxList:
-    position = {image_id: i for i, image_id in enumerate(ids)}
-    label_of = {category_id: i for i, category_id in enumerate(classes.category_ids)}
-    kept = [each for each in document.annotations if not each["iscrowd"]]
-    return BoxList(
-        [position[each["image_id"]] for each in kept],
-        [label_of[each["category_id"]] for each in kept],
-        corners_of(kept),
-        len(document.annotations) - len(kept) + document.num_boxless_crowds,
-    )
+    table = as_table(document.annotations)
+    keep = table.columns.crowds == 0
+    image_ids, category_ids = table.columns.image_ids[keep], table.columns.category_ids[keep]
+    corners = table.columns.numbers[keep, :4]
+    corners[:, 2:] += corners[:, :2]
+    num_crowd = len(table) - len(corners) + document.num_boxless_crowds
+    places = _places(image_ids, ids), _places(category_ids, classes.category_ids)
+    return BoxList(*places, corners, num_crowd, table.names(keep))
+
+
+def _places(values: NDArray[np.int64], among: Sequence[int]) -> NDArray[np.int64]:
+    """Where each value stands in a list that has it once."""
+    listed = np.array([max(each, -(2**63)) for each in among], np.int64)  # NO_ID is below; no value is
+    order = np.argsort(listed, kind="stable")
+    return order[np.searchsorted(listed, values, sorter=order)] if len(listed) else values[:0]
 
 
 def _classes(categories: Sequence[Mapping[str, Any]]) -> Classes:

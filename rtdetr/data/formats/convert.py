@@ -94,7 +94,7 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
 
 def _part(source: Source, split: str, given: Path, images: str) -> Part:
     source = with_pictures(source, images)
-    document = read_document(source)
+    document = read_document(source, limit=0)  # nothing is to be lost on the way
     folder = picture_folder_of(source, document, given, images)
     names = coco.file_names(document.images, folder)
     files = [folder / name for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ def is_federated(images: Sequence[Mapping[str, Any]]) -> bool:
 
 def mentions_lvis(path: Path) -> bool:
     """Whether a JSON has LVIS' keys, without parsing what may be a gigabyte. False for what cannot be read."""
+    if not os.path.isfile(path):  # reading a pipe would wait for ever
+        return False
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return all(content.find(f'"{key}"'.encode()) >= 0 for key in (NEGATIVE, NOT_EXHAUSTIVE))

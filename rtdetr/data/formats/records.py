@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rtdetr.data.classes import DataError
+from rtdetr.data.defects import Defect
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 Format = Literal["coco", "lvis", "voc", "yolo"]
@@ -44,6 +45,15 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.path}: line {self.line}: {self.what}" if self.line else f"{self.path}: {self.what}"
+
+
+def as_defect(problem: Problem) -> Defect:
+    """The same for a report. What cannot be read of a picture costs the picture; of an object or line, that alone."""
+    path, line, kind, what = problem
+    is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
+    name = "picture_path_outside" if "not opened" in what or "lies outside" in what else f"image_{kind}"
+    where = f"line {line}: {what}" if line else what
+    return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, "dropped")
 
 
 class Problems:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
-from rtdetr.data.formats.coco import CocoDocument, DocumentSet
+from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
 from rtdetr.data.formats.kinds import annotations_in
-from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source
+from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source, as_defect
 from rtdetr.data.formats.voc import find_voc, read_voc
 from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo
+from rtdetr.data.picture_files import stays_in
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 ROBOFLOW = "_annotations.coco.json"
@@ -36,9 +38,9 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
     annotations yet. Raises DataError where nothing is recognised."""
     path = Path(path)
     json = Source("lvis" if lvis.mentions_lvis(path) else "coco", path, "", None, max_megapixels)
-    if path.suffix.lower() == ".json" and not path.is_dir():
+    if path.suffix.lower() == ".json" and not os.path.isdir(path):
         return {"": json}
-    if not path.exists():
+    if not os.path.exists(path):
         raise DataError(f"{path}: no such annotation file or folder")
     for read in (_yolo, _voc, _coco):
         found = read(path)
@@ -61,15 +63,34 @@ def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXE
     raise DataError(f"{path}: has no set `{split}`, only {some(sources)}")
 
 
-def read_document(source: Source | str | Path, split: str = "", problems: Problems | None = None) -> CocoDocument:
+def read_document(
+    source: Source | str | Path,
+    split: str = "",
+    problems: Problems | None = None,
+    limit: float | None = MOST_DROPPED,
+) -> CocoDocument:
     """The pictures and boxes of a set, in pixels, under the ids of its own format.
 
-    split: the set to take where a path is given that holds several, val if empty. problems: collects what is wrong
-    with single records of VOC and YOLO, which are left out then; None raises DataError at the first.
+    split: the set to take where a path is given that holds several, val if empty. problems: where the problems of
+    single records of VOC and YOLO go; None makes them the document's defects, of which `limit` says how many there may
+    be. Raises DataError.
     """
     if not isinstance(source, Source):
         source = source_of(source, split)
-    problems = problems or Problems()
+    if problems is not None or source.format in ("coco", "lvis"):
+        return _read(source, problems or Problems(), limit)
+    problems = Problems(collect=True)
+    try:
+        document = _read(source, problems, limit)
+    except DataError as error:  # the end of what began with the first of them
+        if not problems.found:
+            raise
+        defects = [as_defect(each) for each in problems.found]
+        raise Refused(defects[0].file, "unusable", f"{defects[0].what}; {error}", None, defects) from error
+    return with_defects(document, problems.found, source.path, limit)
+
+
+def _read(source: Source, problems: Problems, limit: float | None) -> CocoDocument:
     if source.format == "voc":
         voc = find_voc(source.path)
         if voc is not None:
@@ -78,7 +99,7 @@ def read_document(source: Source | str | Path, split: str = "", problems: Proble
         yolo = find_yolo(source.path)
         if yolo is not None:
             return read_yolo(yolo, source.split, problems, source.images, source.max_megapixels)
-    return coco.read_document(source.path)
+    return coco.read_document(source.path, limit)
 
 
 def open_set(
@@ -89,13 +110,14 @@ def open_set(
     drop_empty: bool = False,
     max_megapixels: float = MAX_MEGAPIXELS,
     match: Match = "id",
+    limit: float | None = MOST_DROPPED,
 ) -> DetectionSet:
     """Pictures and boxes of whatever format. images: the picture folder of a JSON; where it is empty, and for folders
     that bring their own pictures, it is found. The rest is as in DocumentSet. Raises DataError."""
     source = with_pictures(source_of(annotations, split, max_megapixels), images)
-    document = read_document(source)
+    document = read_document(source, limit=limit)
     source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
-    return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match))
+    return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
 def with_pictures(source: Source, images: str | Path) -> Source:
@@ -119,16 +141,18 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
 
 def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies."""
-    if images and (given.is_file() or not given.exists()) and source.format in ("coco", "lvis"):
+    if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ("coco", "lvis"):
         return Path(images)
     if source.format in ("voc", "yolo") and source.images is not None:
         return source.images
     candidates = _folders_near(source.path, source.split)
     if images:
         candidates.insert(0, Path(images))
-    first = document.images[:1]
+    some_images = document.images[:20]  # a few may be missing
     for folder in candidates:
-        if folder.is_dir() and all(os.path.isfile(folder / name) for name in coco.file_names(first, folder)):
+        names = coco.file_names(some_images, folder) if folder.is_dir() else [""]
+        there = [name for name in names if stays_in(folder, name) and os.path.isfile(folder / name)]
+        if len(there) >= min(1, len(names)):
             return folder
     raise DataError(
         f"{source.path}: its pictures were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "
@@ -141,7 +165,9 @@ def _folders_near(path: Path, split: str) -> list[Path]:
     own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
     names = [own, *SPLITS.get(split or split_of(path), ())]
     nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
-    return [path.parent, *nested, root / "images", root / "JPEGImages", root]
+    inside = sorted(each for folder in {root, path.parent} if folder.is_dir() for each in folder.iterdir())
+    around = [each for each in inside if each.is_dir()]
+    return [path.parent, *nested, root / "images", root / "JPEGImages", root, *around]
 
 
 def split_of(path: Path) -> str:

@@ -14,11 +14,11 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.dataset import Folders
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.records import PICTURES, SPLITS, Problems, below, read_bytes, read_lines
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
+from rtdetr.data.picture_files import Folders
 
 ANNOTATIONS = ("Annotations", "annotations")
 IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
@@ -117,6 +117,8 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
         picture, own = read[path]
         for each in own.found:
             problems.add(*each)
+        if any(each.kind == "size" for each in own.found):
+            continue
         file_name = picture and _picture_of(path, picture.file_name, chosen, pictures, problems)
         if picture and file_name:
             _add(document, file_name, path, picture, first, category_of, problems)

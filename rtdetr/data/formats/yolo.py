@@ -198,6 +198,9 @@ def read_yolo(
         )
         label_file = label_file_of(path)
         lines = list(_lines(label_file, names, problems)) if os.path.exists(label_file) else []
+        if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this picture
+            document.images.pop()
+            continue
         num_labelled += os.path.exists(label_file)
         num_polygons += sum(each.is_polygon for each in lines)
         document.annotations.extend(_annotation(each, image_id, size) for each in lines)

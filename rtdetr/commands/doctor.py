@@ -1,0 +1,69 @@
+"""`rtdetr doctor`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_overwrite
+
+ABOUT = """Names everything that is wrong with a detection set, and what training does about it: kept, clipped, dropped
+or refused. Reads the records and every picture; nothing is changed, and nothing outside the picture folder is opened.
+
+    rtdetr doctor configs/my_config.yml
+    rtdetr doctor annotations/instances_train.json --images train
+
+Exit codes: 0 sound, 1 defects that training would survive, 2 unusable.
+"""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Looks for defects; see `rtdetr doctor --help`."""
+    parser = Parser(prog="rtdetr doctor", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="SOURCE", help="a config, an annotation file, or the folder of a set")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="the picture folder; default: found near the file")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every defect as a list, for machines")
+    text = "write a clean copy as COCO JSON; a file for a name in .json, else a folder. Pictures stay where they are"
+    parser.add_argument("--fix", type=Path, metavar="OUT", help=text)
+    parser.add_argument("--fast", action="store_true", help="open no picture, as before a training")
+    add_overwrite(parser)
+    args = parser.parse_args(arguments)
+
+    from rtdetr.commands.configs import shipped_configs
+    from rtdetr.commands.outputs import OutputError, check_outputs, writing
+    from rtdetr.data.classes import DataError
+    from rtdetr.data.doctor.examine import examine, plain
+    from rtdetr.data.doctor.fix import clean_document, clean_files
+
+    source = shipped_configs().get(args.source, Path(args.source))
+    if args.images and not args.images.is_dir():
+        raise DataError(f"{args.images}: no such picture folder")
+    if args.fix and os.path.lexists(args.fix):
+        raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
+    check_outputs([each for each in (args.json,) if each], [source], args.overwrite)
+    check_outputs([each for each in (args.fix,) if each], [source], overwrite=False)
+    report = examine(source, str(args.images or ""), args.fast, _progress)
+    for line in report.lines():
+        print(line)
+    if args.json:
+        with writing(args.json):
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text(json.dumps(plain(report), indent=1), encoding="utf-8")
+    if args.fix:
+        documents = {file: clean_document(part) for file, part in clean_files(report.sets, args.fix).items()}
+        for file, document in documents.items():
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(document), encoding="utf-8")
+            print(f"{file}: {len(document['images'])} pictures, {len(document['annotations'])} boxes")
+    return report.code()
+
+
+def _progress(num_pictures: int) -> Callable[[], object]:
+    from rtdetr.commands.progress import progress
+
+    bar = progress(num_pictures)
+    return bar.update

@@ -1,0 +1,62 @@
+"""What the boxes of a set are, measured against their pictures: all at once, as there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rtdetr.data.defects import Action, Defect
+
+ROUNDING = 1.0  # pixels that a box may stick out of its picture without a word
+LOOKS_XYXY = (10, 0.3)  # boxes at least, and share of them that stick out, where all could be corners
+
+
+def judge_boxes(
+    file: str,
+    record: Callable[[int], int | str],
+    picture: Callable[[int], str],
+    corners: NDArray[np.float64],
+    sizes: NDArray[np.int32],
+    has_area: NDArray[np.bool_],
+) -> list[Defect]:
+    """Defects of boxes (n, 4) xyxy in pixels, as the file has them, in pictures of `sizes` (n, 2) h and w: those
+    without area there, which are dropped, and those that are clipped. record: the name of the i-th; picture: its file.
+    """
+    found: list[Defect] = []
+
+    def add(i: int, kind: str, what: str, action: Action) -> None:
+        name = record(i)
+        x1, y1, x2, y2 = corners[i].tolist()
+        box = ", ".join(f"{value:g}" for value in (x1, y1, x2 - x1, y2 - y1))
+        size = f"{sizes[i, 1]} x {sizes[i, 0]}"
+        found.append(
+            Defect(file, name, kind, f"annotation {name} of {picture(i)}: box [{box}] {what} ({size} pixels)", action)
+        )
+
+    sides = corners[:, 2:] - corners[:, :2]
+    for i in np.flatnonzero(~has_area).tolist():
+        beyond = bool(np.any(corners[i, :2] > sizes[i, ::-1]) or np.any(corners[i, 2:] < 0))
+        if (sides[i] < 0).any():
+            add(i, "box_negative", "has a negative width or height", "dropped")
+        elif (sides[i] == 0).any() and not beyond:
+            add(i, "box_zero", "has no width or no height", "dropped")
+        else:
+            add(i, "box_outside", "has no area in its picture", "dropped")
+    limits = sizes[:, [1, 0]]
+    out = np.maximum(-corners[:, :2], corners[:, 2:] - limits).max(axis=1, initial=0)
+    # Read as two corners they would lie in the picture.
+    corner_like = np.all((sides > corners[:, :2]) & (sides <= limits) & (corners[:, :2] >= 0), axis=1)
+    sticks_out = has_area & (out > ROUNDING)
+    for i in np.flatnonzero(sticks_out).tolist():
+        alike = corner_like[i] and out[i] > 0.05 * limits[i].max()
+        what = f"sticks out of its picture by {out[i]:.4g} pixels and is cut off there"
+        if alike:
+            what += "; it looks like x1, y1, x2, y2, and must be x, y, width, height"
+        add(i, "box_xyxy" if alike else "box_clipped", what, "clipped")
+    least, share = LOOKS_XYXY
+    if len(corners) >= least and corner_like.mean() > 0.98 and sticks_out.mean() >= share:
+        what = f"{corner_like.sum()} of {len(corners)} boxes look like x1, y1, x2, y2; COCO wants x, y, width, height"
+        found.insert(0, Defect(file, None, "boxes_xyxy", what, "refused"))
+    return found

@@ -1,0 +1,167 @@
+"""What is wrong with a record of a detection set, what becomes of it, and when that is too much to go on.
+
+Every reader judges its records one by one and keeps what is sound. A set is refused when more than 5 % of its pictures
+or boxes would go, or a class that has boxes would lose the last one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from rtdetr.data.classes import DataError, some
+
+Action = Literal["kept", "clipped", "dropped", "refused"]
+
+MOST_DROPPED = 0.05  # share of the pictures or of the boxes
+LIMITS: dict[str, float] = {"drop": MOST_DROPPED, "refuse": 0.0}  # by data.on_defect
+
+MOST_KEPT = 100  # defects of a kind that a set keeps in memory, of those that cost nothing
+
+# Boxes that have no area in their picture. Evaluation never counted them, so that they are too many for training alone.
+WITHOUT_AREA = ("box_zero", "box_negative", "box_outside")
+# Of no consequence: training reads such pictures as they are meant.
+NOTES = (
+    *("picture_exif", "picture_cmyk", "picture_gray", "picture_16bit", "picture_palette", "picture_alpha"),
+    *("picture_1bit", "picture_animated", "box_copy"),
+)
+
+
+def one_line(text: str) -> str:
+    """With everything written out that is no plain character: names come from files that anybody may have written."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+class Defect(NamedTuple):
+    """One thing that is wrong with one record. Kinds are listed in docs/doctor.md; their names do not change."""
+
+    file: str  # the annotation file, or the picture at fault
+    record: int | str | None  # its id; its place, such as annotations[3], where that is unusable; None: the whole file
+    kind: str  # begins with box_, image_ (a record), picture_ (its file), class_, or what cannot be read at all
+    what: str
+    action: Action
+
+    def line(self) -> str:
+        """As a person reads it; without line breaks, whatever the names in it are."""
+        return one_line(f"{self.action:8s}{self.kind:22s}{self.file}: {self.what}")
+
+    def plain(self) -> dict[str, Any]:
+        """For a machine."""
+        return {
+            "file": self.file,
+            "record": self.record,
+            "defect": self.kind,
+            "what": self.what,
+            "action": self.action,
+        }
+
+
+class Refused(DataError):
+    """A set that cannot be used at all, as a sentence and as a defect."""
+
+    def __init__(
+        self,
+        file: object,
+        kind: str,
+        what: str,
+        record: int | str | None = None,
+        others: Sequence[Defect] = (),  # that were found on the way
+    ) -> None:
+        super().__init__(one_line(f"{file}: {what}"))
+        self.defect = Defect(str(file), record, kind, what, "refused")
+        self.others = others
+
+
+def as_defect(error: DataError, file: object) -> Defect:
+    """The defect behind an error; `file` where the error does not say which."""
+    if isinstance(error, Refused):
+        return error.defect
+    return Defect(str(file), None, "unusable", str(error).removeprefix(f"{file}: "), "refused")
+
+
+@dataclass
+class Tally:
+    """What a file says there is, before anything is dropped. Crowds do not count."""
+
+    pictures: int = 0
+    boxes: int = 0
+    boxes_of: Counter[int] = field(default_factory=Counter)  # by category id
+
+
+class Lost(NamedTuple):
+    """How much of a set is dropped."""
+
+    pictures: int
+    boxes: int
+
+
+def condensed(defects: Sequence[Defect]) -> list[Defect]:
+    """With one in place of all of a kind of which nothing was dropped, where there are many: a set may say no size of
+    any picture, and this list goes into every data worker."""
+    kept = Counter(each.kind for each in defects if each.action == "kept")
+    many = {kind: count for kind, count in kept.items() if count > MOST_KEPT}
+    few = [each for each in defects if each.kind not in many or each.action != "kept"]
+    for kind, count in many.items():
+        first = next(each for each in defects if each.kind == kind)
+        few.append(first._replace(record=None, what=f"{first.what}; and {count - 1} more of these"))
+    return few
+
+
+def lost(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Lost:
+    """Each dropped record has one defect of that action. Boxes that go with their picture have none: they are sound."""
+    kinds = [each.kind for each in defects if each.action == "dropped" and each.kind not in except_kinds]
+    boxes = sum(kind.startswith("box_") for kind in kinds)
+    return Lost(len(kinds) - boxes, boxes)
+
+
+class Names(NamedTuple):
+    """How a sentence calls a set and its classes."""
+
+    annotation_file: str
+    folder: str  # of the pictures; empty: not known here
+    classes: Mapping[int, str]  # by category id
+
+
+def refusal(
+    names: Names,
+    defects: Sequence[Defect],
+    tally: Tally,
+    left: Mapping[int, int],
+    limit: float,
+    except_kinds: Sequence[str] = (),
+) -> Refused | None:
+    """Why a set cannot be used, None where it can. left: the boxes of each category id that are left. limit: the share
+    of pictures, and of boxes, that may go. except_kinds: defects that do not count."""
+    for each in defects:
+        if each.action == "refused":
+            return Refused(each.file, each.kind, f"{each.what}; {_next(names)}", each.record)
+    counted = [each for each in defects if each.action == "dropped" and each.kind not in except_kinds]
+    if not counted:
+        return None
+    gone = lost(counted)
+    parts = [
+        f"{part} of {of} {what}"
+        for part, of, what in ((gone.pictures, tally.pictures, "pictures"), (gone.boxes, tally.boxes, "boxes"))
+        if part > limit * of
+    ]
+    first = counted[0]
+    if parts:
+        allowed = f"more than {limit:.0%}" if limit else "and none may be"
+        sentence = f"{first.what}; {' and '.join(parts)} would be dropped, {allowed}; {_next(names)}"
+        return Refused(first.file, first.kind, sentence, first.record)
+    vanished = [i for i, count in tally.boxes_of.items() if count and not left.get(i)]
+    if vanished and not except_kinds:
+        listed = some(repr(names.classes.get(i, str(i))) for i in vanished)
+        what = f"no box of class {listed} would be left of {sum(tally.boxes_of[i] for i in vanished)}"
+        sentence = f"{what}, the first that is dropped is in {first.file}: {first.what}; {_next(names)}"
+        return Refused(names.annotation_file, "class_vanished", sentence)
+    return None
+
+
+def _next(names: Names) -> str:
+    images = f" --images {names.folder}" if names.folder else ""
+    return f"`rtdetr doctor {names.annotation_file}{images}` names every defect"

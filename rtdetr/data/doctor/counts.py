@@ -1,0 +1,54 @@
+"""What a set is like, in a few lines: classes, sizes of boxes, crowded pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rtdetr.data.dataset import DetectionSet
+
+SMALL, MEDIUM = 32**2, 96**2  # pixels of area, as COCO divides them
+CROWDED = 100  # boxes of a picture; denoising and matching grow with them
+IMBALANCED = 20  # times as many boxes of one class as of another
+MOST_CLASSES = 100  # of which each gets a line
+
+
+def describe(data: DetectionSet) -> Iterator[str]:
+    """Lines for a person."""
+    targets = [data.targets(i) for i in range(len(data))]
+    if not targets:
+        return
+    boxes = np.concatenate([boxes for boxes, _ in targets])
+    labels = np.concatenate([labels for _, labels in targets])
+    per_picture = np.array([len(each) for _, each in targets])
+    if not len(boxes):
+        return
+    counts = np.bincount(labels, minlength=len(data.classes))
+    width = max(5, *(len(name) for name in data.classes.names))
+    yield f"  {'class':{width}s} {'id':>6s} {'boxes':>8s} {'share':>6s}"
+    order = np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()
+    for i in order:
+        share = counts[i] / len(labels)
+        yield f"  {data.classes.names[i]:{width}s} {data.classes.category_ids[i]:6d} {counts[i]:8d} {share:6.1%}"
+    if len(counts) > MOST_CLASSES:
+        yield f"  ... and {len(counts) - MOST_CLASSES} more classes"
+    if not counts.all():
+        yield f"  classes without a box: {(counts == 0).sum()} of {len(counts)}"
+    least = counts[counts > 0].min()
+    if counts.max() > IMBALANCED * least:
+        yield f"  class imbalance: the most frequent has {counts.max() / least:.0f} times the boxes of the rarest"
+    sides = boxes[:, 2:] - boxes[:, :2]
+    area = sides.prod(axis=1)
+    small, medium = (area < SMALL).mean(), ((area >= SMALL) & (area < MEDIUM)).mean()
+    middle = np.median(sides, axis=0)
+    yield (
+        f"  boxes: {small:.0%} small (below 32 x 32 pixels), {medium:.0%} medium, {1 - small - medium:.0%} large "
+        f"(from 96 x 96); median {middle[0]:.0f} x {middle[1]:.0f}, from {sides.min():.1f} to {sides.max():.0f} a side"
+    )
+    fullest = int(per_picture.argmax())
+    yield (
+        f"  boxes of a picture: {per_picture.mean():.1f} on average, most in {data.info(fullest).file_name}: "
+        f"{per_picture[fullest]}; {(per_picture > CROWDED).sum()} crowded pictures (more than {CROWDED} boxes), "
+        f"{(per_picture == 0).sum()} without boxes"
+    )

@@ -1,0 +1,225 @@
+"""Whatever a user gives -> its sets, what is wrong with each, and whether training would go on."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rtdetr.config import ConfigError, load_config
+from rtdetr.config_file import parse_yaml
+from rtdetr.data.classes import DataError, match_classes
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.defects import LIMITS, MOST_DROPPED, NOTES, WITHOUT_AREA, Defect, Refused, as_defect
+from rtdetr.data.doctor.counts import describe
+from rtdetr.data.doctor.files import copies, examine_files
+from rtdetr.data.formats.coco import CocoDocument, DocumentSet
+from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.sources import find_sources, picture_folder_of, read_document, source_of, with_pictures
+from rtdetr.data.pictures import MAX_MEGAPIXELS
+
+SHOWN = 50  # defects of a kind; --json has them all
+
+
+class Asked(NamedTuple):
+    """One set to look at."""
+
+    name: str  # train, val, ... or ""
+    source: Source
+    given: Path  # as the user wrote it
+    images: str  # the picture folder that the user gave; may be empty
+
+
+class Examined(NamedTuple):
+    """One set, and what is wrong with it."""
+
+    asked: Asked
+    data: DetectionSet | None  # None: cannot be read at all
+    defects: list[Defect]
+    gone: list[int]  # indices of the pictures of `data` that are dropped for their files
+    refused: Defect | None  # why training refuses it
+
+
+class Report(NamedTuple):
+    sets: list[Examined]
+    others: list[Defect]  # of no single set
+
+    def defects(self) -> list[Defect]:
+        return [each for part in self.sets for each in part.defects] + self.others
+
+    def code(self) -> int:
+        """0 sound, 1 training would survive, 2 unusable."""
+        if any(part.refused for part in self.sets) or any(each.action == "refused" for each in self.others):
+            return 2
+        return int(any(each.kind not in NOTES for each in self.defects()))
+
+    def lines(self) -> Iterator[str]:
+        """For a person."""
+        shown: Counter[str] = Counter()
+        for each in self.defects():
+            shown[each.kind] += 1
+            if shown[each.kind] <= SHOWN:
+                yield each.line()
+        for kind, count in shown.items():
+            if count > SHOWN:
+                yield f"... and {count - SHOWN} more of {kind}; --json FILE lists them all"
+        for part in self.sets:
+            yield from _lines_of(part)
+
+
+def examine(
+    path: Path, images: str = "", fast: bool = False, progress: Callable[[int], Callable[[], object]] | None = None
+) -> Report:
+    """Everything that is wrong with the sets of a config, an annotation file or a folder. images: the picture folder.
+    fast: no picture is opened. progress: is told the number of pictures, and its answer is called after each."""
+    unknown: list[Defect] = []
+    try:
+        asked, limit = _asked(path, images, unknown)
+    except (DataError, ConfigError, OSError) as error:
+        return Report([], [_refused(error, path)])
+    opened = [_open(each) for each in asked]
+    num_pictures = sum(len(part.data) for part in opened if part.data)
+    done = progress(num_pictures) if progress and num_pictures and not fast else lambda: None
+    if not fast:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of PIL, on files that are odd; what matters becomes a defect
+            opened = [_with_files(part, done) for part in opened]
+    judged = [_judged(part, limit) for part in opened]
+    others = [] if fast else copies([(part.asked.name, part.data) for part in judged if part.data])
+    return Report(_matched(judged), unknown + others)
+
+
+def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[Asked], float]:
+    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; what is wrong with one of
+    the two sets of a config goes to `unknown`."""
+    if _is_config(path):
+        data = load_config(path).data
+        asked = []
+        for name, split in (("train", data.train), ("val", data.val)):
+            try:
+                if not split.annotations:
+                    raise ConfigError(f"{path}: data.{name}.annotations is empty, so there is nothing to look at")
+                source = source_of(split.annotations, split.split or name, data.max_megapixels)
+            except (DataError, ConfigError, OSError) as error:
+                unknown.append(_refused(error, Path(split.annotations or path)))
+            else:
+                asked.append(Asked(name, source, Path(split.annotations), images or split.images))
+        return asked, LIMITS[data.on_defect]
+    sources = find_sources(path, MAX_MEGAPIXELS)
+    if {"train", "val"} <= sources.keys():
+        sources.pop("trainval", None)  # the two together
+    return [Asked(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
+
+
+def _is_config(path: Path) -> bool:
+    """Whether a YAML is a config of ours and no data.yaml of YOLO. Raises ConfigError where it is neither."""
+    if path.suffix.lower() not in (".yml", ".yaml") or not os.path.isfile(path):
+        return False
+    try:
+        content = parse_yaml(path.read_bytes()[:1_000_000].decode(), str(path))
+    except (OSError, UnicodeDecodeError, ConfigError):
+        return False  # whoever reads it says so
+    of_yolo = isinstance(content, dict) and (
+        "names" in content
+        or "nc" in content
+        or any(isinstance(content.get(key), (str, list)) for key in ("train", "val"))
+    )
+    return not of_yolo
+
+
+def _open(asked: Asked) -> Examined:
+    """The records, and whether the files are there."""
+    defects: list[Defect] = []
+    try:
+        source = with_pictures(asked.source, asked.images)
+        document: CocoDocument = read_document(source, limit=None)
+        defects = list(document.defects)
+        folder = picture_folder_of(source, document, asked.given, asked.images)
+        data = DocumentSet(document, source._replace(images=folder), limit=None)
+    except (DataError, ConfigError, OSError) as error:
+        refused = _refused(error, asked.source.path)
+        defects += error.others if isinstance(error, Refused) else []
+        return Examined(asked, None, [*defects, refused], [], refused)
+    return Examined(asked, data, data.defects, [], None)
+
+
+def _with_files(part: Examined, done: Callable[[], object]) -> Examined:
+    if part.data is None:
+        return part
+    found, gone = examine_files(part.data, done)
+    return part._replace(defects=part.defects + found, gone=gone)
+
+
+def _judged(part: Examined, limit: float) -> Examined:
+    """With the reason why training would refuse it, as a defect of its own where none says it already."""
+    if part.data is None:
+        return part
+    data, defects = part.data, part.defects
+    counted = WITHOUT_AREA if part.asked.name in ("val", "test") else ()
+    error: DataError | None = data.refusal(defects, limit, counted, part.gone)
+    left = len(data) - len(part.gone)
+    if error is None and not left:
+        error = DataError(f"{data.annotation_file}: no picture is left to work on")
+    if error is None and part.asked.name not in ("val", "test") and not data.num_boxes:
+        error = DataError(f"{data.annotation_file}: {left} pictures and not a single box to learn from")
+    if error is None:
+        return part
+    refused = as_defect(error, data.annotation_file)
+    if any(each.action == "refused" for each in defects):
+        return part._replace(refused=refused)
+    what = str(error).removeprefix(f"{data.annotation_file}: ")
+    verdict = refused._replace(file=str(data.annotation_file), record=None, kind="too_much", what=what)
+    return part._replace(defects=[*defects, verdict], refused=verdict)
+
+
+def _matched(parts: Sequence[Examined]) -> list[Examined]:
+    """With the classes of the other sets held against those of the training set, or of the first. Folders of VOC and
+    YOLO have one list of classes for all their sets."""
+    trained = [part.data for part in parts if part.asked.name == "train"] or [part.data for part in parts]
+    first = trained[0] if trained else None
+    matched = []
+    for part in parts:
+        of_coco = part.asked.source.format in ("coco", "lvis")
+        if first is not None and part.data is not None and part.data is not first and of_coco:
+            try:
+                match_classes(part.data.classes, first.classes, "id", part.data.annotation_file)
+            except DataError as error:
+                verdict = as_defect(error, part.data.annotation_file)._replace(kind="classes_differ")
+                part = part._replace(defects=[*part.defects, verdict], refused=part.refused or verdict)
+        matched.append(part)
+    return matched
+
+
+def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
+    if isinstance(error, OSError):  # a folder that may not be listed, a disk that went away
+        what = f"cannot be read ({error.strerror or error})"
+        return Defect(str(error.filename or path), None, "file_unreadable", what, "refused")
+    if isinstance(error, DataError):
+        return as_defect(error, path)
+    return Defect(str(path), None, "yaml_broken", str(error).removeprefix(f"{path}: "), "refused")
+
+
+def _lines_of(part: Examined) -> Iterator[str]:
+    name = f"{part.asked.source}" if part.asked.source.split else f"{part.asked.name} {part.asked.source}".strip()
+    bad = [each for each in part.defects if each.kind not in NOTES]
+    actions = Counter(each.action for each in bad)
+    counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
+    notes = len(part.defects) - len(bad)
+    if part.refused is not None:
+        yield f"{name}: unusable: {part.refused.what}"
+    elif bad:
+        yield f"{name}: {len(bad)} defects ({counted}); training would survive them"
+    else:
+        about = f", {notes} notes on unusual pictures" if notes else ""
+        yield f"{name}: sound{about}"
+    if part.data is not None:
+        yield f"  {part.data.summary()}"
+        yield from describe(part.data)
+
+
+def plain(report: Report) -> list[dict[str, Any]]:
+    """Every defect, for a machine."""
+    return [each.plain() for each in report.defects()]

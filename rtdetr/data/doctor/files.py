@@ -1,0 +1,120 @@
+"""The picture files of sets: which cannot be read, which are unusual, and which are there twice."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.defects import Defect
+from rtdetr.data.picture_files import unreadable
+from rtdetr.data.pictures import UPRIGHT, picture_facts
+
+LARGE = 20_000_000  # pixels; of such pictures one is in memory at a time
+_one_at_a_time = threading.Lock()
+# Of PIL's modes: how training takes them.
+MODES = {
+    "CMYK": ("picture_cmyk", "is CMYK, taken as RGB"),
+    "YCCK": ("picture_cmyk", "is CMYK, taken as RGB"),
+    "L": ("picture_gray", "is gray, taken as RGB"),
+    "LA": ("picture_gray", "is gray, taken as RGB"),
+    "P": ("picture_palette", "has a palette, taken as RGB"),
+    "PA": ("picture_palette", "has a palette, taken as RGB"),
+    "1": ("picture_1bit", "has one bit a pixel, taken as black and white"),
+}
+
+
+class Copy(NamedTuple):
+    """A picture of one of the sets that may be there twice."""
+
+    set_name: str
+    path: Path
+    record: int
+
+
+def examine_files(data: DetectionSet, done: Callable[[], object]) -> tuple[list[Defect], list[int]]:
+    """Reads every picture as training does. The defects, and which pictures (indices) are dropped for them. done: is
+    called after each."""
+    defects: list[Defect] = []
+    gone: list[int] = []
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        for i, found in enumerate(pool.map(lambda i: list(_examine(data, i)), range(len(data)))):
+            defects += found
+            gone += [i] * any(each.action == "dropped" for each in found)
+            done()
+    return defects, gone
+
+
+def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
+    info = data.info(index)
+    path = data.folder / info.file_name
+    try:
+        facts = picture_facts(path, data.max_megapixels)
+        with _one_at_a_time if facts.num_pixels > LARGE else contextlib.nullcontext():
+            data.image(index)
+    except DataError as error:
+        yield unreadable(path, info.image_id, error)
+        return
+    notes = [MODES[facts.mode]] if facts.mode in MODES else []
+    if facts.orientation in UPRIGHT:
+        notes.append(("picture_exif", f"has EXIF orientation {facts.orientation}, turned as its boxes need it"))
+    if facts.is_16bit:
+        notes.append(("picture_16bit", "has 16 bits or more a channel, taken as 8"))
+    if facts.has_alpha:
+        notes.append(("picture_alpha", "has transparency, which is left out"))
+    if facts.is_animated:
+        notes.append(("picture_animated", "is animated, and its first frame is taken"))
+    for kind, what in notes:
+        yield Defect(str(path), info.image_id, kind, f"image {info.image_id}: {what}", "kept")
+
+
+def copies(sets: Sequence[tuple[str, DetectionSet]]) -> list[Defect]:
+    """Pictures that are there twice, in a set or in two of them, by the bytes of their files."""
+    by_size: defaultdict[int, list[Copy]] = defaultdict(list)
+    for name, data in sets:
+        for i in range(len(data)):
+            info = data.info(i)
+            path = data.folder / info.file_name
+            size = path.stat().st_size if path.is_file() else 0
+            if size:
+                by_size[size].append(Copy(name, path, info.image_id))
+    defects = []
+    for alike in by_size.values():
+        first: dict[bytes, Copy] = {}
+        for each in alike if len(alike) > 1 else ():
+            digest = _digest(each.path)
+            earlier = first.setdefault(digest, each) if digest else each
+            if earlier is not each:
+                defects.append(_twice(each, earlier))
+    return defects
+
+
+def _twice(copy: Copy, first: Copy) -> Defect:
+    if copy.set_name != first.set_name:
+        kind, what = "picture_in_two_sets", f"is in {first.set_name or 'another set'} too, as {first.path}"
+    elif os.path.samefile(copy.path, first.path):
+        kind, what = "picture_twice", f"is the file of image {first.record}, too"
+    else:
+        kind, what = "picture_copy", f"has the bytes of image {first.record}, {first.path}"
+    return Defect(str(copy.path), copy.record, kind, f"image {copy.record}: {what}", "kept")
+
+
+def _digest(path: Path) -> bytes | None:
+    """None where the file cannot be read, which is named elsewhere."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _slowly(path)
+    except OSError:
+        return None
+
+
+def _slowly(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()  # Python 3.10

@@ -1,0 +1,95 @@
+"""A clean copy of a set: COCO JSON with the sound records alone, boxes cut to their pictures, sizes filled in.
+
+Pictures are not copied. None can be mended; the clean file names those that can be used, where they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.dataset import clip_to_picture
+from rtdetr.data.defects import Refused
+from rtdetr.data.doctor.examine import Examined
+from rtdetr.data.formats.coco import corners_of
+from rtdetr.data.formats.judge import as_table
+from rtdetr.data.formats.sources import read_document
+
+OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
+
+
+def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
+    """Where the clean copy of each set goes: `out` itself for a name that ends in .json, else out/annotations. Raises
+    DataError where a set cannot be mended, or there are several for one file."""
+    broken = [part for part in parts if part.data is None]
+    if broken or not parts:
+        what = broken[0].refused.what if broken and broken[0].refused else "there is no set"
+        raise DataError(f"{out}: nothing to write there, as a set cannot be read: {what}")
+    if out.suffix.lower() == ".json":
+        if len(parts) > 1:
+            raise DataError(f"{out}: {len(parts)} sets do not go into one file; name a folder")
+        return {out: parts[0]}
+    files: dict[Path, Examined] = {}
+    for part in parts:
+        path = part.asked.source.path
+        own = path.suffix.lower() == ".json" and path.name not in {file.name for file in files}
+        split = part.asked.source.split or part.asked.name or "train"
+        files[out / "annotations" / (path.name if own else f"instances_{split}.json")] = part
+    return files
+
+
+def clean_document(part: Examined) -> dict[str, Any]:
+    """The COCO document of what is left of a set. What else a COCO JSON says of its records stays."""
+    data = part.data
+    if data is None:
+        raise Refused(part.asked.source.path, "unusable", "cannot be read, and so not mended")
+    document = read_document(data.origin, limit=None)
+    table = as_table(document.annotations)
+    raw = _raw(part)
+    raw_images = {each["id"]: each for each in raw.get("images", ()) if _has_id(each)}
+    gone = set(part.gone)
+    infos = {info.image_id: info for i in range(len(data)) if i not in gone for info in [data.info(i)]}
+    images = []
+    for each in document.images:
+        if each["id"] in infos:
+            info = infos[each["id"]]
+            known = {key: value for key, value in each.items() if value is not None}
+            images.append({**raw_images.get(each["id"], {}), **known, "height": info.height, "width": info.width})
+    rows = [i for i, own in enumerate(table.columns.image_ids.tolist()) if own in infos]
+    table = table.where(np.array(rows, np.int64))
+    corners = corners_of(table)
+    sizes = np.array([(infos[i].height, infos[i].width) for i in table.columns.image_ids.tolist()]).reshape(-1, 2)
+    _, has_area = clip_to_picture(corners, sizes)
+    clipped = np.clip(corners, 0, sizes[:, [1, 0, 1, 0]])
+    ids = table.columns.own_ids.tolist()
+    renumber = len(set(ids)) < len(ids) or min(ids, default=0) == -(2**63)
+    annotations: list[dict[str, Any]] = []
+    for i, (place, box) in enumerate(zip(table.columns.places.tolist(), table)):
+        if not box["iscrowd"] and not has_area[i]:
+            continue
+        if not box["iscrowd"] and (clipped[i] != corners[i]).any():
+            x1, y1, x2, y2 = clipped[i].tolist()
+            box["bbox"] = [x1, y1, x2 - x1, y2 - y1]
+            box["area"] = min(box["area"], box["bbox"][2] * box["bbox"][3])
+        more = {k: v for k, v in raw["annotations"][place].items() if k not in OWN} if raw else {}
+        annotations.append({"id": len(annotations) + 1 if renumber else ids[i], **box, **more})
+    rest = {key: value for key, value in raw.items() if key not in ("images", "annotations", "categories")}
+    categories = raw["categories"] if raw else document.categories
+    return {**rest, "images": images, "annotations": annotations, "categories": categories}
+
+
+def _raw(part: Examined) -> dict[str, Any]:
+    """The whole JSON; nothing for other formats."""
+    if part.asked.source.format not in ("coco", "lvis"):
+        return {}
+    raw: dict[str, Any] = json.loads(part.asked.source.path.read_bytes())
+    return raw
+
+
+def _has_id(entry: Any) -> bool:
+    return isinstance(entry, dict) and type(entry.get("id")) is int

@@ -1,0 +1,114 @@
+"""A large JSON of lists, entry by entry: its text is never in memory as a whole.
+
+`read_lists` is the quick way, json.loads the plain one; what the quick one cannot read the plain one reads again, or
+says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+WINDOW = 2**22  # characters at once
+SPACE = re.compile(r"[ \t\n\r]*")
+
+
+class Doubled(dict[str, Any]):
+    """An object that has a key twice; as with every reader, the last value is the one that counts."""
+
+
+def one_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For json's object_pairs_hook."""
+    made = dict(pairs)
+    return made if len(made) == len(pairs) else Doubled(pairs)
+
+
+def read_lists(path: Path, takers: Mapping[str, Callable[[Any], object]]) -> bool:
+    """Hands each entry of the lists at the top of a JSON object to the taker of that key, in the order of the file.
+
+    False where it cannot: bytes that are no UTF-8 or have a byte order mark, broken JSON, anything but an object at
+    the top, one of these keys twice, missing, or no list. The takers may have got entries before that. Raises OSError.
+    """
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            return _Reader(file).hand_out(takers)
+    except (ValueError, RecursionError):
+        return False
+
+
+class _Reader:
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._text, self._at = "", 0
+        self._scan = json.JSONDecoder(object_pairs_hook=one_object).scan_once  # type: ignore[attr-defined]
+
+    def hand_out(self, takers: Mapping[str, Callable[[Any], object]]) -> bool:
+        waiting = dict(takers)
+        self._expect("{")
+        while True:
+            key = self._value()
+            if not isinstance(key, str):
+                self._fail()
+            self._expect(":")
+            if key not in takers:
+                self._value()
+            elif key not in waiting:
+                return False
+            else:
+                take = waiting.pop(key)
+                for entry in self._entries():
+                    take(entry)
+            if self._expect(",}") == "}":
+                return not waiting and not self._more() and SPACE.fullmatch(self._text, self._at) is not None
+
+    def _entries(self) -> Iterator[Any]:
+        self._expect("[")
+        if self._next() == "]":
+            self._at += 1
+            return
+        while True:
+            yield self._value()
+            if self._expect(",]") == "]":
+                return
+
+    def _next(self) -> str:
+        """The next character that is no space; empty at the end."""
+        while True:
+            self._at = SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._more():
+                return ""
+
+    def _expect(self, characters: str) -> str:
+        found = self._next()
+        if not found or found not in characters:
+            self._fail()
+        self._at += 1
+        return found
+
+    def _value(self) -> Any:
+        self._next()
+        while True:
+            try:
+                value, end = self._scan(self._text, self._at)
+            except (StopIteration, json.JSONDecodeError):  # the window may end in the middle of it
+                end = len(self._text)
+            if end < len(self._text):
+                self._at = end
+                return value
+            if not self._more():
+                self._fail()
+
+    def _more(self) -> bool:
+        """Moves the window on. It grows where one value fills it: the value is scanned again from its start."""
+        rest = self._text[self._at :]
+        chunk = self._file.read(max(WINDOW, len(rest)))
+        self._text, self._at = rest + chunk, 0
+        return bool(chunk)
+
+    def _fail(self) -> NoReturn:
+        raise ValueError("not a JSON object of lists")
