@@ -24,6 +24,7 @@ Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 OnDefect = Literal["drop", "refuse"]
 Depth = Literal[18, 34, 50, 101]
+AugmentBackend = Literal["fused", "plain"]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
@@ -133,6 +134,7 @@ class AugmentConfig:
     flip_prob: Share = 0.5
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
+    backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
