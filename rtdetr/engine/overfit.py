@@ -31,8 +31,7 @@ class Verdict(NamedTuple):
 
 def open_pictures(cfg: Config) -> tuple[DetectionSet, list[int]]:
     """The training set, and which of its pictures have boxes. Raises DataError when none has."""
-    if distributed.world_size() > 1:
-        raise DataError("--overfit runs in one process; leave out torchrun")
+    distributed.refuse_several("--overfit")
     source = open_train_set(cfg)
     useful = with_boxes(source)
     if not useful:
