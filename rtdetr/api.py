@@ -174,7 +174,7 @@ class RTDETRv3:
     def train(
         self,
         data: Any = None,
-        epochs: int | None = None,
+        epochs: int | Literal["auto"] | None = None,
         *,
         output_dir: str | Path | None = None,
         resume: str | Path | None = None,

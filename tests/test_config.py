@@ -153,6 +153,22 @@ def test_later_bases_and_own_keys_win(tmp_path: Path) -> None:
     assert (config.train.epochs, config.train.seed, config.name, config.optimizer.lr) == (2, 1, "c", 1e-3)
 
 
+@pytest.mark.parametrize("path", [path for path in OFFICIAL if "_6x_" in path.stem], ids=lambda p: p.stem)
+def test_official_configs_freeze_and_decide_nothing_more(path: Path) -> None:
+    config = load_config(path)
+    assert (config.model.backbone.freeze_stages, config.train.patience, config.optimizer.lr_batch) == (0, 0, 16)
+    assert (config.train.epochs, config.data.train_batch_size, config.optimizer.lr) == (72, 16, 4e-4)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
+    small = load_config(ROOT / "configs" / f"rtdetrv3_r{depth}vd_small.yml")
+    other = load_config(ROOT / "configs" / f"rtdetrv3_r{68 - depth}vd_small.yml")
+    assert dataclasses.replace(small, name="", model=other.model) == dataclasses.replace(other, name="")
+    assert (small.model.backbone.norm, small.model.backbone.freeze_stem, small.train.epochs) == ("train", False, "auto")
+    assert small.data.train.annotations == small.data.val.annotations == ""
+
+
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:
     path = write(tmp_path / "typo.yml", "model: {decoder: {num_querys: 3}}\n")
     with pytest.raises(ConfigError) as error:

@@ -85,7 +85,7 @@ def estimate(half: Point, whole: Point) -> str:
     if gain < NOISE:
         return (
             f"labelling more pictures of this kind would hardly pay: the second half brought {gain:+.3f}, and two "
-            f"seeds alone differ by up to {NOISE}; look at the labels (`rtdetr doctor`), more iterations or a larger model"
+            f"seeds differ by up to {NOISE}; look at the labels (`rtdetr doctor`), more iterations or a larger model"
         )
     missing = 1.0 - whole.ap
     following = missing - missing**2 / (1.0 - half.ap)
