@@ -8,9 +8,10 @@ import pytest
 import torch
 from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
 
-from rtdetr.config import ConfigError, load_config
+from rtdetr.config import Config, ConfigError, load_config
+from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, open_train_set
-from rtdetr.engine import automatic
+from rtdetr.engine import automatic, rehearsal
 from rtdetr.engine.rehearsal import train_on_worst, worst_batch
 from rtdetr.engine.trainer import Trainer
 
@@ -46,7 +47,8 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-    updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.max_iterations=1", "optimizer.lr=0.002"]
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.max_iterations=1"]
+    updates += ["optimizer.lr=0.002", "optimizer.lr_batch=16"]
     Trainer(tiny_config(data, *updates), tmp_path, CPU).run()
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == [
@@ -75,6 +77,29 @@ def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(automatic, "rehearse", lambda *_: lambda number: number <= 3)
     cfg, _ = automatic.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
     assert cfg.data.train_batch_size == 3
+
+
+@pytest.mark.parametrize(("graphs", "largest"), [("off", 9), ("on", 4)])
+def test_a_tenth_of_the_memory_stays_free(
+    data: Path, monkeypatch: pytest.MonkeyPatch, graphs: str, largest: int
+) -> None:
+    """100 units are free; a batch takes 10 a picture and gives them back, and above 11 pictures there is no more."""
+    reserved = [7]
+
+    def train(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> None:
+        if batch_size > 11:
+            raise torch.cuda.OutOfMemoryError("full")
+        reserved[0] = 7 + 10 * batch_size
+
+    monkeypatch.setattr(rehearsal, "train_on_worst", train)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
+    cfg = tiny_config(data, f"train.graphs={graphs}", "loss.match_backend=auto")
+    fits = rehearsal.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
+    assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
 
 
 def test_the_rehearsed_batch_is_the_worst(data: Path) -> None:

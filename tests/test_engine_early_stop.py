@@ -71,6 +71,13 @@ def test_patience_waits_across_a_resumed_run() -> None:
     assert second.over
 
 
+def test_a_set_without_boxes_ends_no_run() -> None:
+    stop = EarlyStop(1, 0.0)
+    for iteration in range(5):
+        stop.see({"AP": -1.0, "AP50": -1.0}, iteration)
+    assert not stop.over
+
+
 def test_a_goal_ends_it_at_once() -> None:
     stop = EarlyStop(0, 0.0, goal=0.9)
     stop.see({"AP": 0.5, "AP50": 0.89}, 1)

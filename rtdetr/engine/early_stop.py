@@ -16,9 +16,11 @@ class EarlyStop:
         self.ap50, self.reached = -math.inf, False
 
     def see(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Takes in an evaluation, by the names of rtdetr.engine.evaluator."""
+        """Takes in an evaluation, by the names of rtdetr.engine.evaluator. Without boxes, AP is -1 and does not count."""
         self.ap50 = figures["AP50"]
         self.reached = self.ap50 >= self.goal
+        if figures["AP"] < 0:
+            return
         if figures["AP"] > self.best + self.min_delta:
             self.best, self.best_iteration, self.waited = figures["AP"], iteration, 0
         else:

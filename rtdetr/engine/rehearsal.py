@@ -11,6 +11,7 @@ from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.engine.ema import ModelEma
+from rtdetr.engine.graphs import why_not_capture
 from rtdetr.engine.optim import build_optimizer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
@@ -23,6 +24,8 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
     """A function that tells whether a batch of so many pictures fits into the memory of the GPU that is free now."""
+    # Graphs have memory of their own, beside that of the plain steps that come before the next one is captured.
+    times = 2 if why_not_capture(cfg.train, device, cfg.loss.match_backend) is None else 1
 
     def fits(batch_size: int) -> bool:
         gc.collect()
@@ -37,7 +40,7 @@ def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callabl
         finally:
             gc.collect()
             torch.cuda.empty_cache()
-        return torch.cuda.max_memory_reserved(device) - before <= room
+        return times * (torch.cuda.max_memory_reserved(device) - before) <= room
 
     return fits
 
