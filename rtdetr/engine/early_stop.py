@@ -16,7 +16,7 @@ class EarlyStop:
         self.ap50, self.reached = -math.inf, False
 
     def see(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Takes in an evaluation, by the names of rtdetr.engine.evaluator. Without boxes, AP is -1 and does not count."""
+        """Takes in the figures of an evaluation. Without boxes AP is -1, which does not count."""
         self.ap50 = figures["AP50"]
         self.reached = self.ap50 >= self.goal
         if figures["AP"] < 0:
