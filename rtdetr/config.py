@@ -184,6 +184,7 @@ class TrainConfig:
     accumulate: Count = 1  # batches per optimiser step
     # CUDA graphs of forward pass, losses and gradients; auto: on one GPU, when batches are not accumulated
     graphs: Switch = "auto"
+    checkpoint_activations: bool = False  # decoder layers run twice instead of keeping what lies between: less memory
     # torch.compile of the step; auto: on a GPU, where enough iterations are left to win back the minutes it takes
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs

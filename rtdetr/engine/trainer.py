@@ -77,7 +77,9 @@ class Trainer:
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
         seed_everything(cfg.train.seed)  # the same initial weights in every process
-        self.model: nn.Module = build_model(cfg.model, len(self.classes))
+        network = build_model(cfg.model, len(self.classes))
+        network.decoder.recompute = cfg.train.checkpoint_activations
+        self.model: nn.Module = network
         self._load_report = ""
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
