@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
+from torch.utils.checkpoint import checkpoint
 
 from rtdetr.config import Config, ConfigError, load_config
 from rtdetr.data.dataset import DetectionSet
@@ -110,6 +112,19 @@ def test_the_rehearsed_batch_is_the_worst(data: Path) -> None:
     assert images.shape == (2, 3, 64, 64) and targets.counts == (most, most)
     assert targets.boxes.max() <= 1 and 1 < targets.boxes_pixel.max() <= 64
     train_on_worst(cfg, source, 2, CPU)
+
+
+def test_the_rehearsal_saves_memory_where_the_training_does(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return checkpoint(*arguments, **options)
+
+    monkeypatch.setattr("rtdetr.models.decoder.checkpoint", counted)
+    cfg = tiny_config(data, "train.checkpoint_activations=true")
+    train_on_worst(cfg, open_train_set(cfg), 2, CPU)
+    assert len(calls) == rehearsal.STEPS * cfg.model.decoder.num_layers
 
 
 def test_auto_that_nobody_replaced_is_refused(data: Path) -> None:

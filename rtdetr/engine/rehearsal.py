@@ -53,6 +53,7 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
         build_optimizer(model, cfg.optimizer),
         ModelEma(model, cfg.ema),
     )
+    model.decoder.recompute = cfg.train.checkpoint_activations
     dtype = AUTOCAST.get(cfg.train.precision)
     images, targets = worst_batch(source, batch_size, max(cfg.data.augment.batch_sizes))
     images, targets = images.to(device), targets.to(device)
