@@ -28,7 +28,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
-    "predict": Command(predict.run, "detect objects in pictures; draw and list them"),
+    "predict": Command(predict.run, "detect objects in pictures and videos; draw and list them"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
     "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
