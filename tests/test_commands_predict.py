@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -184,6 +187,56 @@ def test_a_camera_is_filmed_until_it_goes(
     assert (
         len(times_of(folder / "new" / "camera-0.mp4", (64, 48))) == len(lines(folder / "new" / "camera-0.jsonl")) == 3
     )
+
+
+def test_a_stream_is_read_as_it_comes(checkpoint: Path, folder: Path) -> None:
+    content = write_film(folder / "film.ts", 20).read_bytes()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def send() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(content)
+
+        threading.Thread(target=send, daemon=True).start()
+        url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        assert run(checkpoint, url, "--output-dir", "new") == 0
+    assert (
+        len(lines(folder / "new" / "127.0.0.1.jsonl"))
+        == len(times_of(folder / "new" / "127.0.0.1.mp4", (160, 120)))
+        == 20
+    )
+
+
+def test_ctrl_c_ends_a_video_where_it_is(
+    checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_film(folder / "film.mp4", 40)
+
+    def press(self: Predictor, pictures: list[Image.Image]) -> list[list[Detection]]:
+        signal.raise_signal(signal.SIGINT)
+        return squares(self, pictures)
+
+    monkeypatch.setattr(Predictor, "predict", press)
+    assert run(checkpoint, "film.mp4", "film.mp4", "--output-dir", "new", "--batch-size", 4) == 130
+    assert len(times_of(folder / "new" / "film.mp4", (160, 120))) == len(lines(folder / "new" / "film.jsonl")) == 1
+    assert "stopped by signal 2; 1 frames are in new/film.mp4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("threshold", "limit"), [(0, 4096), (1, 4000)])  # meets the lines, meets the film
+def test_a_disk_that_fills_up_is_one_sentence(
+    threshold: int, limit: int, checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_film(folder / "film.mp4", 60)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        code = run(checkpoint, "film.mp4", "--threshold", threshold, "--output-dir", "new")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    err = capsys.readouterr().err
+    assert code == 1 and "cannot be written (File too large)" in err and "Traceback" not in err
+    assert not [*(folder / "new").glob(".*")]
 
 
 @pytest.mark.parametrize("module", ["av", "trackers"])

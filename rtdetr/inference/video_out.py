@@ -83,8 +83,10 @@ class FilmWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.lines.close()
-        self.video.close()
+        try:
+            self.lines.close()
+        finally:
+            self.video.close()
         if self.video.stream is None:  # not a single frame
             self.listed.unlink()
 
@@ -120,10 +122,11 @@ class VideoWriter:
         return stream
 
     def close(self) -> None:
-        if self.stream is not None:
-            self.container.mux(self.stream.encode())
-        self.container.close()
-        if self.stream is not None:
-            os.replace(self.beside, self.target)
-        else:
+        try:
+            if self.stream is not None:
+                self.container.mux(self.stream.encode())
+            self.container.close()
+            if self.stream is not None:
+                os.replace(self.beside, self.target)
+        finally:
             self.beside.unlink(missing_ok=True)
