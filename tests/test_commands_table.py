@@ -248,6 +248,7 @@ TABLE = {
     "overlap": Row(f"{PREDICT} pictures --overlap 1", 2, ("--overlap: expected a number from 0, below 0.9, got 1",)),
     "batch of none": Row(f"{PREDICT} pictures --batch-size 0", 2, ("expected a whole number from 1, got 0",)),
     "half": Row(f"{PREDICT} pictures --half on", 2, ("half: expected auto or False on cpu",)),
+    "half an export": Row("predict -w a.onnx pictures --half off", 2, ("a.onnx: runs as it was exported; --half",)),
     "tracks of pictures": Row(f"{PREDICT} pictures --track", 2, ("--track and --every: expected a video",)),
     "no address": Row(f"{PREDICT} http:// --output-dir new", 2, ("names no machine",)),
     "crops over crops": Row(f"{PREDICT} pictures --output-dir part --crops", 2, ("part/crops: exists already",)),

@@ -76,7 +76,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
     )
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help=SOURCES)
-    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint of this project")
+    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
     add_overwrite(parser)
     parser.add_argument("--recursive", action="store_true", help="look into sub-folders, too")

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
+from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import File, Found, Predictor
+from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
 
@@ -25,8 +27,12 @@ class Search(NamedTuple):
     @classmethod
     def of(cls, args: argparse.Namespace, device: torch.device, slices: Slices | None) -> Search:
         """As the arguments of the command say. Raises CheckpointError or ConfigError."""
-        options = {"half": HALF[args.half], "compile": args.compile}
-        return cls(Predictor(args.weights, device, args.threshold, **options), args.batch_size, slices)
+        if not is_exported(args.weights):
+            options = {"half": HALF[args.half], "compile": args.compile}
+            return cls(Predictor(args.weights, device, args.threshold, **options), args.batch_size, slices)
+        if args.half != "auto" or args.compile:
+            raise ConfigError(f"{args.weights}: runs as it was exported; --half and --compile are for checkpoints")
+        return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
 
     def files(self, files: Iterable[File]) -> Iterator[Found]:
         """What becomes of each file or address, in their order."""
