@@ -28,7 +28,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
-    "predict": Command(predict.run, "detect objects in pictures; draw and list them"),
+    "predict": Command(predict.run, "detect objects in pictures and videos; draw and list them"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
     "learning-curve": Command(learning_curve.run, "tell whether labelling more pictures would pay"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
