@@ -180,7 +180,7 @@ class TrainConfig:
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs
     log_every: Count = 10  # optimiser steps
-    save_seconds: Amount = 60.0  # last.pth is written at epoch ends this far apart, before evaluations and at the end
+    save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     sync_batch_norm: bool = True  # on several GPUs
     find_unused_parameters: bool = False

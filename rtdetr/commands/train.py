@@ -21,7 +21,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "-c", "--config", help="YAML file, or the name of a shipped config; with -r the default is the checkpoint's"
     )
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth")
+    start.add_argument(
+        "-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth (or last-1.pth)"
+    )
     start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
     add_update(parser)
     text = "default: output/NAME, NAME-2 ... where that is taken, or the folder of the -r checkpoint"
@@ -45,11 +47,11 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import config_from_dict, load_config
     from rtdetr.engine import distributed
+    from rtdetr.engine.run_state import load_run
     from rtdetr.engine.trainer import Trainer
-    from rtdetr.weights.checkpoint import load_checkpoint
 
     if args.config is None:
-        cfg = config_from_dict(load_checkpoint(args.resume)["config"], str(args.resume), args.update)
+        cfg = config_from_dict(load_run(args.resume)["config"], str(args.resume), args.update)
     else:
         cfg = load_config(find_config(args.config), args.update)
     with distributed.process_group(args.device) as device:

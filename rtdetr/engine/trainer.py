@@ -26,13 +26,13 @@ from rtdetr.engine.graphs import StepGraphs, slots_for, why_not_capture
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
 from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
+from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
 from rtdetr.types import Batch, Targets
-from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.load import warm_start
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
@@ -106,7 +106,7 @@ class Trainer:
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
         self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
-        self._saved = time.perf_counter()
+        self.saver = Saver(self.state, output_dir, resume)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
@@ -133,6 +133,7 @@ class Trainer:
             try:
                 stopped = self._go_on()
             finally:
+                self.saver.wait()
                 self.watch.close()
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
@@ -149,7 +150,7 @@ class Trainer:
             self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
         stopped = self._stopping()
         if stopped:
-            self._save()
+            self.saver.save(final=True)
         return stopped
 
     def _train_epoch(self, batches_left: Iterator[Batch]) -> None:
@@ -165,6 +166,10 @@ class Trainer:
             state.start_batch += len(batches)
             if self._stopping() or state.iteration >= self.total_iterations:
                 break
+            if state.start_batch < len(self.train_loader) and self.saver.due():
+                while unfinished:  # a state is saved when its losses have been looked at
+                    self.watch.finish(unfinished.pop(0))
+                self.saver.save(background=True)
         for record in unfinished:
             self.watch.finish(record)
         ended = state.iteration >= self.total_iterations
@@ -175,9 +180,8 @@ class Trainer:
         every = self.cfg.train.eval_every
         state.evaluation_due = ended or (every > 0 and state.epoch % every == 0)
         # Before an evaluation, so that its failure costs no training; else now and then: epochs may last a second.
-        waited = time.perf_counter() - self._saved >= self.cfg.train.save_seconds
-        if state.evaluation_due or distributed.any_process(waited):
-            self._save()
+        if state.evaluation_due or self.saver.due():
+            self.saver.save(background=not state.evaluation_due)  # its workers are born while nothing is being written
         if state.evaluation_due and not self._stopping():
             self._evaluate()
 
@@ -272,14 +276,13 @@ class Trainer:
             say(f"epoch {state.epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
             if result.figures["AP"] > state.best_ap:
                 state.best_ap = result.figures["AP"]
-                ema = state.ema.model.state_dict()
-                with writing(self.output_dir / "best.pth"):
-                    save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
-        self._save()
+                self.saver.keep_best()
+        self.saver.save(final=state.iteration >= self.total_iterations)
 
     def _save_settings(self) -> None:
         with writing(self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
+            self.saver.remove_halves()
             save_config(self.cfg, self.output_dir / "config.yml")
             save_report(self.output_dir, train=self.train_loader.source, val=self.val_loader.source)
             if self._load_report:
@@ -287,11 +290,6 @@ class Trainer:
 
     def _stopping(self) -> bool:
         return distributed.any_process(self.signals.asked())
-
-    def _save(self) -> None:
-        with writing(self.output_dir / "last.pth"):
-            self.state.save(self.output_dir / "last.pth")
-        self._saved = time.perf_counter()
 
     def _warm_start(self, path: str | Path) -> None:
         report = warm_start(self.model, path, self.classes)

@@ -33,19 +33,25 @@ class TrainingFailed(RuntimeError):
     """The run cannot go on; the message is one sentence."""
 
 
+class CannotWrite(TrainingFailed):
+    """A file of the run cannot be written, as on a full disk; `reason` is the system's."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        saved = "what was saved before is whole, make room and go on with -r"
+        super().__init__(f"{path}: cannot be written ({reason}); {saved}")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Work that writes a file of the run. Raises TrainingFailed when it cannot, as on a full disk."""
+    """Work that writes a file of the run. Raises CannotWrite."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides the disk's own words
         if not isinstance(cause, OSError):
             raise
-        raise TrainingFailed(
-            f"{path}: cannot be written ({cause.strerror or cause}); what was saved before is whole, make room and go "
-            "on with -r"
-        ) from error
+        raise CannotWrite(path, cause.strerror or str(cause)) from error
 
 
 class StepRecord(NamedTuple):
