@@ -92,7 +92,10 @@ def kill_at(event: int) -> Callable[[], None]:
             if events[0] == event:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def half_written(content: Any, file: Any) -> None:
+    def half_written(content: Any, file: Any, **options: Any) -> None:
+        if options:  # objects on their way to another process
+            save(content, file, **options)
+            return
         whole = io.BytesIO()
         save(content, whole)
         bytes_ = whole.getvalue()
@@ -105,7 +108,7 @@ def kill_at(event: int) -> Callable[[], None]:
         for name in ("fsync", "link", "replace"):
             before(os, name, happened, call=0)
         trainer.Trainer.train_step = long_step  # type: ignore[method-assign]
-        checkpoint.torch.save = lambda content, file: half_written(content, file)  # type: ignore[assignment]
+        checkpoint.torch.save = half_written
 
     def long_step(self: Any, batches: Any) -> Any:
         happened()
