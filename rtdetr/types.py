@@ -69,9 +69,10 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W) float32 RGB in [0, 1]
     targets: Targets
     infos: tuple[ImageInfo, ...]
+    unreadable: tuple[str, ...] = ()  # about pictures that could not be used and were replaced
 
     def pin_memory(self) -> Batch:
-        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos)
+        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos, self.unreadable)
 
 
 class Predictions(NamedTuple):

@@ -28,6 +28,8 @@ from rtdetr.weights.checkpoint import save_checkpoint
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
 
+MIN_UNREADABLE = 10  # pictures; fewer do not stop a run whose data.max_unreadable is not 0
+
 
 class TrainingFailed(RuntimeError):
     """The run cannot go on; the message is one sentence."""
@@ -73,6 +75,8 @@ class Watch:
         self.lag = 1 if device.type == "cuda" else 0  # steps between one and the look at its losses
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
+        self._unreadable: set[str] = set()  # what was said about pictures
+        self._replaced = self._seen = 0  # pictures, the former as often as they came
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
 
@@ -156,6 +160,7 @@ class Watch:
     def finish(self, record: StepRecord) -> None:
         """Checks a step and shows it."""
         values = self.check(record)
+        self._count_unreadable(record.batches)
         since, pictures = self._logged
         pictures += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
         self._logged = (since, pictures)
@@ -170,12 +175,31 @@ class Watch:
             memory = torch.cuda.max_memory_allocated(self.device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        shown = {"lr": record.lr, "images_per_s": speed, "memory_gib": memory}
+        shown: dict[str, float] = {"lr": record.lr, "images_per_s": speed, "memory_gib": memory}
+        if self._replaced:
+            shown["unreadable"] = self._replaced
         with writing(self._metrics.path):
             self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
         self._bar.set_postfix_str(
             f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s {memory:.1f} GiB"
         )
+
+    def _count_unreadable(self, batches: list[Batch]) -> None:
+        """Names each picture that could not be read once. Raises TrainingFailed when there are too many of them."""
+        for batch in batches:
+            self._seen += len(batch.infos)
+            self._replaced += len(batch.unreadable)
+            for sentence in batch.unreadable:
+                if sentence not in self._unreadable:
+                    self._unreadable.add(sentence)
+                    tqdm.write(f"{sentence}; training takes another picture instead")
+        share, bad = self.state.cfg.data.max_unreadable, len(self._unreadable)
+        seen = min(self._seen, self.state.pace.num_pictures)
+        if bad > share * seen and bad >= (MIN_UNREADABLE if share else 1):
+            raise TrainingFailed(
+                f"{bad} of the {seen} pictures seen so far cannot be read (above), more than "
+                f"data.max_unreadable={share:g} allows; `rtdetr doctor CONFIG` names them all"
+            )
 
     def log_evaluation(self, figures: dict[str, float]) -> None:
         if self._metrics is not None:
