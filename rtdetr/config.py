@@ -23,6 +23,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 OnDefect = Literal["drop", "refuse"]
+OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
@@ -185,6 +186,10 @@ class TrainConfig:
     log_every: Count = 10  # optimiser steps
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,
+    # for which a GPU has to wait.
+    on_nan: OnNan = "stop"
+    max_skips: CountOrNone = 10  # steps left out before the run ends after all
     sync_batch_norm: bool = True  # on several GPUs
     find_unused_parameters: bool = False
     max_iterations: Iterations = 0  # optimiser steps after which training ends; 0: as many as the epochs give
@@ -301,6 +306,9 @@ def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:
         if cells < number:
             what = f"{cells} cells of {height} x {width} pixels"
             yield key, other, f"must give each query of {other}={number} a cell of its own, got {what}"
+    if cfg.train.on_nan == "skip" and cfg.train.precision == "fp16":
+        other = "train.precision"
+        yield "train.on_nan", other, f"must be stop where {other}=fp16, whose loss scale leaves steps out, got skip"
     if not (loss.match_class_cost or loss.match_l1_cost or loss.match_giou_cost):
         other = "loss.match_l1_cost"
         yield "loss.match_class_cost", other, f"must be above 0 where {other} and loss.match_giou_cost are 0, got 0"

@@ -25,6 +25,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth (or last-1.pth)"
     )
     start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
+    text = "do the failed step in a failed_batch.pth again; 1 when it fails, else 0"
+    start.add_argument("--replay", type=Path, metavar="FILE", help=text)
     add_update(parser)
     text = "default: output/NAME, NAME-2 ... where that is taken, or the folder of the -r checkpoint"
     parser.add_argument("--output-dir", type=Path, help=text)
@@ -32,14 +34,25 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
-    if args.config is None and args.resume is None:
+    if args.replay is not None and (args.config or args.update or args.output_dir):
+        parser.error("--replay FILE knows its config and writes nothing; leave out -c, -u and --output-dir")
+    if args.config is None and args.resume is None and args.replay is None:
         parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
 
     from rtdetr.engine.signals import StopSignal
 
     signals = StopSignal()
     with signals.setting_up():
+        if args.replay is not None:
+            return _replay(args)
         return _train(args, signals)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from rtdetr.engine import distributed
+    from rtdetr.engine.replay import replay
+
+    return replay(args.replay, distributed.choose_device(args.device))
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:

@@ -22,20 +22,19 @@ from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
-from rtdetr.engine.graphs import StepGraphs, slots_for, why_not_capture
+from rtdetr.engine.graphs import StepGraphs, layout_of, on_device, why_not_capture
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.replay import AUTOCAST
 from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
-from rtdetr.engine.watch import StepRecord, Watch, say, writing
+from rtdetr.engine.watch import StepFailed, StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
 from rtdetr.types import Batch, Targets
 from rtdetr.weights.load import warm_start
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
 
 
 class Trainer:
@@ -78,9 +77,7 @@ class Trainer:
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
                 self._warm_start(weights)
-        # Channels last is how GPUs like their pictures, at least in 16 bits.
-        self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-        self.model.to(device).to(memory_format=self._layout)
+        self.model.to(device).to(memory_format=layout_of(device))
         if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
@@ -96,8 +93,7 @@ class Trainer:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
-        self.total_iterations = self.state.total_iterations
-        self.signals = signals or StopSignal()
+        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
@@ -197,8 +193,21 @@ class Trainer:
             yield group
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
-        """One optimiser step on `batches` together."""
+        """One optimiser step on `batches` together, or none, where it fails and may be left out."""
+        if self.cfg.train.on_nan == "stop":
+            return self._step(batches)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm has taken in what it saw
+        try:
+            return self._step(batches)
+        except StepFailed as error:
+            record = self.watch.skip(error, batches)
+        torch._foreach_copy_([*self.model.buffers()], buffers)
+        self.state.iteration += 1
+        return record
+
+    def _step(self, batches: list[Batch]) -> StepRecord:
         state = self.state
+        self.watch.begin()
         boxes = [sum(batch.targets.counts) for batch in batches]
         lr = lr_at(state.iteration, self.total_iterations, self.cfg.optimizer)
         set_lr(state.optimizer, lr)
@@ -238,11 +247,7 @@ class Trainer:
 
     def _gradients(self, batch: Batch, group: list[int]) -> tuple[tuple[str, ...], Tensor]:
         """Adds the gradients of one batch; its losses by name. group: see Criterion."""
-        images = batch.images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
-        targets = batch.targets.to(self.device, non_blocking=True)
-        if self.device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
-            most = max(batch.targets.counts, default=0)
-            targets = targets.padded(slots_for(most, self.cfg.model.supervision.num_denoising))
+        images, targets = on_device(batch, self.device, self.cfg.model.supervision.num_denoising)
         try:
             if self.graphs is None:
                 return self._backward(images, targets, group)
@@ -262,13 +267,12 @@ class Trainer:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""
         started = time.perf_counter()
         annotations, classes = self.val_loader.source.origin, self.val_loader.classes  # under the ids of that file
-        model, stop = self.state.ema.model, self.signals.asked
+        state, model, stop = self.state, self.state.ema.model, self.signals.asked
         distributed.take_from_main(model.buffers())  # its batch norm is what gets saved; others differ without SyncBN
         try:
             result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
             return
-        state = self.state
         state.evaluation_due = False
         if result is not None:
             self.watch.log_evaluation(result.figures)

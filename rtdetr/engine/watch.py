@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rtdetr.config import config_to_dict
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
+from rtdetr.engine.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.matcher import SPOILT
 from rtdetr.types import Batch
@@ -33,6 +35,14 @@ MIN_UNREADABLE = 10  # pictures; fewer do not stop a run whose data.max_unreadab
 
 class TrainingFailed(RuntimeError):
     """The run cannot go on; the message is one sentence."""
+
+
+class StepFailed(TrainingFailed):
+    """The losses or gradients of a step are not finite; losses: by name, empty where they could not be computed."""
+
+    def __init__(self, sentence: str, losses: dict[str, float]) -> None:
+        self.losses = losses
+        super().__init__(sentence)
 
 
 class CannotWrite(TrainingFailed):
@@ -65,6 +75,7 @@ class StepRecord(NamedTuple):
     values: Tensor  # (len(names),) on the host, valid once `ready` has passed
     ready: torch.cuda.Event | None
     batches: list[Batch]
+    random: list[Tensor]  # state of the generators before the step
 
 
 class Watch:
@@ -72,10 +83,13 @@ class Watch:
 
     def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
         self.state, self.output_dir, self.device = state, output_dir, device
-        self.lag = 1 if device.type == "cuda" else 0  # steps between one and the look at its losses
+        # Steps between one and the look at its losses. One that may be left out is looked at before it is taken.
+        self.lag = 1 if device.type == "cuda" and state.cfg.train.on_nan == "stop" else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
+        self.begin()
         self._unreadable: set[str] = set()  # what was said about pictures
+        self._skipped = 0  # steps
         self._replaced = self._seen = 0  # pictures, the former as often as they came
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
@@ -102,6 +116,10 @@ class Watch:
         """Pictures per second are counted from here on."""
         self._logged = (time.perf_counter(), 0)
 
+    def begin(self) -> None:
+        """A step begins: what it draws can be drawn again."""
+        self._random = random_state(self.device)
+
     def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
         """The record of the present step, whose values may still be under way."""
         ready = None
@@ -109,7 +127,7 @@ class Watch:
             values = values.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-        return StepRecord(self.state.iteration, lr, names, values, ready, batches)
+        return StepRecord(self.state.iteration, lr, names, values, ready, batches, self._random)
 
     def check(self, record: StepRecord) -> dict[str, float]:
         """The step's losses by name. Saves the batch and raises TrainingFailed when one is NaN or infinite, and when
@@ -126,7 +144,7 @@ class Watch:
             what = ", ".join(f"{name} = {value}" for name, value in bad.items())
             if spoilt and len(record.batches) == 1:
                 what = f"{record.batches[0].infos[int(spoilt) - 1].file_name}: {SPOILT}"
-            self.fail(record.iteration, what, values, record.batches)
+            self.fail(record.iteration, what, values, record.batches, record.random)
         if math.isfinite(values["grad_norm"]):
             self._moved = record.iteration
         skipped, scale = record.iteration - self._moved, values.get("loss_scale", 1.0)
@@ -135,31 +153,60 @@ class Watch:
                 f"the float16 gradients were not finite in {skipped} steps in a row, with a loss scale down to "
                 f"{scale:g}; use train.precision=bf16 or fp32"
             )
-            self.fail(record.iteration, what, values, record.batches)
+            self.fail(record.iteration, what, values, record.batches, record.random)
         return values
 
-    def fail(self, iteration: int, what: str, losses: dict[str, float], batches: list[Batch]) -> NoReturn:
+    def fail(
+        self,
+        iteration: int,
+        what: str,
+        losses: dict[str, float],
+        batches: list[Batch],
+        random: list[Tensor] | None = None,
+    ) -> NoReturn:
+        """Keeps all that a step follows from, finds its first bad module and raises StepFailed. random: of the
+        present step where it is None."""
         rank = distributed.rank()
         path = self.output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
+        state, model = self.state, self.state.model.state_dict()
+        random = random or self._random
+        step = FailedStep(state.cfg, len(state.classes), state.epoch, random, batches, model)
         infos = [info for batch in batches for info in batch.infos]
         content = {
+            "config": config_to_dict(state.cfg),
+            "num_classes": step.num_classes,
             "iteration": iteration,
-            "epoch": self.state.epoch,
+            "epoch": step.epoch,
             "losses": losses,
+            "random": random,
             "pictures": [tuple(info) for info in infos],
             "batches": [(batch.images, tuple(batch.targets)) for batch in batches],
-            "model": self.state.model.state_dict(),
+            "model": model,
         }
-        save_checkpoint(path, content)
+        with writing(path):
+            save_checkpoint(path, content)
+            found = diagnose(step, self.device)
+            save_checkpoint(path, {**content, "module": found.module})
         names = ", ".join(info.file_name for info in infos)
-        raise TrainingFailed(
-            f"iteration {iteration} (epoch {self.state.epoch}): {what.rstrip('.')}; pictures {names}; batch and "
-            f"weights are in {path}, the last state that was saved in last.pth beside it"
+        raise StepFailed(
+            f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {found.text()}; pictures {names}; "
+            f"`rtdetr train --replay {path}` does the step again",
+            losses,
         )
+
+    def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
+        """The record of a failed step that is left out. Raises TrainingFailed when there have been too many."""
+        most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
+        if self._skipped > most:
+            raise TrainingFailed(f"{error}; {most} steps were left out before (train.max_skips)") from error
+        if distributed.world_size() > 1 and not error.losses:  # the other processes wait for its gradients
+            raise error
+        tqdm.write(f"{error}; the step is left out, number {self._skipped} of at most {most}")
+        return StepRecord(self.state.iteration, 0.0, (), torch.zeros(0), None, batches, [])
 
     def finish(self, record: StepRecord) -> None:
         """Checks a step and shows it."""
-        values = self.check(record)
+        values = self.check(record) if record.names else {}
         self._count_unreadable(record.batches)
         since, pictures = self._logged
         pictures += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
@@ -167,7 +214,8 @@ class Watch:
         if self._bar is None or self._metrics is None:
             return
         self._bar.update()
-        if (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration:
+        between = (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration
+        if between or not values:
             return
         speed = pictures / (time.perf_counter() - since)
         self.restart_clock()
