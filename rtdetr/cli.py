@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import rtdetr
-from rtdetr.commands import benchmark, convert, convert_data, doctor, evaluate, predict, train
+from rtdetr.commands import benchmark, convert, convert_data, doctor, evaluate, export, predict, train
 from rtdetr.threads import making_room
 
 
@@ -30,9 +30,10 @@ COMMANDS = {
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
     "predict": Command(predict.run, "detect objects in pictures; draw and list them"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
+    "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
     "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
-    "benchmark": Command(benchmark.run, "measure the speed of the deformable attention op (in a clone)"),
+    "benchmark": Command(benchmark.run, "measure speed: op, assignment, train, infer, data, eval (in a clone)"),
 }
 
 
@@ -73,11 +74,12 @@ def _exit_code(error: Exception) -> int | None:
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
     from rtdetr.engine.watch import TrainingFailed
+    from rtdetr.export import ExportFailed
     from rtdetr.weights.checkpoint import CheckpointError
 
     if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):
         return 2
-    return 1 if isinstance(error, (TrainingFailed, RunFailed)) else None
+    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed)) else None
 
 
 def _help() -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
     parser = Parser(prog="rtdetr eval", description="COCO figures of a checkpoint.")
-    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint of this project")
+    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint, or an exported file")
     parser.add_argument(
         "-c", "--config", help="YAML file, or the name of a shipped config, in place of the config in the checkpoint"
     )
@@ -60,13 +60,13 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.engine.report import write_report
     from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
+    from rtdetr.inference.runtimes import load_model
     from rtdetr.models.rtdetrv3 import check_backend
-    from rtdetr.weights.load import model_from_checkpoint
 
     updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
-        model, cfg, classes = model_from_checkpoint(args.weights, updates, replaced)
+        model, cfg, classes = load_model(args.weights, device, updates, replaced)
         check_backend(cfg.model, device)
         detector: nn.Module = model.to(device)
         if args.deployed:

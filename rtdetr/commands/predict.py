@@ -25,7 +25,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         epilog="Exit codes: 0 done, 1 some pictures could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="picture, folder of pictures, or glob")
-    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint of this project")
+    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
     add_overwrite(parser)
     parser.add_argument("--recursive", action="store_true", help="look into sub-folders, too")
@@ -39,8 +39,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.commands.outputs import check_outputs, unused_folder, writing
     from rtdetr.engine import distributed
     from rtdetr.inference.files import find_pictures
-    from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.results import ResultsFolder
+    from rtdetr.inference.runtimes import load
 
     folder = args.output_dir or unused_folder(Path("output/predict"))
     listing = find_pictures(args.sources, args.recursive, folder)
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if left_out := listing.left_out():
         print(left_out, file=sys.stderr)
     with distributed.process_group(args.device) as device:
-        predictor = Predictor(args.weights, device, args.threshold)
+        predictor = load(args.weights, device, args.threshold)
         with writing(folder), ResultsFolder(folder, args.formats, predictor.classes) as results:
             return detect(predictor, names, results)
 

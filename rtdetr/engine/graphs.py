@@ -54,7 +54,7 @@ def layout_of(device: torch.device) -> torch.memory_format:
 
 def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[Tensor, Targets]:
     """Pictures and boxes of a batch as a step takes them."""
-    images = batch.images.to(device, non_blocking=True).contiguous(memory_format=layout_of(device))
+    images = batch.images_on(device).contiguous(memory_format=layout_of(device))
     targets = batch.targets.to(device, non_blocking=True)
     if device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
         targets = targets.padded(slots_for(max(batch.targets.counts, default=0), num_denoising))

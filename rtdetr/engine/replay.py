@@ -61,6 +61,7 @@ def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
     cfg = step.cfg
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = build_model(cfg.model, step.num_classes).to(device)
+        model.decoder.recompute = cfg.train.checkpoint_activations
         model.load_state_dict(step.model)
         torch.set_rng_state(step.random[0])
         if device.type == "cuda" and len(step.random) > 1:

@@ -72,7 +72,9 @@ class Trainer:
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
         seed_everything(cfg.train.seed)  # the same initial weights in every process
-        self.model: nn.Module = build_model(cfg.model, len(self.classes))
+        network = build_model(cfg.model, len(self.classes))
+        network.decoder.recompute = cfg.train.checkpoint_activations
+        self.model: nn.Module = network
         self._load_report = ""
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
@@ -84,17 +86,15 @@ class Trainer:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
         seed_everything(cfg.train.seed + rank)
-        if resume is not None:
-            changed = self.state.load(resume)
-            if changed is not None:
-                say(changed)
+        if resume is not None and (changed := self.state.load(resume)) is not None:
+            say(changed)
         self.parallel: nn.Module = self.model
         if world_size > 1:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
-        self.watch = Watch(self.state, output_dir, device)
+        self.watch = Watch(self.state, output_dir, device, self.train_loader)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:

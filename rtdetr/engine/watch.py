@@ -20,6 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rtdetr.config import config_to_dict
+from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
 from rtdetr.engine.replay import FailedStep, diagnose, random_state
@@ -81,12 +82,13 @@ class StepRecord(NamedTuple):
 class Watch:
     """Checks the steps of a run in every process, and shows them in the main one between `open` and `close`."""
 
-    def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
-        self.state, self.output_dir, self.device = state, output_dir, device
+    def __init__(self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader) -> None:
+        self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
         # Steps between one and the look at its losses. One that may be left out is looked at before it is taken.
         self.lag = 1 if device.type == "cuda" and state.cfg.train.on_nan == "stop" else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
+        self._waited = 0.0  # seconds for data, until then
         self.begin()
         self._unreadable: set[str] = set()  # what was said about pictures
         self._skipped = 0  # steps
@@ -113,8 +115,8 @@ class Watch:
             self._metrics.close()
 
     def restart_clock(self) -> None:
-        """Pictures per second are counted from here on."""
-        self._logged = (time.perf_counter(), 0)
+        """Pictures per second, and the time that passes waiting for them, are counted from here on."""
+        self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
 
     def begin(self) -> None:
         """A step begins: what it draws can be drawn again."""
@@ -185,11 +187,17 @@ class Watch:
         }
         with writing(path):
             save_checkpoint(path, content)
+        try:
             found = diagnose(step, self.device)
-            save_checkpoint(path, {**content, "module": found.module})
+        except torch.cuda.OutOfMemoryError:
+            closer = "the GPU has no room to look for the module here"
+        else:
+            closer = found.text()
+            with writing(path):
+                save_checkpoint(path, {**content, "module": found.module})
         names = ", ".join(info.file_name for info in infos)
         raise StepFailed(
-            f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {found.text()}; pictures {names}; "
+            f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {closer}; pictures {names}; "
             f"`rtdetr train --replay {path}` does the step again",
             losses,
         )
@@ -217,19 +225,21 @@ class Watch:
         between = (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration
         if between or not values:
             return
-        speed = pictures / (time.perf_counter() - since)
+        seconds = time.perf_counter() - since
+        speed, data_wait = pictures / seconds, (self.loader.seconds_waited - self._waited) / seconds
         self.restart_clock()
         if self.device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self.device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        shown: dict[str, float] = {"lr": record.lr, "images_per_s": speed, "memory_gib": memory}
+        shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
         if self._replaced:
             shown["unreadable"] = self._replaced
         with writing(self._metrics.path):
             self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
         self._bar.set_postfix_str(
-            f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s {memory:.1f} GiB"
+            f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
+            f"(data {data_wait:.0%}) {memory:.1f} GiB"
         )
 
     def _count_unreadable(self, batches: list[Batch]) -> None:

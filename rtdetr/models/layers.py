@@ -169,7 +169,8 @@ def position_code(height: int, width: int, dim: int, like: Tensor, official_rect
     dtype = torch.promote_types(like.dtype, torch.float32)
     token = torch.arange(height * width, device=like.device)
     columns = height if official_rectangles else width
-    row, column = (token // columns).to(dtype), (token % columns).to(dtype)
+    whole = token // columns
+    row, column = whole.to(dtype), (token - whole * columns).to(dtype)  # `%` of an open size has no ONNX translation
     quarter = dim // 4
     frequency = 10000.0 ** -(torch.arange(quarter, device=like.device, dtype=dtype) / quarter)
     row_angle, column_angle = row[:, None] * frequency, column[:, None] * frequency  # (cells, dim / 4)

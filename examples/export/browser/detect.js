@@ -1,0 +1,101 @@
+// Detections of pictures with an exported ONNX file; see index.html. `decode` and `metadata` are tested with node.
+
+"use strict";
+
+// The entries of metadata_props (field 14 of an ONNX ModelProto: key = 1, value = 2), which onnxruntime-web does not show.
+function metadata(bytes) {
+  const text = new TextDecoder();
+  const found = {};
+  const varint = (at) => {
+    let value = 0, factor = 1, byte;
+    do {
+      byte = bytes[at++];
+      value += (byte & 127) * factor;
+      factor *= 128;
+    } while (byte & 128);
+    return [value, at];
+  };
+  const fields = (at, end, visit) => {
+    while (at < end) {
+      let tag, size;
+      [tag, at] = varint(at);
+      if (tag % 8 === 2) [size, at] = varint(at);
+      else if (tag % 8 === 0) [, size] = [0, varint(at)[1] - at];
+      else size = tag % 8 === 1 ? 8 : 4;
+      visit(Math.floor(tag / 8), at, at + size);
+      at += size;
+    }
+  };
+  fields(0, bytes.length, (field, start, end) => {
+    if (field !== 14) return;
+    const entry = {};
+    fields(start, end, (part, from, to) => (entry[part] = text.decode(bytes.subarray(from, to))));
+    found[entry[1]] = entry[2] ?? "";
+  });
+  return found;
+}
+
+// RGBA pixels (height x width x 4) as uint8 (3, height, width).
+function planes(rgba) {
+  const count = rgba.length / 4;
+  const to = new Uint8Array(3 * count);
+  for (let i = 0; i < count; ++i) for (let c = 0; c < 3; ++c) to[c * count + i] = rgba[4 * i + c];
+  return to;
+}
+
+// [{ name, score, box: [x1, y1, x2, y2] }] of one picture, best first.
+function decode(outputs, names, threshold) {
+  const found = [];
+  for (let i = 0; i < outputs.scores.data.length && outputs.scores.data[i] >= threshold; ++i) {
+    const box = Array.from(outputs.boxes.data.slice(4 * i, 4 * i + 4));
+    found.push({ name: names[Number(outputs.labels.data[i])], score: outputs.scores.data[i], box });
+  }
+  return found;
+}
+
+// Runs a session on pixels of the network's size; originalSize: [height, width].
+async function detect(ort, session, rgba, size, originalSize, names, threshold) {
+  const images = new ort.Tensor("uint8", planes(rgba), [1, 3, ...size]);
+  const sizes = new ort.Tensor("int64", BigInt64Array.from(originalSize, BigInt), [1, 2]);
+  return decode(await session.run({ images, sizes }), names, threshold);
+}
+
+async function page() {
+  const say = (text) => (document.getElementById("status").textContent = text);
+  const canvas = document.getElementById("canvas");
+  ort.env.wasm.numThreads = 1; // more need headers that simple servers do not send
+  const file = await fetch("model.onnx");
+  if (!file.ok) return say("model.onnx is not there; write it with `rtdetr export best.pth -o model.onnx`");
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const about = metadata(bytes);
+  const preprocess = JSON.parse(about.preprocess ?? "{}");
+  if (about.outputs !== "detections" || preprocess.input !== "uint8") return say("model.onnx: not a file of `rtdetr export` with detections and uint8 input");
+  const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
+  say("choose a picture");
+  document.getElementById("file").onchange = async (event) => {
+    const picture = await createImageBitmap(event.target.files[0]);
+    const [height, width] = preprocess.size;
+    const small = new OffscreenCanvas(width, height).getContext("2d");
+    small.imageSmoothingQuality = "high";
+    small.drawImage(picture, 0, 0, width, height);
+    const start = performance.now();
+    const pixels = small.getImageData(0, 0, width, height).data;
+    const threshold = Number(document.getElementById("threshold").value);
+    const names = JSON.parse(about.names);
+    const found = await detect(ort, session, pixels, [height, width], [picture.height, picture.width], names, threshold);
+    say(`${found.length} objects in ${Math.round(performance.now() - start)} ms`);
+    [canvas.width, canvas.height] = [picture.width, picture.height];
+    const pen = canvas.getContext("2d");
+    pen.drawImage(picture, 0, 0);
+    pen.lineWidth = Math.max(2, picture.width / 320);
+    pen.font = `${Math.max(12, picture.width / 45)}px sans-serif`;
+    pen.strokeStyle = pen.fillStyle = "#ff4f00";
+    for (const { name, score, box: [x1, y1, x2, y2] } of found) {
+      pen.strokeRect(x1, y1, x2 - x1, y2 - y1);
+      pen.fillText(`${name} ${score.toFixed(2)}`, x1 + 2, y1 - 4);
+    }
+  };
+}
+
+if (typeof document === "undefined") module.exports = { decode, detect, metadata, planes };
+else page().catch((error) => (document.getElementById("status").textContent = String(error)));

@@ -1,0 +1,82 @@
+"""`rtdetr export`"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_overwrite
+
+FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt")
+ABOUT = """Write a model in a format that runs without this program, and prove that it agrees.
+
+    rtdetr export best.pth --format onnx               one file; batch, height and width stay open
+    rtdetr export best.pth --format onnx --half        float16
+    rtdetr export best.pth --int8 --calibrate PICTURES 8 bits (onnx)
+    rtdetr export best.pth --check best.onnx           compare a file that is there already
+
+An export is finished when its outputs agree with PyTorch: FILE.certificate.json says on what and how well. One that
+does not agree is left as FILE.failed.
+"""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Writes a model in another format; see `rtdetr export --help`."""
+    args = _parser().parse_args(arguments)
+    weights = args.weights or args.named_weights
+
+    from rtdetr.commands.outputs import check_outputs, writing
+    from rtdetr.export import check_file, export_model, targets
+
+    if args.check:
+        with writing(args.check):
+            check_file(weights, args.check, args.pictures, say=print)
+        print(f"{args.check}: agrees with {weights}")
+        return 0
+    output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw)
+    targets.check(output, args.format)
+    check_outputs(targets.of(output, args.format), [weights], args.overwrite)
+    with writing(output):
+        exported = export_model(
+            weights,
+            args.format,
+            output,
+            args.half,
+            args.raw,
+            int8=args.int8,
+            calibrate=args.calibrate,
+            input_type=args.input,
+            pictures=args.pictures,
+            say=print,
+        )
+    print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, agrees with {weights}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="rtdetr export",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was begun.",
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("weights", type=Path, nargs="?", metavar="WEIGHTS", help="a checkpoint of this project")
+    which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
+    parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
+    text = "default: beside WEIGHTS, under its name; a folder for openvino"
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
+    parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")
+    text = "typical pictures, some 100, from which --int8 learns the ranges"
+    parser.add_argument("--calibrate", type=Path, metavar="FOLDER", help=text)
+    text = "logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, in place of labels, boxes in pixels and scores"
+    parser.add_argument("--raw", action="store_true", help=text)
+    text = "what the file takes: uint8 pictures or float32 in [0, 1]; default: uint8"
+    parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
+    text = "compare on pictures of this folder; default: generated ones"
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")
+    add_overwrite(parser)
+    return parser

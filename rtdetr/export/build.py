@@ -1,0 +1,209 @@
+"""From a model to a finished export: written, compared with PyTorch, and only then put in its place."""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+
+from rtdetr.config import ConfigError, config_from_dict, config_to_dict
+from rtdetr.export import targets
+from rtdetr.export.cases import calibration_pictures, example_pictures
+from rtdetr.export.certificate import Certificate, certify, noted_sha256
+from rtdetr.export.graph import make_graph, set_backend
+from rtdetr.export.onnx import onnx_facts, write_onnx
+from rtdetr.export.openvino import write_openvino
+from rtdetr.export.quantize import quantize
+from rtdetr.export.targets import FORMATS, Source
+from rtdetr.export.tensorrt import check_script, write_script
+from rtdetr.export.torch_export import write_package, write_program
+from rtdetr.extras import optional
+from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256, weights_sha256
+from rtdetr.inference.runtimes import SMALLEST
+from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.ops import why_not_compiled
+from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.load import model_from_checkpoint
+
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+NEEDS = {"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "openvino": ("onnx", "onnxscript", "openvino")}
+
+
+class ExportFailed(RuntimeError):
+    """The exported file does not agree with the model; the message is one sentence."""
+
+
+class Exported(NamedTuple):
+    """A finished export."""
+
+    path: Path  # file, or folder for openvino
+    certificate: Certificate
+
+
+def export_model(
+    weights: Source,
+    format: str = "onnx",
+    output: str | Path | None = None,
+    half: bool = False,
+    raw: bool = False,
+    *,
+    int8: bool = False,
+    calibrate: str | Path | None = None,
+    input_type: InputType = "uint8",
+    pictures: str | Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Exported:
+    """Writes a model in another format, with a certificate that it agrees with PyTorch.
+
+    weights: a checkpoint, or (model, config, classes). format: a key of FORMATS. output: default: beside the
+    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of pictures to calibrate on (onnx
+    alone). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 pictures or float32
+    in [0, 1]. pictures: a folder to compare on. say: gets lines on what is done. What is at `output` is replaced.
+    Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
+    """
+    _check(format, half, int8, calibrate)
+    target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
+    targets.check(target, format)
+    model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
+    examples = example_pictures(pictures, metadata.config)
+    calibration = calibration_pictures(calibrate, metadata.config) if calibrate is not None else []
+    with _beside(target) as path:
+        say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
+        _write(format, model, metadata, calibration, path)
+        say(f"comparing with PyTorch on {examples.says}, and on random ones")
+        certificate = certify(path, format, model, metadata, examples)
+        _complete(certificate, format, path)
+        say(certificate.table())
+        return _put_in_place(path, target, certificate)
+
+
+def check_file(
+    weights: Source,
+    file: str | Path,
+    pictures: str | Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Exported:
+    """Compares an exported file with the model once more and writes its certificate anew.
+
+    Raises ExportFailed when they do not agree, when the file is not the one that was certified or has changed weights.
+    """
+    file = Path(file)
+    if not file.exists():
+        raise CheckpointError(f"{file}: no such file")
+    noted = noted_sha256(file)
+    model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
+    examples = example_pictures(pictures, metadata.config)
+    say(f"comparing {file} with PyTorch on {examples.says}, and on random ones")
+    certificate = certify(file, "", model, metadata, examples)
+    if not certificate.fault and noted not in (None, certificate.sha256):
+        certificate.fault = "the file has other bytes than when it was certified"
+    certificate.certified_sha256 = noted or (certificate.sha256 if certificate.passed else "")
+    say(certificate.table())
+    certificate.save(targets.certificate_path(file))
+    if not certificate.passed:
+        raise ExportFailed(f"{file}: {certificate.reason()}; {targets.certificate_path(file)} has the details")
+    return Exported(file, certificate)
+
+
+def describe(weights: Source, precision: Precision, raw: bool, input_type: InputType) -> tuple[RTDETRv3, Metadata]:
+    """The model in eval mode on the CPU, and what its file shall say. Raises CheckpointError or ConfigError."""
+    if isinstance(weights, tuple):
+        model, cfg, classes = weights
+        model, digest = copy.deepcopy(model).cpu().eval(), ""
+    else:
+        model, cfg, classes = model_from_checkpoint(weights)
+        digest = file_sha256(Path(weights))
+    cfg = config_from_dict(
+        config_to_dict(cfg), str(cfg.name), ["model.decoder.msda_backend=auto"]
+    )  # any device will do
+    set_backend(model, "auto")
+    if min(cfg.data.image_size) < SMALLEST:
+        raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
+    hashed = weights_sha256(model.state_dict())
+    return model, Metadata(cfg, classes, input_type, raw, precision, hashed, digest)
+
+
+def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None) -> None:
+    """Raises ConfigError for arguments that do not go together."""
+    if format not in FORMATS:
+        raise ConfigError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if int8 and half:
+        raise ConfigError("half, int8: a file has one precision, got both")
+    if int8 and format != "onnx":
+        raise ConfigError(f"int8: only onnx files can be quantised, got format {format}")
+    if int8 != (calibrate is not None):
+        raise ConfigError("int8 and calibrate (a folder of some 100 typical pictures) go together, got one of them")
+    for package in NEEDS.get(format, ()):
+        optional(package, "openvino" if format == "openvino" else "onnx", f"the format {format}")
+
+
+def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[Image.Image], path: Path) -> None:
+    """Everything of the export, at `path` and beside it."""
+    if format in ("torch-export", "aot"):
+        with_op = format == "aot" and why_not_compiled(torch.empty(0)) is None
+        graph = make_graph(model, metadata, "cpu" if with_op else "torch")
+        if format == "aot":
+            write_package(graph, metadata, path, with_op)
+        else:
+            write_program(graph, metadata, path)
+        return
+    converted = format in ("openvino", "tensorrt") or metadata.precision == "int8"  # from a float32 ONNX file
+    graph = make_graph(model, replace(metadata, precision="fp32") if converted else metadata, "torch")
+    first = path.with_name("float32.onnx") if format == "openvino" or metadata.precision == "int8" else path
+    write_onnx(graph, replace(metadata, precision="fp32") if format == "tensorrt" else metadata, first)
+    if format == "openvino":
+        write_openvino(first, metadata, path)
+    elif format == "tensorrt":
+        write_script(path, metadata, fp16=metadata.precision == "fp16")
+    elif metadata.precision == "int8":
+        quantize(first, metadata, calibration, path)
+
+
+def _complete(certificate: Certificate, format: str, path: Path) -> None:
+    """What only one format has to tell."""
+    if path.suffix == ".onnx":
+        certificate.notes.append(onnx_facts(path))
+    if format == "tensorrt":
+        certificate.fault = certificate.fault or check_script(targets.script_path(path), path)
+        certificate.notes.append(
+            f"{targets.script_path(path).name}: parses, and its layers are in the ONNX file; there was no TensorRT, so "
+            "no engine has been built or compared"
+        )
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A path of the same name in a folder of its own, which is gone afterwards."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".export-", dir=target.parent))
+    try:
+        yield folder / target.name
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exported:
+    """Moves the finished files to their place, those of a failed comparison under another name.
+
+    Raises ExportFailed for these.
+    """
+    ending = "" if certificate.passed else ".failed"
+    place = target.with_name(target.name + ending)
+    if path.is_dir():
+        place.mkdir(exist_ok=True)
+    for file in targets.of(path, certificate.format):
+        if file.exists():
+            os.replace(file, place / file.name if file.parent == path else place.with_name(file.name + ending))
+    certificate.save(targets.certificate_path(place))
+    if not certificate.passed:
+        raise ExportFailed(f"{place}: does not agree with the model: {certificate.reason()}")
+    return Exported(place, certificate)

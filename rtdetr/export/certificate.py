@@ -1,0 +1,285 @@
+"""The proof that an exported file agrees with the model it came from.
+
+A detection of the model has its counterpart in the file where the label is the same and score and box differ by no more
+than the bounds. Counterparts are found whatever the order, as nearly equal scores may swap places.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from rtdetr.data.preprocess import SCALE
+from rtdetr.export.cases import Case, Pictures, cases
+from rtdetr.export.onnx import changed_weights
+from rtdetr.export.targets import certificate_path
+from rtdetr.inference.metadata import Metadata, Precision, file_sha256
+from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
+from rtdetr.models.postprocess import postprocess
+from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.types import Detections
+from rtdetr.weights.checkpoint import CheckpointError
+
+SHOWN = 0.05  # detections with a higher score are compared
+LEAST = 5  # and so many of every picture, whatever their scores, in float32
+LOSSY_SIDE = 640
+TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
+PACKAGES = ("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino")
+
+
+class Bounds(NamedTuple):
+    """How far a file may differ from the model."""
+
+    score: float
+    box: float  # pixels of the original; in lossy formats, of one of LOSSY_SIDE, and in proportion for larger ones
+    missing: float  # share of the detections that may have no counterpart
+    least: int  # detections of a picture that are compared, however low their scores
+
+
+BOUNDS: dict[Precision, Bounds] = {
+    "fp32": Bounds(1e-4, 0.05, 0.0, LEAST),
+    "fp16": Bounds(0.02, 2.0, 0.05, 0),
+    "int8": Bounds(0.3, 30.0, 0.5, 0),  # a file that is far beyond these is broken; its price is a question of AP
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One batch in one runtime."""
+
+    runtime: str
+    kind: str
+    batch: int
+    height: int
+    width: int
+    detections: int  # of the model, compared
+    missing: int  # without counterpart, or in the file alone
+    score: float  # largest differences between counterparts
+    box: float  # pixels
+    undecided: int  # pictures whose queries are a matter of chance, and which differ
+    passed: bool
+
+
+@dataclass
+class Certificate:
+    """What was compared, how it went, and what the file is."""
+
+    file: str
+    sha256: str
+    num_bytes: int
+    format: str
+    precision: Precision
+    bounds: Bounds
+    weights_sha256: str
+    pictures: str
+    comparisons: list[Comparison] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    certified_sha256: str = ""  # of the file when it was found good; the same as sha256 until somebody changes the file
+    fault: str = ""  # what is wrong besides the comparisons
+
+    @property
+    def passed(self) -> bool:
+        return not self.reason()
+
+    def reason(self) -> str:
+        """Why the file is not as the model, empty when it is."""
+        if self.fault:
+            return self.fault
+        failed = [each for each in self.comparisons if not each.passed]
+        if failed:
+            worst = max(failed, key=lambda each: each.missing)
+            return (
+                f"{len(failed)} of {len(self.comparisons)} comparisons with PyTorch fail; with {worst.runtime} on "
+                f"{worst.kind} {worst.batch}x{worst.height}x{worst.width} {worst.missing} of {worst.detections} "
+                "detections have no counterpart"
+            )
+        if not any(each.detections for each in self.comparisons) and self.bounds.least:
+            return "no picture could be compared"
+        return ""
+
+    def table(self) -> str:
+        """For a terminal."""
+        columns = ("runtime", "pictures", "batch x size", "compared", "missing", "score", "box px")
+        head = "{:12s} {:9s} {:>14s} {:>9s} {:>8s} {:>9s} {:>8s}".format(*columns)
+        lines = [head]
+        for each in self.comparisons:
+            size = f"{each.batch}x{each.height}x{each.width}"
+            verdict = "ok" if each.passed else "FAILED"
+            if each.undecided:
+                verdict += f", {each.undecided} undecided"
+            lines.append(
+                f"{each.runtime:12s} {each.kind:9s} {size:>14s} {each.detections:9d} {each.missing:8d} "
+                f"{each.score:9.1e} {each.box:8.4f} {verdict}"
+            )
+        bounds = self.bounds
+        lines.append(
+            f"bounds ({self.precision}): labels equal, score {bounds.score:g}, box {bounds.box:g} px"
+            + (f", {bounds.missing:.0%} may be missing" if bounds.missing else "")
+        )
+        return "\n".join([*lines, *self.notes])
+
+    def save(self, path: Path) -> None:
+        content = {
+            **asdict(self),
+            "bounds": self.bounds._asdict(),
+            "passed": self.passed,
+            "reason": self.reason(),
+            "machine": f"{platform.machine()} {platform.system()}",
+        }
+        path.write_text(json.dumps({"certificate": 1, **content}, indent=1), encoding="utf-8")
+
+
+def noted_sha256(file: Path) -> str | None:
+    """The hash of a file when it was found good, None where no certificate says so. Raises CheckpointError."""
+    path = certificate_path(file)
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+        noted = content["certified_sha256"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: damaged; remove it, then --check writes it anew") from error
+    return noted or None
+
+
+def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictures: Pictures) -> Certificate:
+    """Compares a file with the model, on the CPU, in every runtime that is installed and reads it.
+
+    metadata: those of the model; precision and outputs are the file's own affair.
+    """
+    files: list[ExportedModel] = []
+    fault, precision = "", metadata.precision
+    try:
+        files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
+        precision = files[0].metadata.precision
+        if files[0].metadata.weights_sha256 != metadata.weights_sha256:
+            fault = "it was exported from other weights"
+        elif path.suffix == ".onnx":
+            fault = changed_weights(path)
+    except CheckpointError as error:
+        fault = str(error)
+    certificate = Certificate(
+        path.name,
+        file_sha256(path),
+        sum(each.stat().st_size for each in path.rglob("*")) if path.is_dir() else path.stat().st_size,
+        format,
+        precision,
+        BOUNDS[precision],
+        metadata.weights_sha256,
+        pictures.says,
+        versions=_versions(),
+        fault=fault,
+    )
+    size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
+    for case in cases(pictures, size, num_queries) if files else ():
+        expected, gaps = reference(model, case, metadata.config.eval.max_detections)
+        certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
+    certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
+    return certificate
+
+
+def runtimes_for(path: Path) -> list[str]:
+    """The runtimes that read a file and are installed; its own in any case."""
+    own = runtime_of(path) or ""
+    others = ["openvino"] if own == "onnxruntime" and importlib.util.find_spec("openvino") else []
+    return [own, *others]
+
+
+def reference(model: RTDETRv3, case: Case, max_detections: int) -> tuple[Detections, Tensor]:
+    """What PyTorch says, and how far (B,) the last cell that became a query is from the first that did not."""
+    logits: list[Tensor] = []
+    hook = model.decoder.selector.score_head.register_forward_hook(lambda *call: logits.append(call[2]))
+    try:
+        with torch.inference_mode():
+            predictions = model(case.pixels.float() * float(SCALE))
+    finally:
+        hook.remove()
+    best = logits[0].amax(dim=2).sort(dim=1, descending=True).values
+    border = model.decoder.selector.num_queries
+    gaps = best[:, border - 1] - best[:, border] if border < best.shape[1] else best.new_full((len(best),), torch.inf)
+    return postprocess(predictions, case.sizes, max_detections), gaps
+
+
+def compare(file: ExportedModel, case: Case, expected: Detections, gaps: Tensor, bounds: Bounds) -> Comparison:
+    with torch.inference_mode():
+        found = file(case.pixels.float() * float(SCALE), case.sizes)
+    counts, missing, undecided = 0, 0, 0
+    score = box = 0.0
+    for i, gap in enumerate(gaps.tolist()):
+        allowed = bounds
+        if bounds.missing:
+            allowed = bounds._replace(box=bounds.box * max(1.0, float(case.sizes[i].max()) / LOSSY_SIDE))
+        one = difference(arrays(expected, i), arrays(found, i), allowed)
+        if one.missing and gap < TIE:
+            undecided += 1
+            continue
+        counts, missing = counts + one.detections, missing + one.missing
+        score, box = max(score, one.score), max(box, one.box)
+    batch, _, height, width = case.pixels.shape
+    passed = missing <= bounds.missing * counts
+    return Comparison(file.runtime, case.kind, batch, height, width, counts, missing, score, box, undecided, passed)
+
+
+class Arrays(NamedTuple):
+    """The detections of one picture, as arrays."""
+
+    scores: NDArray[np.float32]  # (T,)
+    labels: NDArray[np.int64]  # (T,)
+    boxes: NDArray[np.float32]  # (T, 4) xyxy, pixels
+
+
+def arrays(detections: Detections, i: int) -> Arrays:
+    return Arrays(*(each[i].numpy() for each in detections))
+
+
+class Difference(NamedTuple):
+    """Between two lists of detections of one picture; the fields are those of Comparison."""
+
+    detections: int
+    missing: int
+    score: float
+    box: float
+
+
+def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
+    """Of what the model says and what the file says about a picture."""
+    count = max(int((expected.scores > SHOWN).sum()), min(bounds.least, len(expected.scores)))
+    if not all(np.isfinite(each).all() for each in (found.scores, found.boxes)):
+        return Difference(count, max(count, 1), float("inf"), float("inf"))
+    if not count:  # nothing to be seen: then the scores of equal ranks must do
+        score = float(np.abs(np.sort(expected.scores) - np.sort(found.scores)).max(initial=0))
+        return Difference(0, int(score > bounds.score), score, 0.0)
+    same = expected.labels[:count, None] == found.labels
+    scores = np.abs(expected.scores[:count, None] - found.scores)
+    boxes = np.abs(expected.boxes[:count, None] - found.boxes).max(axis=2)
+    cost = np.where(same, np.minimum(scores / bounds.score + boxes / bounds.box, 1e6), 2e6)
+    rows, columns = linear_sum_assignment(cost)
+    paired = same[rows, columns]
+    scores, boxes = scores[rows, columns][paired], boxes[rows, columns][paired]
+    good = (scores <= bounds.score) & (boxes <= bounds.box)
+    surplus = found.scores > min(SHOWN, expected.scores[count - 1]) + bounds.score
+    surplus[columns[paired]] = False
+    missing = count - int(good.sum()) + int(surplus.sum())
+    return Difference(count, missing, float(scores.max(initial=0)), float(boxes.max(initial=0)))
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,100 @@
+"""The module that goes into a file: the model with the steps before and after it.
+
+Letters: B pictures, Q queries, C classes, T detections of a picture.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.data.preprocess import SCALE
+from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.runtimes import SMALLEST, STRIDE
+from rtdetr.models.deformable_attention import MSDeformAttn
+from rtdetr.models.fold import DeployedModel
+from rtdetr.models.postprocess import postprocess
+from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.ops.backend import Backend
+from rtdetr.types import Predictions
+
+DETECTIONS = ("labels", "boxes", "scores")
+RAW = ("logits", "boxes")
+
+
+class Graph(NamedTuple):
+    """What the writers of all formats start from."""
+
+    module: nn.Module  # in eval mode
+    inputs: tuple[Tensor, ...]  # examples: images (2, 3, H, W) and, unless raw, sizes (2, 2)
+    names: tuple[str, ...]  # of the inputs
+    outputs: tuple[str, ...]
+    shapes: tuple[dict[int, torch.export.Dim], ...]  # the dynamic dimensions of each input
+
+
+class RawModel(nn.Module):
+    """Logits (B, Q, C) and boxes (B, Q, 4), cxcywh normalised, both float32, from pictures (B, 3, H, W)."""
+
+    def __init__(self, model: DeployedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def predictions(self, images: Tensor) -> Predictions:
+        """images: uint8, or float32 in [0, 1]."""
+        if images.dtype == torch.uint8:
+            images = images.to(torch.float32) * float(SCALE)
+        return self.model(images)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.predictions(images))
+
+
+class Detector(RawModel):
+    """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first."""
+
+    def __init__(self, model: DeployedModel, max_detections: int) -> None:
+        super().__init__(model)
+        self.max_detections = max_detections
+
+    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        """sizes: (B, 2) int64, height and width of the originals in pixels."""
+        found = postprocess(self.predictions(images), sizes, self.max_detections)
+        return found.labels, found.boxes, found.scores
+
+
+def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
+    """The model, folded, as the metadata want it. backend: of deformable attention."""
+    dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
+    deployed = model.deploy(dtype, channels_last=False)
+    set_backend(deployed, backend)
+    num_queries = model.decoder.selector.num_queries
+    height, width = fitting(*metadata.config.data.image_size, num_queries)
+    width += STRIDE * (height == width)  # an example where both are equal would be taken for a rule
+    images = torch.zeros(2, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
+    sizes = torch.tensor([[height, width]] * 2)
+    batch = torch.export.Dim("batch", min=1)
+    sides = {
+        2: STRIDE * torch.export.Dim("height_in_32", min=2, max=512),
+        3: STRIDE * torch.export.Dim("width_in_32", min=2, max=512),
+    }
+    if metadata.raw:
+        return Graph(RawModel(deployed), (images,), ("images",), RAW, ({0: batch, **sides},))
+    module = Detector(deployed, metadata.config.eval.max_detections)
+    return Graph(module, (images, sizes), ("images", "sizes"), DETECTIONS, ({0: batch, **sides}, {0: batch}))
+
+
+def set_backend(model: nn.Module, backend: Backend) -> None:
+    """Of deformable attention, everywhere in the model."""
+    for module in model.modules():
+        if isinstance(module, MSDeformAttn):
+            module.backend = backend
+
+
+def fitting(height: float, width: float, num_queries: int) -> tuple[int, int]:
+    """The nearest height and width that a file takes: multiples of STRIDE from SMALLEST, a cell for every query."""
+    height, width = (max(SMALLEST // STRIDE, round(side / STRIDE)) for side in (height, width))
+    while height * width * (16 + 4 + 1) < num_queries:  # cells of the three levels
+        height, width = height + (height <= width), width + (width < height)
+    return height * STRIDE, width * STRIDE

@@ -1,0 +1,112 @@
+"""ONNX files: one graph of standard operators with batch, height and width open."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rtdetr.export.graph import Graph
+from rtdetr.extras import optional
+from rtdetr.inference.metadata import Metadata
+
+OPSET = 18
+HASH = "initializers_sha256"  # metadata entry, see initializers_sha256()
+
+
+def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
+    """One file with weights and metadata. Raises MissingPackage."""
+    onnx = optional("onnx", "onnx", "an ONNX file")
+    optional("onnxscript", "onnx", "an ONNX file")
+    with quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            graph.module,
+            graph.inputs,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=graph.names,
+            output_names=graph.outputs,
+            dynamic_shapes=graph.shapes,
+            verbose=False,
+        )
+    assert program is not None  # it is where no path is given
+    model = program.model_proto
+    model.producer_name, model.producer_version = "rtdetr", metadata.version
+    _forget_source(model.graph)
+    note(model, metadata)
+    onnx.checker.check_model(model)
+    onnx.save(model, str(path))
+
+
+def note(model: Any, metadata: Metadata) -> None:
+    """Puts the metadata and the hash of the weights into an ONNX model."""
+    onnx = optional("onnx", "onnx", "an ONNX file")
+    onnx.helper.set_model_props(model, {**metadata.entries(), HASH: initializers_sha256(model)})
+
+
+def _forget_source(graph: Any) -> None:
+    """The exporter notes stack traces with the paths of this machine; the name of the module is what helps."""
+    for node in graph.node:
+        scopes = {each.key: each.value for each in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "")
+        names = [name for each in scopes.strip("[]").split(",") if (name := each.strip(" '\"")).startswith("model.")]
+        scope = names[-1].removeprefix("model.") if names else ""
+        node.name = f"{scope}/{node.name}" if scope else node.name
+        node.doc_string = ""
+        del node.metadata_props[:]
+    for values in (graph.value_info, graph.input, graph.output):
+        for value in values:
+            del value.metadata_props[:]
+
+
+def initializers_sha256(model: Any) -> str:
+    """Hash of the names and numbers of all weights in an ONNX model."""
+    onnx = optional("onnx", "onnx", "an ONNX file")
+    digest = hashlib.sha256()
+    for each in sorted(model.graph.initializer, key=lambda tensor: tensor.name):
+        digest.update(each.name.encode() + onnx.numpy_helper.to_array(each).tobytes())
+    return digest.hexdigest()
+
+
+def changed_weights(path: Path) -> str:
+    """What is wrong when the weights in the file are not those that were written, empty when they are."""
+    onnx = optional("onnx", "onnx", str(path))
+    model = onnx.load(str(path), load_external_data=False)
+    noted = {each.key: each.value for each in model.metadata_props}.get(HASH)
+    return "" if noted == initializers_sha256(model) else "its weights are not those that were exported"
+
+
+def onnx_facts(path: Path) -> str:
+    """Opset, number of nodes and weights of a file, for a person."""
+    onnx = optional("onnx", "onnx", str(path))
+    model = onnx.load(str(path))
+    opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    return f"opset {opset}, {len(model.graph.node)} nodes, {len(model.graph.initializer)} weights"
+
+
+def node_names(path: Path) -> dict[str, str]:
+    """Name and operator of every node, in order."""
+    onnx = optional("onnx", "onnx", str(path))
+    return {node.name: node.op_type for node in onnx.load(str(path)).graph.node}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The exporters report their progress and their own deprecations; none of it is for who asked for a file."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [each.level for each in loggers]
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        for each in loggers:
+            each.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for each, level in zip(loggers, levels):
+                each.setLevel(level)

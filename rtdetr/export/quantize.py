@@ -1,0 +1,73 @@
+"""8-bit ONNX files by ONNX Runtime's static quantisation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from rtdetr.export.cases import stack
+from rtdetr.export.onnx import note
+from rtdetr.extras import optional
+from rtdetr.inference.metadata import Metadata
+
+BATCH = 4  # calibration pictures at once
+QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
+
+
+def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], path: Path) -> None:
+    """Writes `path` with the convolutions of backbone and encoder in 8 bits, in ranges seen on the pictures."""
+    onnx = optional("onnx", "onnx", "quantisation")
+    tools = optional("onnxruntime.quantization", "onnx", "quantisation")
+    prepared = onnx_file.with_suffix(".prepared.onnx")
+    tools.quant_pre_process(str(onnx_file), str(prepared), skip_symbolic_shape=True)
+    nodes = onnx.load(str(prepared)).graph.node
+    kept = [node.name for node in nodes if not any(f"{part}." in node.name for part in QUANTISED)]
+    logging.disable(logging.WARNING)  # hints of the tool for its own developers
+    try:
+        tools.quantize_static(
+            str(prepared),
+            str(path),
+            _reader(tools, metadata, pictures),
+            quant_format=tools.QuantFormat.QDQ,
+            per_channel=True,
+            op_types_to_quantize=["Conv"],
+            nodes_to_exclude=kept,
+            activation_type=tools.QuantType.QUInt8,
+            weight_type=tools.QuantType.QInt8,
+            calibrate_method=tools.CalibrationMethod.MinMax,
+        )
+    finally:
+        logging.disable(logging.NOTSET)
+    prepared.unlink()
+    model = onnx.load(str(path))
+    note(model, metadata)
+    onnx.save(model, str(path))
+
+
+def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:
+    """Batches as the quantiser asks for them: one by one, then None."""
+
+    class Reader(tools.CalibrationDataReader):
+        def __init__(self) -> None:
+            self.batches = _batches(metadata, pictures)
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.batches, None)
+
+    return Reader()
+
+
+def _batches(metadata: Metadata, pictures: list[Image.Image]) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(pictures), BATCH):
+        chosen = pictures[start : start + BATCH]
+        pixels = stack(chosen, metadata.config.data.image_size)
+        images = pixels if metadata.input == "uint8" else pixels.float() / 255
+        feed = {"images": images.numpy()}
+        if not metadata.raw:
+            feed["sizes"] = np.array([(each.height, each.width) for each in chosen])
+        yield feed

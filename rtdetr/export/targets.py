@@ -1,0 +1,54 @@
+"""Where an export goes, and what lies beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rtdetr.config import Config, ConfigError
+from rtdetr.data.classes import Classes
+from rtdetr.models.rtdetrv3 import RTDETRv3
+
+FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
+
+Source = str | Path | tuple[RTDETRv3, Config, Classes]  # of the model: a checkpoint, or the model itself
+
+
+def default(weights: Source, format: str, half: bool, int8: bool, raw: bool) -> Path:
+    """Beside the checkpoint, under its name; in the current folder for a model that came from none."""
+    folder, name = Path(), "model"
+    if isinstance(weights, tuple):
+        name = weights[1].name
+    else:
+        folder, name = Path(weights).parent, Path(weights).stem
+    parts = [name, *(word for word, asked in (("fp16", half), ("int8", int8), ("raw", raw)) if asked)]
+    return folder / ("-".join(parts) + FORMATS[format])
+
+
+def check(output: Path, format: str) -> None:
+    """Raises ConfigError for a name by which the file would not be known for what it is."""
+    ending = Path(f"x{FORMATS[format]}").suffix  # none for the folder of openvino
+    if output.suffix != ending and (ending or output.suffix in (".onnx", ".pt2", ".xml")):
+        raise ConfigError(
+            f"output: the format {format} writes {f'a file {ending}' if ending else 'a folder'}, got {output}"
+        )
+
+
+def of(output: Path, format: str) -> list[Path]:
+    """Every file of an export, its certificate last."""
+    files = [output / "model.xml", output / "model.bin"] if format == "openvino" else [output]
+    beside = {"aot": [op_library_path(output)], "tensorrt": [script_path(output)]}.get(format, [])
+    return [*files, *beside, certificate_path(output)]
+
+
+def certificate_path(file: Path) -> Path:
+    return file.with_name(f"{file.name}.certificate.json")
+
+
+def op_library_path(package: Path) -> Path:
+    """The library of the deformable op that an AOTInductor package calls."""
+    return package.with_suffix(".ops.so")
+
+
+def script_path(onnx_file: Path) -> Path:
+    """The script that builds a TensorRT engine."""
+    return onnx_file.with_suffix(".tensorrt.py")

@@ -1,0 +1,216 @@
+"""Exported files as detectors: whatever runtime they need, they are used like a checkpoint.
+
+Letters: B pictures, T detections of a picture.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
+from rtdetr.data.classes import Classes
+from rtdetr.extras import optional
+from rtdetr.inference.metadata import Metadata, read_metadata
+from rtdetr.inference.predictor import Predictor
+from rtdetr.models.postprocess import EndToEnd, postprocess
+from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.ops import why_not_compiled
+from rtdetr.types import Detections, Predictions
+from rtdetr.weights.checkpoint import DAMAGE, CheckpointError
+from rtdetr.weights.load import model_from_checkpoint
+
+logger = logging.getLogger("rtdetr")
+
+STRIDE, SMALLEST = 32, 64  # height and width of an exported file's pictures: multiples of the one from the other
+METADATA_FILE = "rtdetr.json"  # inside a torch.export file
+Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
+
+
+class ExportedModel(EndToEnd):
+    """Detections of pictures, computed by another runtime."""
+
+    def __init__(self, path: Path, metadata: Metadata, runtime: str, run: Run) -> None:
+        super().__init__()
+        self.path, self.metadata, self.runtime, self.run = path, metadata, runtime, run
+
+    def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+        """images: (B, 3, H, W) in [0, 1], made from uint8 pictures; sizes: (B, 2) height, width of the originals."""
+        height, width = images.shape[2:]
+        if height % STRIDE or width % STRIDE or min(height, width) < SMALLEST:
+            raise ConfigError(
+                f"{self.path}: takes pictures whose sides are multiples of {STRIDE} from {SMALLEST}, got {height} x "
+                f"{width}; data.image_size sets them"
+            )
+        device = images.device
+        images = images.cpu()
+        if self.metadata.input == "uint8":
+            images = images.mul(255).round().to(torch.uint8)
+        feed = {"images": images.contiguous()}
+        if not self.metadata.raw:
+            feed["sizes"] = sizes.cpu().to(torch.int64)
+        outputs = [torch.as_tensor(each).to(device) for each in self.run(feed)]
+        if self.metadata.raw:
+            return postprocess(Predictions(*outputs), sizes, self.metadata.config.eval.max_detections)
+        labels, boxes, scores = outputs
+        return Detections(scores, labels, boxes)
+
+
+def load(path: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> Predictor:
+    """A predictor from a checkpoint or from an exported file. Raises CheckpointError or ConfigError."""
+    if not is_exported(path):
+        return Predictor(path, device, threshold)
+    return Predictor.of(*load_model(path, device), device, threshold)
+
+
+def load_model(
+    path: str | Path, device: torch.device | str = "cpu", updates: list[str] | None = None, cfg: Config | None = None
+) -> tuple[RTDETRv3 | ExportedModel, Config, Classes]:
+    """`model_from_checkpoint` for exported files, too."""
+    if not is_exported(path):
+        return model_from_checkpoint(path, updates, cfg)
+    model = open_exported(path, device)
+    asked = cfg or config_from_dict(config_to_dict(model.metadata.config), str(path), updates)
+    return model, asked, model.metadata.classes
+
+
+def is_exported(path: str | Path) -> bool:
+    """Whether the name is that of an exported file rather than of weights."""
+    return runtime_of(Path(path)) is not None
+
+
+def runtime_of(path: Path) -> str | None:
+    """onnxruntime, openvino or torch, by the name of the file; None for weights."""
+    if path.suffix == ".xml" or (path.is_dir() and [*path.glob("*.xml")]):
+        return "openvino"
+    return {".onnx": "onnxruntime", ".pt2": "torch"}.get(path.suffix)
+
+
+def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime: str | None = None) -> ExportedModel:
+    """The model of an exported file. runtime: onnxruntime, openvino or torch; default: the one of its name.
+
+    Raises CheckpointError for a file that cannot be used, MissingPackage for a runtime that is not installed.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such file")
+    openers = {"onnxruntime": _open_onnx, "openvino": _open_openvino, "torch": _open_torch}
+    runtime = runtime or runtime_of(path) or "onnxruntime"
+    metadata, run = openers[runtime](path, torch.device(device))
+    return ExportedModel(path, metadata, runtime, run)
+
+
+def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
+    ort = optional("onnxruntime", "onnx", str(path))
+    state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+    damage = tuple(getattr(state, name) for name in ("Fail", "InvalidGraph", "InvalidProtobuf", "RuntimeException"))
+    damage += (state.InvalidArgument, state.NotImplemented, state.NoSuchFile, state.NoModel)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    providers = ["CPUExecutionProvider"]
+    if device.type == "cuda":
+        if "CUDAExecutionProvider" in ort.get_available_providers():
+            providers.insert(0, "CUDAExecutionProvider")
+        else:
+            logger.warning("%s: this onnxruntime has no CUDA, so the CPU computes; onnxruntime-gpu has it", path)
+    try:
+        session = ort.InferenceSession(str(path), options, providers)
+    except damage as error:
+        raise CheckpointError(
+            f"{path}: damaged, or no ONNX file that onnxruntime can run ({_first_line(error)}); export it again"
+        ) from error
+    metadata = read_metadata(session.get_modelmeta().custom_metadata_map, path)
+
+    def run(feed: dict[str, Tensor]) -> list[Tensor]:
+        return session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})
+
+    return metadata, run
+
+
+def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
+    ov = optional("openvino", "openvino", str(path))
+    file = path if path.is_file() else min(path.glob("*.xml"))
+    core = ov.Core()
+    try:
+        model = core.read_model(file)
+        entries = _openvino_entries(ov, model, path)
+        # left alone, some processors would compute in bfloat16
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        compiled = core.compile_model(model, "CPU", hints)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path}: damaged, or no model that OpenVINO can run ({_first_line(error)}); export it again"
+        ) from error
+    metadata = read_metadata(entries, path)
+
+    def run(feed: dict[str, Tensor]) -> list[Tensor]:
+        result = compiled({name: tensor.numpy() for name, tensor in feed.items()})
+        return [torch.from_numpy(result[i].copy()) for i in range(len(compiled.outputs))]
+
+    return metadata, run
+
+
+def _openvino_entries(ov: Any, model: Any, path: Path) -> dict[str, str]:
+    """The metadata of an OpenVINO file, or of an ONNX file that OpenVINO reads."""
+    if path.suffix == ".onnx":
+        onnx = optional("onnx", "onnx", str(path))
+        return {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
+    if not model.has_rt_info("rtdetr"):
+        return {}
+    entries: dict[str, str] = json.loads(model.get_rt_info("rtdetr").value)
+    return entries
+
+
+def _open_torch(path: Path, device: torch.device) -> tuple[Metadata, Run]:
+    entries, packaged = _entries_of_zip(path)
+    metadata = read_metadata(entries, path)
+    _load_op(path, entries.get("op_library", ""))
+    program: Callable[..., Any]
+    try:
+        program = torch._inductor.aoti_load_package(str(path)) if packaged else torch.export.load(path).module()
+    except DAMAGE as error:
+        raise CheckpointError(
+            f"{path}: torch {torch.__version__} cannot load it ({_first_line(error)}); export it again with this torch"
+        ) from error
+    return metadata, lambda feed: program(*feed.values())
+
+
+def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
+    """The metadata of a .pt2 file, and whether it is a package of compiled code. Every byte is checked."""
+    try:
+        with zipfile.ZipFile(path) as parts:
+            if damaged := parts.testzip():
+                raise CheckpointError(f"{path}: damaged, its part {damaged} has other bytes than were written")
+            names = parts.namelist()
+            packaged = any("/aotinductor/" in name for name in names)
+            ending = "_metadata.json" if packaged else f"/{METADATA_FILE}"
+            found = [json.loads(parts.read(name)) for name in names if name.endswith(ending)]
+    except (OSError, zipfile.BadZipFile, *DAMAGE) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{path}: damaged, or not a file of torch.export; copy it again") from error
+    entries: dict[str, str] = next(iter(found), {})
+    return (json.loads(entries.get("rtdetr", "{}")) if packaged else entries), packaged
+
+
+def _load_op(path: Path, library: str) -> None:
+    """Makes the deformable op known to torch, from the library beside a package that calls it."""
+    if not library or why_not_compiled(torch.empty(0)) is None:  # ours has declared it already
+        return
+    try:
+        torch.ops.load_library(str(path.with_name(library)))
+    except OSError as error:
+        raise CheckpointError(f"{path}: its op library {library} does not load ({_first_line(error)})") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
