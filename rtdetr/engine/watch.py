@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from rtdetr.config import config_to_dict
+from rtdetr.config import Config, config_to_dict
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
@@ -65,6 +65,22 @@ def writing(path: Path) -> Iterator[None]:
         if not isinstance(cause, OSError):
             raise
         raise CannotWrite(path, cause.strerror or str(cause)) from error
+
+
+def out_of_memory(cfg: Config, iteration: int, last: Path) -> TrainingFailed:
+    """What a run that does not fit into its GPU can change."""
+    accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its pictures"
+    advice = [
+        f"data.train_batch_size ({accumulated})",
+        f"the sizes in data.augment.batch_sizes (up to {max(cfg.data.augment.batch_sizes)})",
+        f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
+    ]
+    recompute = "" if cfg.train.checkpoint_activations else "set train.checkpoint_activations=true, or "
+    go_on = f"; go on with -r {last}" if last.is_file() else ""
+    return TrainingFailed(
+        f"iteration {iteration}: CUDA out of memory; {recompute}lower {', '.join(advice)}, or stop what else uses the "
+        f"GPU{go_on}"
+    )
 
 
 class StepRecord(NamedTuple):
