@@ -18,6 +18,7 @@ from engine_helpers import tiny_config, tiny_data
 
 from rtdetr import cli
 from rtdetr.engine import saving
+from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.run_state import load_run
 from rtdetr.engine.trainer import Trainer
 from rtdetr.engine.watch import CannotWrite
@@ -177,6 +178,32 @@ def test_a_run_outlives_a_disk_that_is_full_for_a_while(
     assert said.count("training goes on") >= 2 and f"{tmp_path}/best.pth: cannot be written" in said
     assert_same_weights(tmp_path, whole)
     assert (tmp_path / "best.pth").is_file()
+
+
+def test_rows_of_the_log_wait_for_room(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second and third step meet a disk that takes half a row; the fourth brings three rows."""
+    trainer = Trainer(tiny_config(data), tmp_path, CPU)
+    train_step = trainer.train_step
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def step(batches: list[Any]) -> Any:
+        size = (tmp_path / "metrics.csv").stat().st_size + 20 if trainer.state.iteration in (1, 2) else before[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        return train_step(batches)
+
+    trainer.train_step = step  # type: ignore[method-assign]
+    try:
+        assert trainer.run() is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    rows = read_rows(tmp_path / "metrics.csv")
+    assert [(row["kind"], row["iteration"]) for row in rows] == [("train", str(n)) for n in range(1, 7)] + [
+        ("eval", "6")
+    ]
+    said = capsys.readouterr().out
+    assert said.count(f"{tmp_path}/metrics.csv: cannot be written (File too large); its rows wait for room") == 1
 
 
 def test_what_is_no_disk_error_ends_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

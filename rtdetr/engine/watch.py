@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -108,6 +108,7 @@ class Watch:
         self.begin()
         self._unreadable: set[str] = set()  # what was said about pictures
         self._skipped = 0  # steps
+        self._log_waits = False
         self._replaced = self._seen = 0  # pictures, the former as often as they came
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
@@ -251,8 +252,7 @@ class Watch:
         shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
         if self._replaced:
             shown["unreadable"] = self._replaced
-        with writing(self._metrics.path):
-            self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
+        self._log("train", record.iteration + 1, {**values, **shown})
         self._bar.set_postfix_str(
             f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
             f"(data {data_wait:.0%}) {memory:.1f} GiB"
@@ -278,8 +278,20 @@ class Watch:
     def log_evaluation(self, figures: dict[str, float]) -> None:
         if self._metrics is not None:
             existing = {name: None if value < 0 else value for name, value in figures.items()}  # COCO's -1
-            with writing(self._metrics.path):
-                self._metrics.write("eval", self.state.iteration, self.state.epoch, existing)
+            self._log("eval", self.state.iteration, existing)
+
+    def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
+        """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.write(kind, iteration, self.state.epoch, values)
+        except OSError as error:
+            if not self._log_waits:
+                say(f"{self._metrics.path}: cannot be written ({error.strerror or error}); its rows wait for room")
+            self._log_waits = True
+        else:
+            self._log_waits = False
 
 
 def say(message: str) -> None:
