@@ -87,6 +87,7 @@ def _keep(path: Path, before: Path) -> None:
         os.replace(path, before)
     else:
         os.replace(link, before)
+        link.unlink(missing_ok=True)  # renaming does nothing where both are the same file, after a kill in between
 
 
 def _sync_folder(folder: Path) -> None:
