@@ -23,6 +23,7 @@ Precision = Literal["bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 OnDefect = Literal["drop", "refuse"]
+OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 AugmentBackend = Literal["fused", "plain"]
 Switch = Literal["auto", "on", "off"]
@@ -151,6 +152,9 @@ class DataConfig:
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
     # Bad records are left out and listed, up to 5 % of the pictures and of the boxes; refuse: none may be bad.
     on_defect: OnDefect = "drop"
+    # A picture that cannot be read in training is replaced by another one; above this share of those seen so far, and
+    # from ten on, training stops. 0: at the first one.
+    max_unreadable: Share = 0.05
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 
@@ -192,8 +196,12 @@ class TrainConfig:
     # Evaluations in a row without an AP better by more than min_delta, after which the run ends; 0: it never does.
     patience: CountOrNone = 0
     min_delta: Share = 0.0
-    save_seconds: Amount = 60.0  # last.pth is written at epoch ends this far apart, before evaluations and at the end
+    save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,
+    # for which a GPU has to wait.
+    on_nan: OnNan = "stop"
+    max_skips: CountOrNone = 10  # steps left out before the run ends after all
     sync_batch_norm: bool = True  # on several GPUs
     find_unused_parameters: bool = False
     max_iterations: Iterations = 0  # optimiser steps after which training ends; 0: as many as the epochs give
@@ -317,6 +325,9 @@ def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:
         if cells < number:
             what = f"{cells} cells of {height} x {width} pixels"
             yield key, other, f"must give each query of {other}={number} a cell of its own, got {what}"
+    if cfg.train.on_nan == "skip" and cfg.train.precision == "fp16":
+        other = "train.precision"
+        yield "train.on_nan", other, f"must be stop where {other}=fp16, whose loss scale leaves steps out, got skip"
     if not (loss.match_class_cost or loss.match_l1_cost or loss.match_giou_cost):
         other = "loss.match_l1_cost"
         yield "loss.match_class_cost", other, f"must be above 0 where {other} and loss.match_giou_cost are 0, got 0"

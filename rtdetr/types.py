@@ -69,6 +69,7 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W) RGB: uint8 in training, a quarter of the bytes to pass on; else float32 in [0, 1]
     targets: Targets
     infos: tuple[ImageInfo, ...]
+    unreadable: tuple[str, ...] = ()  # about pictures that could not be used and were replaced
 
     def images_on(self, device: torch.device) -> Tensor:
         """The images there as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
@@ -76,7 +77,7 @@ class Batch(NamedTuple):
         return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
 
     def pin_memory(self) -> Batch:
-        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos)
+        return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos, self.unreadable)
 
 
 class Predictions(NamedTuple):

@@ -8,11 +8,13 @@ commands are separated by "--" and share one import of everything: each is a for
 
 from __future__ import annotations
 
+import io
 import json
 import multiprocessing.process
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +24,8 @@ import torch
 
 from rtdetr import cli
 from rtdetr.data import loader
-from rtdetr.engine import evaluator, run_state, trainer
-from rtdetr.weights import load
+from rtdetr.engine import evaluator, saving, trainer
+from rtdetr.weights import checkpoint, load
 
 GRACE = 10.0  # seconds that a group has to disappear
 
@@ -37,12 +39,12 @@ def send(number: int = signal.SIGTERM, to: int | None = None) -> None:
 
 
 def before(owner: Any, name: str, action: Callable[[], None], call: int = 1) -> None:
-    """Makes the given call of owner.name begin with `action`."""
+    """Makes the given call of owner.name begin with `action`; 0: every call."""
     original, calls = getattr(owner, name), [0]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         calls[0] += 1
-        if calls[0] == call:
+        if call in (0, calls[0]):
             action()
         return original(*args, **kwargs)
 
@@ -61,7 +63,7 @@ def send_from_worker() -> None:
 
 def send_again_while_saving() -> None:
     before(trainer.Trainer, "train_step", send, call=2)
-    before(run_state, "save_checkpoint", send)
+    before(saving, "save_checkpoint", send)
 
 
 def interrupt_twice() -> None:
@@ -79,6 +81,45 @@ def send_to_all_under_torchrun() -> None:
     before(trainer.Trainer, "train_step", send, call=2)
 
 
+def kill_at(event: int) -> Callable[[], None]:
+    """SIGKILL at the given one of the moments that matter, in whatever thread: a step begins, a file of the run is half
+    written, is about to be synced, to be linked, to be renamed. A step lasts at least as long as the save beside it."""
+    lock, events = threading.Lock(), [0]
+
+    def happened() -> None:
+        with lock:
+            events[0] += 1
+            if events[0] == event:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def half_written(content: Any, file: Any, **options: Any) -> None:
+        if options:  # objects on their way to another process
+            save(content, file, **options)
+            return
+        whole = io.BytesIO()
+        save(content, whole)
+        bytes_ = whole.getvalue()
+        file.write(bytes_[: len(bytes_) // 2])
+        file.flush()
+        happened()
+        file.write(bytes_[len(bytes_) // 2 :])
+
+    def prepare() -> None:
+        for name in ("fsync", "link", "replace"):
+            before(os, name, happened, call=0)
+        trainer.Trainer.train_step = long_step  # type: ignore[method-assign]
+        checkpoint.torch.save = half_written
+
+    def long_step(self: Any, batches: Any) -> Any:
+        happened()
+        record = train_step(self, batches)
+        self.saver.wait()
+        return record
+
+    save, train_step = torch.save, trainer.Trainer.train_step
+    return prepare
+
+
 MOMENTS: dict[str, Callable[[], None]] = {
     "setup": lambda: before(trainer, "build_model", send),
     "first_worker": send_after_first_worker,
@@ -92,6 +133,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "interrupted_twice": interrupt_twice,
     "killed": kill_main,
     "torchrun": send_to_all_under_torchrun,
+    **{f"kill{event}": kill_at(event) for event in range(1, 100)},
 }
 
 

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from engine_helpers import tiny_config, tiny_data
 from test_commands_table import Row, check, contents, run
 
@@ -198,3 +199,18 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_state(
 def test_a_read_only_folder_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "half").chmod(0o555)
     check(Row(f"{TRAIN} --output-dir half/new", 2, ("half/new: nothing can be written there",)), folder, capsys)
+
+
+@pytest.mark.parametrize(("updates", "advice"), [("", True), ("train.checkpoint_activations=true", False)])
+def test_a_full_gpu_is_one_line_that_says_what_to_change(
+    updates: str, advice: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
+
+    monkeypatch.setattr(Trainer, "train_step", full)
+    assert run(f"train -r run/last.pth --device cpu {MORE} {updates}") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: iteration 2: CUDA out of memory; ") and line.endswith("; go on with -r run/last.pth")
+    assert "lower data.train_batch_size (" in line and "model.supervision.num_noise_groups (" in line
+    assert ("checkpoint_activations" in line) == advice

@@ -58,6 +58,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.val_batch_size": (0, 10**9),
     "data.num_workers": (-1, 10**9),
     "data.max_megapixels": (0, 10_001),
+    "data.max_unreadable": (-0.1, 1.1),
     "data.augment.distort_prob": (-0.1, 1.1),
     "data.augment.expand_prob": (-0.1, 1.1),
     "data.augment.expand_max_ratio": (0.9, 100),
@@ -84,6 +85,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "train.min_delta": (-0.1, 1.1),
     "train.save_seconds": (-1, 1e10),
     "train.seed": (-1, 2**32),
+    "train.max_skips": (-1, 10**9),
     "train.max_iterations": (-1, 10**10),
     "eval.max_detections": (0, 10**9),
 }

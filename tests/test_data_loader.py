@@ -19,7 +19,14 @@ from test_data_pictures import BAD
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
 from rtdetr.data.classes import DataError
-from rtdetr.data.loader import DetectionLoader, SampleKey, TrainingBatches, build_train_loader, build_val_loader
+from rtdetr.data.loader import (
+    DetectionLoader,
+    SampleKey,
+    TrainingBatches,
+    build_train_loader,
+    build_val_loader,
+    epoch_order,
+)
 from rtdetr.data.preprocess import preprocess
 from rtdetr.data.shapes import CATEGORIES, make_shapes
 from rtdetr.types import Batch
@@ -200,14 +207,39 @@ def test_pictures_without_boxes_make_batches(shapes: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("num_workers", "name"), [(0, "page.jpg"), (0, "header.png"), (1, "bomb.png"), (1, "chunk.png")]
 )
-def test_a_broken_picture_is_named_in_one_sentence(tmp_path: Path, num_workers: int, name: str) -> None:
+def test_a_broken_picture_is_named_and_replaced_by_the_next_one(tmp_path: Path, num_workers: int, name: str) -> None:
     folder = make_shapes(tmp_path / "shapes", num_train=4, num_val=1, size=96)
     (folder / "train" / "000002.jpg").write_bytes(BAD[name][0])
     loader = build_train_loader(config(folder, num_workers=num_workers), seed=0)
-    with pytest.raises(DataError) as caught:
-        epoch(loader, 0)
-    assert str(caught.value).startswith(f"{folder}") and "000002.jpg: cannot be read as a picture" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for number in range(4):
+        order = epoch_order(0, number, 4).tolist()
+        (batch,) = epoch(loader, number)
+        (sentence,) = batch.unreadable
+        assert sentence.startswith(f"{folder}") and "000002.jpg: cannot be read as a picture" in sentence
+        assert "\n" not in sentence
+        names = [info.file_name for info in batch.infos]
+        place = next(at for at, index in enumerate(order) if loader.source.info(index).file_name == "000002.jpg")
+        assert names[place] == loader.source.info(order[(place + 1) % 4]).file_name and "000002.jpg" not in names
+
+
+def test_pictures_that_are_all_broken_are_one_sentence(tmp_path: Path) -> None:
+    folder = make_shapes(tmp_path / "shapes", num_train=4, num_val=1, size=96)
+    for each in (folder / "train").iterdir():
+        each.write_bytes(b"")
+    for num_workers in (0, 1):
+        with pytest.raises(DataError) as caught:
+            epoch(build_train_loader(config(folder, num_workers=num_workers), seed=0), 0)
+        assert str(caught.value).startswith(f"{folder}") and "\n" not in str(caught.value)
+        assert str(caught.value).endswith("; nor can the 3 pictures tried instead; `rtdetr doctor` names them all")
+
+
+def test_a_broken_picture_ends_an_evaluation(tmp_path: Path) -> None:
+    folder = make_shapes(tmp_path / "shapes", num_train=4, num_val=2, size=96)
+    broken = sorted((folder / "val").iterdir())[0]
+    broken.write_bytes(b"")
+    classes = build_train_loader(config(folder), seed=0).classes
+    with pytest.raises(DataError, match=rf"{broken.name}: cannot be read as a picture"):
+        list(build_val_loader(config(folder), classes))
 
 
 def test_the_largest_picture_is_a_setting(shapes: Path) -> None:

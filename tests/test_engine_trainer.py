@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -319,3 +320,37 @@ def test_tuning_reports_and_starts_from_the_average(data: Path, whole: Path, tmp
     assert trainer.state.iteration == 0 and not list(tmp_path.iterdir())  # nothing is written before the run starts
     trainer.run()
     assert "(100.0%)" in (tmp_path / "run" / "load_report.txt").read_text()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_unreadable_picture_is_named_once_counted_and_replaced(
+    tmp_path: Path, num_workers: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_data(tmp_path / "shapes")
+    (folder / "train" / "000003.jpg").write_bytes(b"no picture")
+    updates = (f"data.num_workers={num_workers}", "train.epochs=4")
+    assert Trainer(tiny_config(folder, *updates), tmp_path / "run", CPU).run() is None
+    said = capsys.readouterr().out
+    assert said.count("000003.jpg: cannot be read as a picture") == said.count("takes another picture instead") == 1
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.csv") if row["kind"] == "train"]
+    assert rows[-1]["unreadable"] == "4" and all(math.isfinite(float(row["loss"])) for row in rows)
+    again = Trainer(tiny_config(folder, "train.epochs=4"), tmp_path / "again", CPU)
+    again.run()
+    ours, theirs = (load_checkpoint(tmp_path / name / "last.pth")["model"] for name in ("run", "again"))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize(
+    ("share", "bad", "stops"), [(0.05, 10, True), (0.05, 9, False), (0.9, 10, False), (0, 1, True)]
+)
+def test_too_many_unreadable_pictures_stop_the_run(tmp_path: Path, share: float, bad: int, stops: bool) -> None:
+    folder = tiny_data(tmp_path / "shapes")
+    for each in sorted((folder / "train").iterdir())[:bad]:
+        each.write_bytes(b"no picture")
+    trainer = Trainer(tiny_config(folder, f"data.max_unreadable={share}"), tmp_path / "run", CPU)
+    if not stops:
+        assert trainer.run() is None
+        return
+    sentence = rf"{bad} of the \d+ pictures .* data.max_unreadable={share:g} allows; `rtdetr doctor CONFIG`"
+    with pytest.raises(TrainingFailed, match=sentence):
+        trainer.run()

@@ -158,3 +158,13 @@ def test_generators_go_on_where_they_were(tmp_path: Path) -> None:
     expected = (random.random(), np.random.rand(), torch.rand(3).tolist())
     set_rng_state(torch.load(tmp_path / "rng.pth", weights_only=True)["rng"])
     assert (random.random(), np.random.rand(), torch.rand(3).tolist()) == expected
+
+
+def test_keeping_the_file_before_after_a_kill_between_the_two_renamings(tmp_path: Path) -> None:
+    """Both names are the same file then."""
+    last, before = tmp_path / "last.pth", tmp_path / "last-1.pth"
+    save_checkpoint(last, {"number": 1})
+    before.hardlink_to(last)
+    save_checkpoint(last, {"number": 2}, before)
+    assert [torch.load(each)["number"] for each in (last, before)] == [2, 1]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["last-1.pth", "last.pth"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from rtdetr.commands.outputs import OutputError, check_folder, unused_folder, writing
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
-BESIDE = ("curves.png", "data_report.json", "load_report.txt", "failed_batch*.pth")
+BESIDE = ("last-1.pth", "curves.png", "data_report.json", "load_report.txt", "failed_batch*.pth")
 HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt")
 
 

@@ -21,8 +21,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "-c", "--config", help="YAML file, or the name of a shipped config; with -r the default is the checkpoint's"
     )
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth")
+    start.add_argument(
+        "-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth (or last-1.pth)"
+    )
     start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
+    text = "do the failed step in a failed_batch.pth again; 1 when it fails, else 0"
+    start.add_argument("--replay", type=Path, metavar="FILE", help=text)
     add_update(parser)
     text = "default: output/NAME, NAME-2 ... where that is taken, or the folder of the -r checkpoint"
     parser.add_argument("--output-dir", type=Path, help=text)
@@ -35,7 +39,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overfit", type=_number, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
-    if args.config is None and args.resume is None:
+    if args.replay is not None and (args.config or args.update or args.output_dir):
+        parser.error("--replay FILE knows its config and writes nothing; leave out -c, -u and --output-dir")
+    if args.config is None and args.resume is None and args.replay is None:
         parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
     if args.overfit is not None and args.resume is not None:
         parser.error("--overfit starts anew and goes on with nothing: leave out -r")
@@ -44,6 +50,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     signals = StopSignal()
     with signals.setting_up():
+        if args.replay is not None:
+            return _replay(args)
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)
 
 
@@ -74,22 +82,35 @@ def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
     return 128 + verdict.stopped_by if verdict.stopped_by else int(not verdict.passed)
 
 
+def _replay(args: argparse.Namespace) -> int:
+    from rtdetr.engine import distributed
+    from rtdetr.engine.replay import replay
+
+    return replay(args.replay, distributed.choose_device(args.device))
+
+
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:
+    import torch
+
     from rtdetr.commands.configs import find_config
     from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import config_from_dict, load_config
     from rtdetr.engine import distributed
+    from rtdetr.engine.run_state import load_run
     from rtdetr.engine.trainer import Trainer
-    from rtdetr.weights.checkpoint import load_checkpoint
+    from rtdetr.engine.watch import out_of_memory
 
     if args.config is None:
-        cfg = config_from_dict(load_checkpoint(args.resume)["config"], str(args.resume), args.update)
+        cfg = config_from_dict(load_run(args.resume)["config"], str(args.resume), args.update)
     else:
         cfg = load_config(find_config(args.config), args.update)
     with distributed.process_group(args.device) as device:
         folder = distributed.from_main(lambda: choose_folder(args.output_dir, args.resume, cfg.name, args.overwrite))
         trainer = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals)
-        stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
+        try:
+            stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
+        except torch.cuda.OutOfMemoryError as error:
+            raise out_of_memory(cfg, trainer.state.iteration, folder / "last.pth") from error
     if stopped_by is not None:
         print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by

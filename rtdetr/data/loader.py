@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -24,6 +26,8 @@ from rtdetr.data.preprocess import preprocess, to_planes
 from rtdetr.data.transforms import Augmentation, move_boxes
 from rtdetr.data.workers import prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
+
+MOST_IN_A_ROW = 10  # pictures that cannot be used, before it is the folder and not a picture
 
 # One stream of random numbers per purpose, so that none repeats another.
 _ORDER, _BATCH, _SAMPLE = 0, 1, 2
@@ -43,10 +47,12 @@ class Item(NamedTuple):
     boxes: Tensor  # (n, 4) xyxy, pixels of `image`
     labels: Tensor  # (n,) int64
     info: ImageInfo
+    unreadable: tuple[str, ...] = ()  # about pictures that this one took the place of
 
 
 class TrainingSamples(Dataset[Item]):
-    """Augmented pictures of a set. Backends make the same boxes, and pixels that differ by rounding."""
+    """Augmented pictures of a set, and for one that cannot be used the next one of the epoch's order. Backends make the
+    same boxes, and pixels that differ by rounding."""
 
     def __init__(
         self, source: DetectionSet, augmentation: Augmentation, seed: int, backend: AugmentBackend = "fused"
@@ -58,15 +64,36 @@ class TrainingSamples(Dataset[Item]):
 
     def __getitem__(self, key: SampleKey) -> Item:
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.picture))
-        info, (boxes, labels) = self.source.info(key.picture), self.source.targets(key.picture)
+        index, picture, unreadable = self._usable(key)
+        info, (boxes, labels) = self.source.info(index), self.source.targets(index)
         recipe = self.augmentation.draw((info.height, info.width), boxes, rng)
         size = (key.size, key.size)
-        if self.backend == "fused":
-            pixels = fused(self.source.pixels(key.picture), recipe, size, key.interpolation)
+        if isinstance(picture, Image.Image):
+            pixels = plain(picture, recipe, size, key.interpolation)
         else:
-            pixels = plain(self.source.image(key.picture), recipe, size, key.interpolation)
+            pixels = fused(picture, recipe, size, key.interpolation)
         boxes, labels = move_boxes(boxes, labels, recipe, size)
-        return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info)
+        return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
+
+    def _usable(self, key: SampleKey) -> tuple[int, Image.Image | NDArray[np.uint8], tuple[str, ...]]:
+        """A picture's index, the picture as the backend takes it, and what was wrong with those tried before it. Raises
+        DataError after ten."""
+        read = self.source.pixels if self.backend == "fused" else self.source.image
+        wrong: list[str] = []
+        for index in itertools.islice(self._from(key), MOST_IN_A_ROW):
+            try:
+                return index, read(index), tuple(wrong)
+            except DataError as error:
+                wrong.append(str(error))
+        raise DataError(
+            f"{wrong[0]}; nor can the {len(wrong) - 1} pictures tried instead; `rtdetr doctor` names them all"
+        )
+
+    def _from(self, key: SampleKey) -> Iterator[int]:
+        """The pictures of an epoch from that one on, and around; most are content with the first."""
+        yield key.picture
+        order = epoch_order(self.seed, key.epoch, len(self.source))
+        yield from np.roll(order, -int(np.flatnonzero(order == key.picture)[0]))[1:].tolist()
 
 
 class EvaluationSamples(Dataset[Item]):
@@ -81,6 +108,10 @@ class EvaluationSamples(Dataset[Item]):
         scale = np.array([self.size[1] / image.width, self.size[0] / image.height] * 2, np.float32)
         pixels = preprocess(image, self.size)
         return Item(pixels, torch.from_numpy(boxes * scale), torch.from_numpy(labels), self.source.info(index))
+
+
+def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, _ORDER, epoch)).permutation(num_samples)
 
 
 class TrainingBatches(Sampler[list[SampleKey]]):
@@ -122,7 +153,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             yield from self._of_epoch(epoch, 0)
 
     def _of_epoch(self, epoch: int, start_batch: int) -> Iterator[list[SampleKey]]:
-        order = np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.num_samples).tolist()
+        order = epoch_order(self.seed, epoch, self.num_samples).tolist()
         for batch in range(start_batch, len(self)):
             rng = np.random.default_rng((self.seed, _BATCH, epoch, batch, self.rank))
             size = self.sizes[rng.integers(len(self.sizes))]
@@ -190,7 +221,7 @@ def collate(items: Sequence[Item]) -> Batch:
     extent = torch.tensor([width, height, width, height], dtype=torch.float32)
     normalised = [xyxy_to_cxcywh(item.boxes) / extent for item in items]
     targets = Targets.stack([item.labels for item in items], normalised, [item.boxes for item in items])
-    return Batch(images, targets, tuple(item.info for item in items))
+    return Batch(images, targets, tuple(item.info for item in items), sum((item.unreadable for item in items), ()))
 
 
 def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 1) -> DetectionLoader:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rtdetr.config import ConfigError, TrainConfig
 from rtdetr.engine import distributed
-from rtdetr.types import Targets
+from rtdetr.types import Batch, Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
 RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
@@ -45,6 +45,20 @@ def slots_for(num_boxes: int, num_denoising: int) -> int:
     if num_boxes > num_denoising:
         return -(-num_boxes // 50) * 50
     return num_denoising // (num_denoising // num_boxes)
+
+
+def layout_of(device: torch.device) -> torch.memory_format:
+    """Of pictures and weights. Channels last is how GPUs like them, at least in 16 bits."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
+
+
+def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[Tensor, Targets]:
+    """Pictures and boxes of a batch as a step takes them."""
+    images = batch.images_on(device).contiguous(memory_format=layout_of(device))
+    targets = batch.targets.to(device, non_blocking=True)
+    if device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
+        targets = targets.padded(slots_for(max(batch.targets.counts, default=0), num_denoising))
+    return images, targets
 
 
 class Captured(NamedTuple):

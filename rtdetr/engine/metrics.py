@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.csv"
         self.columns: list[str] = []
+        self._waiting: list[Row] = []  # for room on the disk
         if resume_at is None:
             self.path.unlink(missing_ok=True)
         else:
@@ -50,18 +52,37 @@ class MetricsLog:
         self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
-        """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist."""
+        """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.
+
+        Raises OSError when the disk takes nothing: metrics.csv stays whole and gets the row with a later one,
+        TensorBoard may have a gap.
+        """
         shown = {short_name(name): value for name, value in values.items()}
         row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch}
         row |= {name: "" if value is None else f"{value:.6g}" for name, value in shown.items()}
-        new = [name for name in row if name not in self.columns]
-        if new:
-            self._rewrite(read_rows(self.path), new)
-        with open(self.path, "a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self.columns).writerow(row)
+        self._waiting.append(row)
+        self._append()
         for name, value in shown.items():
             if value is not None:
                 self.board.add_scalar(f"{kind}/{name}", value, iteration)
+
+    def _append(self) -> None:
+        before = list(self.columns)
+        new = [name for row in self._waiting for name in row if name not in before]
+        if new:
+            try:
+                self._rewrite(read_rows(self.path), new)
+            except OSError:
+                self.columns = before
+                raise
+        size = self.path.stat().st_size
+        try:
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self.columns).writerows(self._waiting)
+        except OSError:
+            os.truncate(self.path, size)  # no half row
+            raise
+        self._waiting.clear()
 
     def close(self) -> None:
         self.board.close()

@@ -20,8 +20,10 @@ from rtdetr.engine import distributed
 from rtdetr.engine.early_stop import EarlyStop
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.optim import build_optimizer, load_optimizer
-from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint
 from rtdetr.weights.load import load_exactly
+
+LAST, BEFORE = "last.pth", "last-1.pth"  # the newest state of a run, and the one saved before it
 
 
 class Pace(NamedTuple):
@@ -53,7 +55,7 @@ class Pace(NamedTuple):
 
 
 class RunState:
-    """The state of a run of `model`, which `save` writes and `load` takes back. Nothing has been trained at first.
+    """The state of a run of `model`, which `content` gives and `load` takes back. Nothing has been trained at first.
 
     A run is at batch `start_batch` of `epoch`; `iteration` follows from that and from the settings of today.
     """
@@ -79,11 +81,12 @@ class RunState:
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
         self.early_stop = EarlyStop(train.patience, train.min_delta)
 
-    def save(self, path: Path) -> None:
-        """Writes a checkpoint on the main process; every process has to call it."""
+    def content(self) -> dict[str, Any] | None:
+        """The content of a checkpoint, whose tensors are those of the run; None but on the main process. Every process
+        has to call it."""
         generators = distributed.gather_objects(rng_state())
         if not distributed.is_main():
-            return
+            return None
         training = {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -98,12 +101,12 @@ class RunState:
             "rng": generators,
         }
         ema = self.ema.model.state_dict()
-        save_checkpoint(path, make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training))
+        return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training)
 
     def load(self, path: Path) -> str | None:
         """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
         decide how it goes on. Raises CheckpointError."""
-        content = load_checkpoint(path)
+        content = load_run(path)
         state = content["training"]
         if state is None:
             raise CheckpointError(
@@ -153,6 +156,18 @@ class RunState:
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_pictures} pictures, at iteration "
             f"{self.iteration} of {self.total_iterations}"
         )
+
+
+def load_run(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint to go on from. Raises CheckpointError, which names the run's other one if there is
+    one."""
+    try:
+        return load_checkpoint(path)
+    except CheckpointError as error:
+        other = path.with_name({LAST: BEFORE, BEFORE: LAST}.get(path.name, path.name))
+        if other == path or not other.is_file():
+            raise
+        raise CheckpointError(f"{error}; the run's other state can go on: -r {other}") from error
 
 
 def with_absolute_paths(cfg: Config) -> Config:

@@ -24,20 +24,19 @@ from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import settle
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
-from rtdetr.engine.graphs import StepGraphs, slots_for, why_not_capture
+from rtdetr.engine.graphs import StepGraphs, layout_of, on_device, why_not_capture
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.replay import AUTOCAST
 from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
+from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
-from rtdetr.engine.watch import StepRecord, Watch, say, writing
+from rtdetr.engine.watch import StepFailed, StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
 from rtdetr.types import Batch, Targets
-from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.load import warm_start
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
 
 
 class Trainer:
@@ -84,27 +83,22 @@ class Trainer:
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
                 self._warm_start(weights)
-        # Channels last is how GPUs like their pictures, at least in 16 bits.
-        self._layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-        self.model.to(device).to(memory_format=self._layout)
+        self.model.to(device).to(memory_format=layout_of(device))
         if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
         seed_everything(cfg.train.seed + rank)
-        if resume is not None:
-            changed = self.state.load(resume)
-            if changed is not None:
-                say(changed)
+        if resume is not None and (changed := self.state.load(resume)) is not None:
+            say(changed)
         self.parallel: nn.Module = self.model
         if world_size > 1:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
-        self.total_iterations = self.state.total_iterations
+        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
-        self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device, self.train_loader)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
@@ -113,7 +107,7 @@ class Trainer:
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
         self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
-        self._saved = time.perf_counter()
+        self.saver = Saver(self.state, output_dir, resume)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
@@ -144,6 +138,7 @@ class Trainer:
             try:
                 stopped = self._go_on()
             finally:
+                self.saver.wait()
                 self.watch.close()
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
@@ -160,7 +155,7 @@ class Trainer:
             self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
         stopped = self._stopping()
         if stopped:
-            self._save()
+            self.saver.save(final=True)
         return stopped
 
     def _train_epoch(self, batches_left: Iterator[Batch]) -> None:
@@ -176,6 +171,10 @@ class Trainer:
             state.start_batch += len(batches)
             if self._stopping() or state.iteration >= self.total_iterations:
                 break
+            if state.start_batch < len(self.train_loader) and self.saver.due():
+                while unfinished:  # a state is saved when its losses have been looked at
+                    self.watch.finish(unfinished.pop(0))
+                self.saver.save(background=True)
         for record in unfinished:
             self.watch.finish(record)
         ended = state.iteration >= self.total_iterations
@@ -186,9 +185,8 @@ class Trainer:
         every = self.cfg.train.eval_every
         state.evaluation_due = ended or (every > 0 and state.epoch % every == 0)
         # Before an evaluation, so that its failure costs no training; else now and then: epochs may last a second.
-        waited = time.perf_counter() - self._saved >= self.cfg.train.save_seconds
-        if state.evaluation_due or distributed.any_process(waited):
-            self._save()
+        if state.evaluation_due or self.saver.due():
+            self.saver.save(background=not state.evaluation_due)  # its workers are born while nothing is being written
         if state.evaluation_due and not self._stopping():
             self._evaluate()
 
@@ -204,8 +202,21 @@ class Trainer:
             yield group
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
-        """One optimiser step on `batches` together."""
+        """One optimiser step on `batches` together, or none, where it fails and may be left out."""
+        if self.cfg.train.on_nan == "stop":
+            return self._step(batches)
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm has taken in what it saw
+        try:
+            return self._step(batches)
+        except StepFailed as error:
+            record = self.watch.skip(error, batches)
+        torch._foreach_copy_([*self.model.buffers()], buffers)
+        self.state.iteration += 1
+        return record
+
+    def _step(self, batches: list[Batch]) -> StepRecord:
         state = self.state
+        self.watch.begin()
         boxes = [sum(batch.targets.counts) for batch in batches]
         lr = lr_at(state.iteration, self.total_iterations, self.cfg.optimizer)
         set_lr(state.optimizer, lr)
@@ -245,11 +256,7 @@ class Trainer:
 
     def _gradients(self, batch: Batch, group: list[int]) -> tuple[tuple[str, ...], Tensor]:
         """Adds the gradients of one batch; its losses by name. group: see Criterion."""
-        images = batch.images_on(self.device).contiguous(memory_format=self._layout)
-        targets = batch.targets.to(self.device, non_blocking=True)
-        if self.device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
-            most = max(batch.targets.counts, default=0)
-            targets = targets.padded(slots_for(most, self.cfg.model.supervision.num_denoising))
+        images, targets = on_device(batch, self.device, self.cfg.model.supervision.num_denoising)
         try:
             if self.graphs is None:
                 return self._backward(images, targets, group)
@@ -269,13 +276,12 @@ class Trainer:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""
         started = time.perf_counter()
         annotations, classes = self.val_loader.source.origin, self.val_loader.classes  # under the ids of that file
-        model, stop = self.state.ema.model, self.signals.asked
+        state, model, stop = self.state, self.state.ema.model, self.signals.asked
         distributed.take_from_main(model.buffers())  # its batch norm is what gets saved; others differ without SyncBN
         try:
             result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
             return
-        state = self.state
         state.evaluation_due = False
         state.early_stop.see(distributed.from_main(lambda: result.figures if result else {}), state.iteration)
         if result is not None:
@@ -284,17 +290,16 @@ class Trainer:
             say(f"epoch {state.epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
             if result.figures["AP"] > state.best_ap:
                 state.best_ap = result.figures["AP"]
-                ema = state.ema.model.state_dict()
-                with writing(self.output_dir / "best.pth"):
-                    save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
+                self.saver.keep_best()
             say(*(self.stuck.see(state.best_ap, state.iteration) if self.advise else ()))
-        self._save()
+        self.saver.save(final=state.iteration >= self.total_iterations or state.early_stop.over)
         if state.early_stop.over and state.iteration < self.total_iterations:
             say(state.early_stop.sentence(state.iteration))
 
     def _save_settings(self) -> None:
         with writing(self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
+            self.saver.remove_halves()
             save_config(self.cfg, self.output_dir / "config.yml")
             save_report(self.output_dir, train=self.train_loader.source, val=self.val_loader.source)
             if self._load_report:
@@ -302,11 +307,6 @@ class Trainer:
 
     def _stopping(self) -> bool:
         return distributed.any_process(self.signals.asked())
-
-    def _save(self) -> None:
-        with writing(self.output_dir / "last.pth"):
-            self.state.save(self.output_dir / "last.pth")
-        self._saved = time.perf_counter()
 
     def _warm_start(self, path: str | Path) -> None:
         report = warm_start(self.model, path, self.classes)

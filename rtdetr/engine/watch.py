@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rtdetr.config import Config, config_to_dict
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
+from rtdetr.engine.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.matcher import SPOILT
 from rtdetr.types import Batch
@@ -29,24 +31,56 @@ from rtdetr.weights.checkpoint import save_checkpoint
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
 
+MIN_UNREADABLE = 10  # pictures; fewer do not stop a run whose data.max_unreadable is not 0
+
 
 class TrainingFailed(RuntimeError):
     """The run cannot go on; the message is one sentence."""
 
 
+class StepFailed(TrainingFailed):
+    """The losses or gradients of a step are not finite; losses: by name, empty where they could not be computed."""
+
+    def __init__(self, sentence: str, losses: dict[str, float]) -> None:
+        self.losses = losses
+        super().__init__(sentence)
+
+
+class CannotWrite(TrainingFailed):
+    """A file of the run cannot be written, as on a full disk; `reason` is the system's."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        saved = "what was saved before is whole, make room and go on with -r"
+        super().__init__(f"{path}: cannot be written ({reason}); {saved}")
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Work that writes a file of the run. Raises TrainingFailed when it cannot, as on a full disk."""
+    """Work that writes a file of the run. Raises CannotWrite."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides the disk's own words
         if not isinstance(cause, OSError):
             raise
-        raise TrainingFailed(
-            f"{path}: cannot be written ({cause.strerror or cause}); what was saved before is whole, make room and go "
-            "on with -r"
-        ) from error
+        raise CannotWrite(path, cause.strerror or str(cause)) from error
+
+
+def out_of_memory(cfg: Config, iteration: int, last: Path) -> TrainingFailed:
+    """What a run that does not fit into its GPU can change."""
+    accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its pictures"
+    advice = [
+        f"data.train_batch_size ({accumulated})",
+        f"the sizes in data.augment.batch_sizes (up to {max(cfg.data.augment.batch_sizes)})",
+        f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
+    ]
+    recompute = "" if cfg.train.checkpoint_activations else "set train.checkpoint_activations=true, or "
+    go_on = f"; go on with -r {last}" if last.is_file() else ""
+    return TrainingFailed(
+        f"iteration {iteration}: CUDA out of memory; {recompute}lower {', '.join(advice)}, or stop what else uses the "
+        f"GPU{go_on}"
+    )
 
 
 class StepRecord(NamedTuple):
@@ -58,6 +92,7 @@ class StepRecord(NamedTuple):
     values: Tensor  # (len(names),) on the host, valid once `ready` has passed
     ready: torch.cuda.Event | None
     batches: list[Batch]
+    random: list[Tensor]  # state of the generators before the step
 
 
 class Watch:
@@ -65,10 +100,16 @@ class Watch:
 
     def __init__(self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader) -> None:
         self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
-        self.lag = 1 if device.type == "cuda" else 0  # steps between one and the look at its losses
+        # Steps between one and the look at its losses. One that may be left out is looked at before it is taken.
+        self.lag = 1 if device.type == "cuda" and state.cfg.train.on_nan == "stop" else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
         self._waited = 0.0  # seconds for data, until then
+        self.begin()
+        self._unreadable: set[str] = set()  # what was said about pictures
+        self._skipped = 0  # steps
+        self._log_waits = False
+        self._replaced = self._seen = 0  # pictures, the former as often as they came
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
 
@@ -94,6 +135,10 @@ class Watch:
         """Pictures per second, and the time that passes waiting for them, are counted from here on."""
         self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
 
+    def begin(self) -> None:
+        """A step begins: what it draws can be drawn again."""
+        self._random = random_state(self.device)
+
     def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
         """The record of the present step, whose values may still be under way."""
         ready = None
@@ -101,7 +146,7 @@ class Watch:
             values = values.to("cpu", non_blocking=True)
             ready = torch.cuda.Event()
             ready.record()
-        return StepRecord(self.state.iteration, lr, names, values, ready, batches)
+        return StepRecord(self.state.iteration, lr, names, values, ready, batches, self._random)
 
     def check(self, record: StepRecord) -> dict[str, float]:
         """The step's losses by name. Saves the batch and raises TrainingFailed when one is NaN or infinite, and when
@@ -118,7 +163,7 @@ class Watch:
             what = ", ".join(f"{name} = {value}" for name, value in bad.items())
             if spoilt and len(record.batches) == 1:
                 what = f"{record.batches[0].infos[int(spoilt) - 1].file_name}: {SPOILT}"
-            self.fail(record.iteration, what, values, record.batches)
+            self.fail(record.iteration, what, values, record.batches, record.random)
         if math.isfinite(values["grad_norm"]):
             self._moved = record.iteration
         skipped, scale = record.iteration - self._moved, values.get("loss_scale", 1.0)
@@ -127,38 +172,75 @@ class Watch:
                 f"the float16 gradients were not finite in {skipped} steps in a row, with a loss scale down to "
                 f"{scale:g}; use train.precision=bf16 or fp32"
             )
-            self.fail(record.iteration, what, values, record.batches)
+            self.fail(record.iteration, what, values, record.batches, record.random)
         return values
 
-    def fail(self, iteration: int, what: str, losses: dict[str, float], batches: list[Batch]) -> NoReturn:
+    def fail(
+        self,
+        iteration: int,
+        what: str,
+        losses: dict[str, float],
+        batches: list[Batch],
+        random: list[Tensor] | None = None,
+    ) -> NoReturn:
+        """Keeps all that a step follows from, finds its first bad module and raises StepFailed. random: of the
+        present step where it is None."""
         rank = distributed.rank()
         path = self.output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
+        state, model = self.state, self.state.model.state_dict()
+        random = random or self._random
+        step = FailedStep(state.cfg, len(state.classes), state.epoch, random, batches, model)
         infos = [info for batch in batches for info in batch.infos]
         content = {
+            "config": config_to_dict(state.cfg),
+            "num_classes": step.num_classes,
             "iteration": iteration,
-            "epoch": self.state.epoch,
+            "epoch": step.epoch,
             "losses": losses,
+            "random": random,
             "pictures": [tuple(info) for info in infos],
             "batches": [(batch.images, tuple(batch.targets)) for batch in batches],
-            "model": self.state.model.state_dict(),
+            "model": model,
         }
-        save_checkpoint(path, content)
+        with writing(path):
+            save_checkpoint(path, content)
+        try:
+            found = diagnose(step, self.device)
+        except torch.cuda.OutOfMemoryError:
+            closer = "the GPU has no room to look for the module here"
+        else:
+            closer = found.text()
+            with writing(path):
+                save_checkpoint(path, {**content, "module": found.module})
         names = ", ".join(info.file_name for info in infos)
-        raise TrainingFailed(
-            f"iteration {iteration} (epoch {self.state.epoch}): {what.rstrip('.')}; pictures {names}; batch and "
-            f"weights are in {path}, the last state that was saved in last.pth beside it"
+        raise StepFailed(
+            f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {closer}; pictures {names}; "
+            f"`rtdetr train --replay {path}` does the step again",
+            losses,
         )
+
+    def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
+        """The record of a failed step that is left out. Raises TrainingFailed when there have been too many."""
+        most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
+        if self._skipped > most:
+            raise TrainingFailed(f"{error}; {most} steps were left out before (train.max_skips)") from error
+        if distributed.world_size() > 1 and not error.losses:  # the other processes wait for its gradients
+            raise error
+        tqdm.write(f"{error}; the step is left out, number {self._skipped} of at most {most}")
+        return StepRecord(self.state.iteration, 0.0, (), torch.zeros(0), None, batches, [])
 
     def finish(self, record: StepRecord) -> None:
         """Checks a step and shows it."""
-        values = self.check(record)
+        values = self.check(record) if record.names else {}
+        self._count_unreadable(record.batches)
         since, pictures = self._logged
         pictures += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
         self._logged = (since, pictures)
         if self._bar is None or self._metrics is None:
             return
         self._bar.update()
-        if (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration:
+        between = (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration
+        if between or not values:
             return
         seconds = time.perf_counter() - since
         speed, data_wait = pictures / seconds, (self.loader.seconds_waited - self._waited) / seconds
@@ -168,18 +250,48 @@ class Watch:
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
-        with writing(self._metrics.path):
-            self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
+        if self._replaced:
+            shown["unreadable"] = self._replaced
+        self._log("train", record.iteration + 1, {**values, **shown})
         self._bar.set_postfix_str(
             f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
             f"(data {data_wait:.0%}) {memory:.1f} GiB"
         )
 
+    def _count_unreadable(self, batches: list[Batch]) -> None:
+        """Names each picture that could not be read once. Raises TrainingFailed when there are too many of them."""
+        for batch in batches:
+            self._seen += len(batch.infos)
+            self._replaced += len(batch.unreadable)
+            for sentence in batch.unreadable:
+                if sentence not in self._unreadable:
+                    self._unreadable.add(sentence)
+                    tqdm.write(f"{sentence}; training takes another picture instead")
+        share, bad = self.state.cfg.data.max_unreadable, len(self._unreadable)
+        seen = min(self._seen, self.state.pace.num_pictures)
+        if bad > share * seen and bad >= (MIN_UNREADABLE if share else 1):
+            raise TrainingFailed(
+                f"{bad} of the {seen} pictures seen so far cannot be read (above), more than "
+                f"data.max_unreadable={share:g} allows; `rtdetr doctor CONFIG` names them all"
+            )
+
     def log_evaluation(self, figures: dict[str, float]) -> None:
         if self._metrics is not None:
             existing = {name: None if value < 0 else value for name, value in figures.items()}  # COCO's -1
-            with writing(self._metrics.path):
-                self._metrics.write("eval", self.state.iteration, self.state.epoch, existing)
+            self._log("eval", self.state.iteration, existing)
+
+    def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
+        """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.write(kind, iteration, self.state.epoch, values)
+        except OSError as error:
+            if not self._log_waits:
+                say(f"{self._metrics.path}: cannot be written ({error.strerror or error}); its rows wait for room")
+            self._log_waits = True
+        else:
+            self._log_waits = False
 
 
 def say(*messages: str) -> None:

@@ -6,6 +6,7 @@ may be None.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import pickle
@@ -57,8 +58,11 @@ def make_checkpoint(
     }
 
 
-def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Writes beside `path`, then renames: whoever reads `path` finds the old file or the new one, never half of it."""
+def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = None) -> None:
+    """Writes beside `path`, then renames: whoever reads `path` finds the old file or the new one, never half of it.
+
+    before: where the old file goes, in the same folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -66,9 +70,36 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
+        if before is not None and path.is_file():
+            _keep(path, before)
         os.replace(beside, path)
+        _sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _keep(path: Path, before: Path) -> None:
+    """Gives the file at `path` the name `before` as well; both names exist at every moment if they did."""
+    link = before.with_name(f".{before.name}.{os.getpid()}.part")
+    try:
+        os.link(path, link)
+    except OSError:  # a file system without links: for a moment there is `before` alone
+        os.replace(path, before)
+    else:
+        os.replace(link, before)
+        link.unlink(missing_ok=True)  # renaming does nothing where both are the same file, after a kill in between
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a renaming outlive a power cut, where the file system can: some network ones refuse and do it anyway."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
