@@ -81,7 +81,8 @@ class DecoderStep(nn.Module):
 
 
 @pytest.mark.slow
-def test_training_step_of_the_decoder(device: str) -> None:
+def test_training_step_of_the_decoder(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     step = DecoderStep(r18().decoder.train()).to(device)
     compiled = Compiled(step, device)
     parameters = [p for name, p in step.named_parameters() if "selector" not in name]
@@ -102,5 +103,5 @@ def test_training_step_of_the_decoder(device: str) -> None:
         for found, wanted in zip(*grads, strict=True):
             assert (found is None) == (wanted is None)
             if found is not None:
-                assert (found - wanted).norm() <= 1e-2 * wanted.norm() + 1e-7
+                assert (found - wanted).norm() <= 2e-2 * wanted.norm() + 1e-7
     assert compiled.count <= 2

@@ -39,8 +39,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overfit", type=_number, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
-    if args.replay is not None and (args.config or args.update or args.output_dir):
-        parser.error("--replay FILE knows its config and writes nothing; leave out -c, -u and --output-dir")
+    if args.replay is not None and (args.config or args.update or args.output_dir or args.overfit):
+        parser.error("--replay FILE knows its config and writes nothing; leave out -c, -u, --output-dir, --overfit")
     if args.config is None and args.resume is None and args.replay is None:
         parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
     if args.overfit is not None and args.resume is not None:

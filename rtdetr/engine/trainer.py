@@ -292,7 +292,7 @@ class Trainer:
                 state.best_ap = result.figures["AP"]
                 self.saver.keep_best()
             say(*(self.stuck.see(state.best_ap, state.iteration) if self.advise else ()))
-        self.saver.save(final=state.iteration >= self.total_iterations or state.early_stop.over)
+        self.saver.save(final=state.early_stop.over or state.iteration >= self.total_iterations)
         if state.early_stop.over and state.iteration < self.total_iterations:
             say(state.early_stop.sentence(state.iteration))
 
