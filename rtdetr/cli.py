@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import rtdetr
-from rtdetr.commands import benchmark, convert, convert_data, doctor, evaluate, export, predict, train
+from rtdetr.commands import benchmark, convert, convert_data, doctor, evaluate, export, predict, serve, train
 from rtdetr.threads import making_room
 
 
@@ -29,6 +29,7 @@ COMMANDS = {
     "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
     "predict": Command(predict.run, "detect objects in pictures; draw and list them"),
+    "serve": Command(serve.run, "detect in pictures that come by HTTP, with a page to try it"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
