@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from api_cases import write_checkpoint
 from PIL import Image
-from serve_cases import BOXES, Detector, Reply, chromium, picture_bytes, request, served
+from serve_cases import BOXES, Detector, Reply, picture_bytes, request, served
 
 from rtdetr.cli import main
 from rtdetr.inference.draw import Detection
@@ -47,7 +47,9 @@ def test_a_picture_as_body_and_as_form() -> None:
         assert raw.body["detections"][0] == first and len(raw.body["detections"]) == 2
         assert request(f"{url}/detect", form(picture_bytes()), **MULTIPART).body == raw.body
         assert boxes_of(request(f"{url}/detect?threshold=0", picture_bytes())) == [list(each.box) for each in BOXES]
-        assert boxes_of(request(f"{url}/detect?threshold=0.6", picture_bytes(), content_type="image/png")) == boxes_of(raw)
+        assert boxes_of(request(f"{url}/detect?threshold=0.6", picture_bytes(), content_type="image/png")) == boxes_of(
+            raw
+        )
         exif = Image.Exif()
         exif[0x0112] = 6
         sideways = request(f"{url}/detect", picture_bytes(kind="JPEG", exif=exif))

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -91,7 +92,8 @@ class Batcher:
         at_work.set_result([])
         while True:
             batch, last = self._gather(at_work)
-            wait([each.picture for each in batch] + [at_work])
+            wait([each.picture for each in batch])
+            wait([at_work])
             readable = []
             for each in batch:
                 error = each.picture.exception()
@@ -102,7 +104,7 @@ class Batcher:
             if readable:
                 self.seen(len(readable))
                 at_work = self.detector.submit(self._detect, [each.picture.result() for each in readable])
-                at_work.add_done_callback(_Deliver([each.job for each in readable]))
+                at_work.add_done_callback(partial(_deliver, [each.job for each in readable]))
             if last:
                 return
 
@@ -126,15 +128,11 @@ class Batcher:
         return [Answer(*picture.size, found) for picture, found in zip(pictures, self.detect(pictures))]
 
 
-class _Deliver(NamedTuple):
+def _deliver(jobs: list[Job], done: Future[list[Answer]]) -> None:
     """Hands the answers of a batch, or what went wrong with it, to those who wait."""
-
-    jobs: list[Job]
-
-    def __call__(self, done: Future[list[Answer]]) -> None:
-        error = done.exception()
-        for number, job in enumerate(self.jobs):
-            if error is None:
-                job.answer.set_result(done.result()[number])
-            else:
-                job.answer.set_exception(error)
+    error = done.exception()
+    for number, job in enumerate(jobs):
+        if error is None:
+            job.answer.set_result(done.result()[number])
+        else:
+            job.answer.set_exception(error)
