@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -64,7 +65,7 @@ REFUSED = {
     "nothing": (b"", {}, 400, "brings no picture"),
     "form without file": (form(b"x", b""), MULTIPART, 400, "brings no picture"),
     "damaged form": (b"--y", MULTIPART, 400, ""),
-    "large file": (b"x" * 3_000_000, {}, 413, "the file is larger than 1 MB"),
+    "large file": (b"x" * 30_000_000, {}, 413, "the file is larger than 1 MB"),
     "large file in a form": (form(b"x" * 1_030_000), MULTIPART, 413, "the file is larger than 1 MB"),
     "large picture": (picture_bytes((1500, 1000)), {}, 413, "more than 1 megapixels"),
 }
@@ -94,6 +95,21 @@ def test_a_body_of_unknown_length_is_cut_off_too(small_limits: str) -> None:
             client.sendall(b"%x\r\n%s\r\n" % (10**6, b"x" * 10**6))
         client.sendall(b"0\r\n\r\n")
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def test_what_is_too_large_is_not_kept() -> None:
+    """The second megabyte of an endless body is the last that is looked at."""
+    from fastapi import HTTPException, Request
+
+    from rtdetr.serve.uploads import Upload
+
+    async def endless() -> dict[str, object]:
+        return {"type": "http.request", "body": b"x" * 10**6, "more_body": True}
+
+    upload = Upload(Request({"type": "http", "headers": []}, endless), 1)
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(upload.read())
+    assert refused.value.status_code == 413 and upload.received == 2 * 10**6
 
 
 def test_wrong_parameters_paths_and_methods(small_limits: str) -> None:

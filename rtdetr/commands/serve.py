@@ -87,6 +87,7 @@ def _serve(app: object, socket_: socket.socket) -> int:
     shown = f"[{host}]" if ":" in host else host
     config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=30)  # type: ignore[arg-type, unused-ignore]
     server = uvicorn.Server(config)
+    socket_.listen(2048)  # who reads the next line may connect at once
     print(f"http://{shown}:{port}  (Ctrl-C ends it)", flush=True)
     # uvicorn repeats the signal that it stopped for, for whoever handled it before: here that is the end of the work.
     with StopSignal().listening():

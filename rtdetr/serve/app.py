@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -144,7 +144,9 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         title="rtdetr", version=rtdetr.__version__, docs_url=None, redoc_url=None, lifespan=lifespan
     )  # FastAPI's own /docs is fetched from another host
     app.add_middleware(Measured, figures=figures)
-    refusals = {status: {"model": Refusal, "description": says} for status, says in REFUSALS.items()}
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"model": Refusal, "description": says} for status, says in REFUSALS.items()
+    }
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
