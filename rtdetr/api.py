@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,7 +98,9 @@ class RTDETRv3:
         if not path.exists() and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
             path = from_hub(str(name), revision)
         if _is_exported(path):
-            return cls(importlib.import_module("rtdetr.inference.runtimes").load(path, device=chosen), None, path, None)
+            from rtdetr.inference.runtimes import load as load_runtime
+
+            return cls(load_runtime(path, chosen), None, path, None)
         content = read_checkpoint(path)
         file = weight_file(path)
         source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}
@@ -213,11 +214,12 @@ class RTDETRv3:
         cfg = config_from_dict(config_to_dict(self.cfg), "evaluate()", updates)
         with distributed.process_group(str(self.device)) as device:
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
-            return evaluate(network, loader, cfg.data.val.annotations, loader.classes, cfg.eval, device)
+            return evaluate(network, loader, loader.source.origin, loader.classes, cfg.eval, device)
 
     def export(self, format: str = "onnx", output: str | Path | None = None, **options: Any) -> Path:
         """The exported file or folder, whose certificate lies beside it; options as in `rtdetr.export.export_model`."""
-        export_model = importlib.import_module("rtdetr.export").export_model
+        from rtdetr.export import export_model  # here because it may bring onnx along
+
         network = self._network("export")
         own: Any = (network, self.cfg, self.classes)
         if self.weights is not None and not self._changed():

@@ -24,6 +24,7 @@ Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 OnDefect = Literal["drop", "refuse"]
 Depth = Literal[18, 34, 50, 101]
+AugmentBackend = Literal["fused", "plain"]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
@@ -129,6 +130,7 @@ class AugmentConfig:
     flip_prob: Share = 0.5
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
+    backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +178,7 @@ class TrainConfig:
     accumulate: Count = 1  # batches per optimiser step
     # CUDA graphs of forward pass, losses and gradients; auto: on one GPU, when batches are not accumulated
     graphs: Switch = "auto"
+    checkpoint_activations: bool = False  # decoder layers run twice instead of keeping what lies between: less memory
     # torch.compile of the step; auto: on a GPU, where enough iterations are left to win back the minutes it takes
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs

@@ -66,9 +66,14 @@ class ImageInfo(NamedTuple):
 class Batch(NamedTuple):
     """What a loader yields."""
 
-    images: Tensor  # (B, 3, H, W) float32 RGB in [0, 1]
+    images: Tensor  # (B, 3, H, W) RGB: uint8 in training, a quarter of the bytes to pass on; else float32 in [0, 1]
     targets: Targets
     infos: tuple[ImageInfo, ...]
+
+    def images_on(self, device: torch.device) -> Tensor:
+        """The images there as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
+        images = self.images.to(device, non_blocking=True)
+        return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
 
     def pin_memory(self) -> Batch:
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos)

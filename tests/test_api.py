@@ -232,25 +232,16 @@ def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:
     assert again is not None and again.figures == evaluated.figures
 
 
-def test_data_is_whatever_knows_its_pictures(tmp_path: Path) -> None:
-    coco, roboflow = tmp_path / "coco", tmp_path / "roboflow"
-    for folder, file in (
-        (coco / "train2017", coco / "annotations/instances_train2017.json"),
-        (coco / "images/val2017", coco / "annotations/instances_val2017.json"),
-        (roboflow / "train", roboflow / "train/_annotations.coco.json"),
-        (roboflow / "valid", roboflow / "valid/_annotations.coco.json"),
-    ):
-        folder.mkdir(parents=True)
-        file.parent.mkdir(exist_ok=True)
-        file.touch()
+def test_data_is_whatever_knows_its_pictures(checkpoint: Path) -> None:
+    folder = checkpoint.parent  # annotations/instances_train.json and instances_val.json: readers find pictures and set
     assert data_updates(None) == []
-    assert data_updates(coco) == [
-        f'data.train.images="{coco}/train2017"',
-        f'data.train.annotations="{coco}/annotations/instances_train2017.json"',
-        f'data.val.images="{coco}/images/val2017"',
-        f'data.val.annotations="{coco}/annotations/instances_val2017.json"',
+    assert data_updates(folder) == [
+        'data.train.images=""',
+        f'data.train.annotations="{folder}"',
+        'data.val.images=""',
+        f'data.val.annotations="{folder}"',
     ]
-    assert data_updates(str(roboflow), ("val",))[1] == f'data.val.annotations="{roboflow}/valid/_annotations.coco.json"'
+    assert data_updates(str(folder), ("val",)) == ['data.val.images=""', f'data.val.annotations="{folder}"']
     pairs = {"train": ("a", "a.json"), "valid": {"images": "b", "annotations": "b.json"}}
     assert data_updates(pairs)[3] == 'data.val.annotations="b.json"'
     assert data_updates(("a", "a.json"), ("val",)) == ['data.val.images="a"', 'data.val.annotations="a.json"']
@@ -259,7 +250,7 @@ def test_data_is_whatever_knows_its_pictures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ("missing", "missing: no such data"),
+        ("missing", "missing: no such annotation file or folder"),
         ({"train": ("a", "b")}, "nothing is given for val"),
         ({"training": ("a", "b")}, "a split is called train or val, got 'training'"),
         (("a", "b", "c"), "expected .images, annotations."),

@@ -14,7 +14,7 @@ import pytest
 from rtdetr import config as declared
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config, save_config
 from rtdetr.config_file import MAX_BYTES, Range
-from rtdetr.data.transforms import INTERPOLATIONS
+from rtdetr.data.pixels import INTERPOLATIONS
 from rtdetr.models.backbone import STAGE_BLOCKS, STRIDES
 
 ROOT = Path(__file__).resolve().parents[1]

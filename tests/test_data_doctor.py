@@ -50,8 +50,8 @@ def loss_or_sentence(annotations: Path, folder: Path, with_loss: bool = True) ->
     torch.manual_seed(0)
     model = build_model(cfg.model, len(loader.classes)).train()
     criterion = build_criterion(cfg, len(loader.classes))
-    batch = batches[0]
-    return float(criterion(model(batch.images, batch.targets), batch.targets, 0)["loss"].detach())
+    images, targets = batches[0].images_on(torch.device("cpu")), batches[0].targets
+    return float(criterion(model(images, targets), targets, 0)["loss"].detach())
 
 
 def test_there_are_enough() -> None:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,32 @@ def test_each_epoch_and_seed_augments_a_picture_anew(shapes: Path) -> None:
         assert sum(torch.equal(a, b) for a, b in zip(base, samples(seed, number))) < 4
 
 
+def test_backends_make_the_same_boxes_and_nearly_the_same_pixels(shapes: Path) -> None:
+    changed = dataclasses.replace(config(shapes).data.augment, backend="plain")
+    fused, plain = (build_train_loader(cfg, 3) for cfg in (config(shapes), config(shapes, augment=changed)))
+    differ = False
+    for a, b in zip(epoch(fused, 0) + epoch(fused, 1), epoch(plain, 0) + epoch(plain, 1), strict=True):
+        assert a.infos == b.infos and a.targets.counts == b.targets.counts
+        assert all(torch.equal(x, y) for x, y in zip(a.targets[:4], b.targets[:4]))
+        difference = (a.images.int() - b.images.int()).abs().float()
+        assert difference.mean() < 1.2
+        differ = differ or bool(difference.any())
+    assert differ  # else one of them is not what it says
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_counts_the_time_that_its_user_waits(shapes: Path, num_workers: int) -> None:
+    loader = build_train_loader(config(shapes, num_workers=num_workers), seed=3)
+    batches = loader.stream(0)
+    next(batches)
+    first = loader.seconds_waited
+    assert first > 0
+    time.sleep(0.3)  # the user's own time does not count
+    started = time.perf_counter()
+    next(batches)
+    assert 0 < loader.seconds_waited - first <= time.perf_counter() - started
+
+
 def test_loading_leaves_the_global_generators_alone(shapes: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -107,8 +134,9 @@ def test_batches_are_what_they_say(shapes: Path) -> None:
     for batch in (each for number in range(4) for each in epoch(loader, number)):
         count, channels, height, width = batch.images.shape
         sizes.add(height)
-        assert (count, channels) == (4, 3) and height == width and batch.images.dtype == torch.float32
-        assert batch.images.min() >= 0 and batch.images.max() <= 1
+        assert (count, channels) == (4, 3) and height == width and batch.images.dtype == torch.uint8
+        images = batch.images_on(torch.device("cpu"))
+        assert images.dtype == torch.float32 and images.min() >= 0 and 0.5 < images.max() <= 1
         targets = batch.targets
         assert targets.mask.sum(dim=1).tolist() == list(targets.counts)
         corners = cxcywh_to_xyxy(targets.boxes) * height

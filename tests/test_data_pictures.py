@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from PIL import Image
 
 from rtdetr.data import pictures
 from rtdetr.data.classes import DataError
-from rtdetr.data.pictures import read_picture, upright_size
+from rtdetr.data.pictures import read_picture, read_pixels, upright_size
 
 UPRIGHT = np.kron(np.random.default_rng(0).integers(0, 256, (5, 3, 3)), np.ones((16, 16, 1))).astype(np.uint8)
 STORED = {  # what a camera held in each of the eight ways stores of the upright pixels
@@ -165,7 +166,7 @@ def test_bad_files_are_one_sentence_each(tmp_path: Path, name: str) -> None:
         (tmp_path / name).write_bytes(content)
     elif name == "folder.jpg":
         (tmp_path / name).mkdir()
-    for read in (read_picture, upright_size):
+    for read in (read_picture, read_pixels, upright_size):
         if read is upright_size and name in ("truncated.jpg", "truncated.png", "chunk.png"):
             continue  # the header is whole
         with pytest.raises(DataError) as caught:
@@ -225,6 +226,51 @@ def test_damaged_files_are_read_or_refused(tmp_path: Path, kind: str) -> None:
         except DataError:
             refused += 1
     assert refused > 20
+
+
+def outcome(read: Callable[..., Any], path: Path) -> str | np.ndarray:
+    try:
+        return np.asarray(read(path, max_megapixels=1))
+    except DataError as error:
+        return str(error)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("progressive", [False, True])
+def test_damaged_jpegs_are_read_or_refused_alike(tmp_path: Path, progressive: bool) -> None:
+    """OpenCV alone would take one that is cut off, and fill up with grey."""
+    pixels = np.kron(UPRIGHT, np.ones((2, 2, 1), np.uint8))
+    Image.fromarray(pixels).save(tmp_path / "whole.jpg", progressive=progressive)
+    content, rng, path = (tmp_path / "whole.jpg").read_bytes(), random.Random(1), tmp_path / "a.jpg"
+    read, refused = 0, 0
+    for _ in range(200):
+        path.write_bytes(damaged(content, rng))
+        plain, fast = outcome(read_picture, path), outcome(read_pixels, path)
+        if isinstance(plain, str):
+            refused += 1
+            assert isinstance(fast, str) and fast == plain
+        else:
+            read += 1
+            assert isinstance(fast, np.ndarray) and fast.shape == plain.shape
+            assert (np.abs(fast.astype(int) - plain) <= 2).mean() > 0.999
+    assert refused > 20 and read > 20
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("orientation", STORED)
+def test_pixels_are_those_of_the_picture(tmp_path: Path, suffix: str, orientation: int) -> None:
+    path = camera_file(tmp_path / f"a.{suffix}", orientation)
+    for annotated in (None, (80, 48), STORED[orientation].shape[:2]):
+        difference = read_pixels(path, annotated).astype(int) - np.asarray(read_picture(path, annotated))
+        assert np.abs(difference).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_pixels_of_every_kind_of_jpeg(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "a.jpg"
+    Image.fromarray(UPRIGHT).convert(mode).save(path, quality=95)
+    path.write_bytes(path.read_bytes() + b"more bytes behind the picture")
+    assert np.abs(read_pixels(path).astype(int) - np.asarray(read_picture(path))).max() <= 2
 
 
 def test_a_failure_without_words_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from collections.abc import Iterator
@@ -171,6 +172,22 @@ def test_boxes_partly_outside_stay_as_they_are(tmp_path: Path, evaluator: Evalua
     found = {"image_id": 100, "category_id": 3, "score": 1.0}
     assert score([found | {"bbox": box["bbox"]}], path, evaluator).figures["AP"] == pytest.approx(1.0)
     assert score([found | {"bbox": [0.0, 0.0, 100.0, 50.0]}], path, evaluator).figures["AP75"] == 0
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_scoring_leaves_the_garbage_collection_as_it_was(tmp_path: Path, was_on: bool) -> None:
+    path, _ = write_truth(tmp_path)
+    seen: list[bool] = []
+    try:
+        gc.enable() if was_on else gc.disable()
+        score([], path, "pycocotools")
+        seen.append(gc.isenabled())
+        with pytest.raises(ValueError, match="evaluator"):
+            score([], path, "other")  # type: ignore[arg-type]
+        seen.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert seen == [was_on, was_on]
 
 
 def test_unknown_evaluator_is_an_error(tmp_path: Path) -> None:

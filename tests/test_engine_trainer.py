@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train_rows(folder: Path) -> list[dict[str, str]]:
     """Columns of the training rows as text; times and memory differ between runs, and there are none of evaluation."""
     rows = [row for row in read_rows(folder / "metrics.csv") if row["kind"] == "train"]
-    kept = [name for name in rows[0] if name not in ("images_per_s", "memory_gib", *FIGURES)]
+    kept = [name for name in rows[0] if name not in ("images_per_s", "data_wait", "memory_gib", *FIGURES)]
     return [{name: row[name] for name in kept} for row in rows]
 
 
@@ -84,6 +84,7 @@ def test_a_run_leaves_what_it_promises(whole: Path) -> None:
     for name in ("config.yml", "metrics.csv", "curves.png", "last.pth", "best.pth", "tensorboard"):
         assert (whole / name).exists(), name
     rows = read_rows(whole / "metrics.csv")
+    assert all(0 <= float(row["data_wait"]) <= 1 for row in rows if row["kind"] == "train")
     assert [row["kind"] for row in rows] == ["train"] * 6 + ["eval"]
     assert float(rows[-1]["AP"]) >= 0
     assert load_checkpoint(whole / "best.pth")["training"] is None

@@ -280,3 +280,26 @@ def test_frozen_batch_norm_is_that_of_torchvision() -> None:
     assert list(ours.state_dict()) == list(theirs.state_dict())
     x = torch.randn(2, 5, 4, 3)
     assert torch.equal(ours(x), theirs(x))
+
+
+def test_recomputed_layers_give_the_same_gradients_from_less_memory() -> None:
+    kept, gradients = [], []
+    for recompute in (False, True):
+        model = nano()
+        model.decoder.recompute = recompute
+        sizes: list[int] = []
+
+        def keep(x: Tensor, sizes: list[int] = sizes) -> Tensor:
+            sizes.append(x.numel())
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            outputs = train_step(model, targets_of(3, 2))
+        loss = outputs.one_to_one.logits.square().mean() + outputs.one_to_one.boxes.mean()
+        loss.backward()
+        kept.append(sum(sizes))
+        gradients.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None})
+    assert kept[1] < 0.9 * kept[0]
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, wanted in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], wanted)

@@ -2,6 +2,8 @@
 
 `rtdetr benchmark op`: the deformable attention op, every backend, type and case.
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
+`rtdetr benchmark data`: training pictures per second of one core, beside torchvision's transforms.
+`rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
 `rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files.
 `rtdetr benchmark train`: the optimiser step, plain and compiled, with all supervision and with one query group.
 """
@@ -19,11 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works wi
 
 import torch
 from benchmarks import assignment as benchmark_assignment
+from benchmarks import data as benchmark_data
+from benchmarks import eval as benchmark_eval
 from benchmarks import infer as benchmark_infer
 from benchmarks import op as benchmark_op
 from benchmarks import train as benchmark_train
 
 from rtdetr.commands.configs import find_config
+from rtdetr.data.classes import DataError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -44,6 +49,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
     assignment.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     assignment.set_defaults(measure=measure_assignment)
+    data = commands.add_parser("data", help="training pictures per second of one core")
+    data.add_argument("--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)")
+    data.add_argument("--count", type=positive, default=64, help="pictures of a turn (default: 64)")
+    data.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: 5)")
+    data.add_argument("--profile", action="store_true", help="milliseconds of each step too")
+    data.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    data.set_defaults(measure=measure_data)
+    scoring = commands.add_parser("eval", help="scoring the detections of a validation set")
+    scoring.add_argument("--pictures", type=positive, default=5000, help="default: 5000")
+    scoring.add_argument("--detections", type=positive, default=300, help="in each picture (default: 300)")
+    evaluators = benchmark_eval.EVALUATORS
+    scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
+    scoring.add_argument("--profile", action="store_true", help="seconds of each step too")
+    scoring.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
+    scoring.set_defaults(measure=measure_eval)
     infer = commands.add_parser("infer", help="detection through the public predictor")
     infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
     infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
@@ -73,6 +93,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(args.measure(args))
 
 
+def positive(text: str) -> int:
+    """A whole number above 0; for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
+    return int(text)
+
+
+def measure_data(args: argparse.Namespace) -> int:
+    """Prints the tables and writes the JSON file."""
+    environment = {"torch": torch.__version__, **benchmark_data.versions()}
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    try:
+        with benchmark_data.opened(args.pictures, min(args.count, 64)) as source:
+            rows = benchmark_data.measure(source, args.count, args.rounds)
+            print(benchmark_data.table(rows))
+            steps = benchmark_data.profile(source, args.count) if args.profile else {}
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for backend, spent in steps.items():
+        print(f"{backend}, ms: " + ", ".join(f"{step} {taken:.2f}" for step, taken in spent.items()))
+    if args.json:
+        record = {**environment, "measurements": [asdict(row) for row in rows], "milliseconds": steps}
+        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    return 0
+
+
 def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
     device = torch.device(args.device)
@@ -97,6 +144,15 @@ def measure_train(args: argparse.Namespace) -> int:
     if args.json:
         args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
     return 0
+
+
+def measure_eval(args: argparse.Namespace) -> int:
+    """Prints the table and writes the JSON file; 1 when the evaluators disagree."""
+    rows = benchmark_eval.measure(args.pictures, args.detections, args.profile, args.evaluators)
+    print(benchmark_eval.table(rows))
+    if args.json:
+        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    return int(any(benchmark_eval.difference(row, rows[0]) > 1e-12 for row in rows))
 
 
 def measure_assignment(args: argparse.Namespace) -> int:

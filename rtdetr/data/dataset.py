@@ -16,7 +16,7 @@ from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
 from rtdetr.data.formats.records import Source
 from rtdetr.data.picture_files import judge_names, unreadable
-from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, upright_size
+from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, read_pixels, upright_size
 from rtdetr.types import ImageInfo
 
 
@@ -112,14 +112,16 @@ class DetectionSet:
         """The picture as RGB, in the orientation of its boxes. Raises DataError when the file is broken or has another
         size than the annotations say."""
         info = self.info(index)
-        path = self.folder / info.file_name
-        picture = read_picture(path, (info.height, info.width), self.max_megapixels)
-        if picture.size != (info.width, info.height):
-            raise DataError(
-                f"{path}: the picture is {picture.width} x {picture.height} but {self.annotation_file} says "
-                f"{info.width} x {info.height}, so its boxes cannot be trusted (resized later?)"
-            )
+        picture = read_picture(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
+        self._check_size(info, picture.height, picture.width)
         return picture
+
+    def pixels(self, index: int) -> NDArray[np.uint8]:
+        """The pixels (h, w, 3) of `image`, from a faster decoder where the file allows it."""
+        info = self.info(index)
+        pixels = read_pixels(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
+        self._check_size(info, *pixels.shape[:2])
+        return pixels
 
     def targets(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Boxes (n, 4) xyxy in pixels of the picture and contiguous class indices (n,), as fresh arrays."""
@@ -137,6 +139,13 @@ class DetectionSet:
             f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
             f"boxes without area{defective}" + "".join(f"; {note}" for note in self.notes)
         )
+
+    def _check_size(self, info: ImageInfo, height: int, width: int) -> None:
+        if (height, width) != (info.height, info.width):
+            raise DataError(
+                f"{self.folder / info.file_name}: the picture is {width} x {height} but {self.annotation_file} says "
+                f"{info.width} x {info.height}, so its boxes cannot be trusted (resized later?)"
+            )
 
     def refuse_losses(self, limit: float, except_kinds: Sequence[str] = ()) -> None:
         """Raises DataError where more than that share of the pictures or boxes is dropped, or a class with them."""

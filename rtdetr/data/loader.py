@@ -4,6 +4,7 @@ so the number of workers does not matter and any epoch can be replayed, from any
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,13 +14,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import Config
+from rtdetr.config import AugmentBackend, Config
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
 from rtdetr.data.formats.sources import open_set
-from rtdetr.data.preprocess import preprocess
-from rtdetr.data.transforms import Augmentation, resize
+from rtdetr.data.pixels import fused, plain
+from rtdetr.data.preprocess import preprocess, to_planes
+from rtdetr.data.transforms import Augmentation, move_boxes
 from rtdetr.data.workers import prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 
@@ -37,25 +39,34 @@ class SampleKey(NamedTuple):
 
 
 class Item(NamedTuple):
-    image: Tensor  # (3, h, w) float32 in [0, 1]
+    image: Tensor  # (3, h, w) uint8 in training, else float32 in [0, 1]
     boxes: Tensor  # (n, 4) xyxy, pixels of `image`
     labels: Tensor  # (n,) int64
     info: ImageInfo
 
 
 class TrainingSamples(Dataset[Item]):
-    """Augmented pictures of a set."""
+    """Augmented pictures of a set. Backends make the same boxes, and pixels that differ by rounding."""
 
-    def __init__(self, source: DetectionSet, augmentation: Augmentation, seed: int) -> None:
+    def __init__(
+        self, source: DetectionSet, augmentation: Augmentation, seed: int, backend: AugmentBackend = "fused"
+    ) -> None:
         self.source = source
         self.augmentation = augmentation
         self.seed = seed
+        self.backend = backend
 
     def __getitem__(self, key: SampleKey) -> Item:
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.picture))
-        changed = self.augmentation(self.source.image(key.picture), *self.source.targets(key.picture), rng)
-        image, boxes, labels = resize(*changed, (key.size, key.size), key.interpolation)
-        return Item(image, boxes, labels, self.source.info(key.picture))
+        info, (boxes, labels) = self.source.info(key.picture), self.source.targets(key.picture)
+        recipe = self.augmentation.draw((info.height, info.width), boxes, rng)
+        size = (key.size, key.size)
+        if self.backend == "fused":
+            pixels = fused(self.source.pixels(key.picture), recipe, size, key.interpolation)
+        else:
+            pixels = plain(self.source.image(key.picture), recipe, size, key.interpolation)
+        boxes, labels = move_boxes(boxes, labels, recipe, size)
+        return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info)
 
 
 class EvaluationSamples(Dataset[Item]):
@@ -136,6 +147,7 @@ class DetectionLoader(DataLoader[Item]):
         )
         self.source = source
         self.classes = source.classes
+        self.seconds_waited = 0.0  # of those who iterate over a stream, for its batches
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
@@ -153,7 +165,14 @@ class DetectionLoader(DataLoader[Item]):
         self.set_epoch(epoch, start_batch)
         if isinstance(self.batch_sampler, TrainingBatches):
             self.batch_sampler.endless = True
-        yield from self
+        batches = iter(self)
+        while True:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds_waited += time.perf_counter() - started
+            if batch is None:
+                return
+            yield batch
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Chooses what the next iteration over a training loader yields: that epoch, from that batch on."""
@@ -194,7 +213,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
             f"{source.annotation_file}: {len(source)} pictures do not fill one batch of {data.train_batch_size} in "
             f"each of {world_size} processes; lower data.train_batch_size"
         )
-    samples = TrainingSamples(source, augmentation, seed)
+    samples = TrainingSamples(source, augmentation, seed, augment.backend)
     return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
 
 

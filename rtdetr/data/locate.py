@@ -6,10 +6,10 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import DataError, shown
+from rtdetr.data.formats.sources import find_sources
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,8 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
     if data is None:
         return []
     if isinstance(data, (str, os.PathLike)):
-        splits = _in_folder(Path(data), needed)
+        find_sources(os.fspath(data))  # raises for what is no data in any known form
+        splits = dict.fromkeys(needed, ("", os.fspath(data)))
     elif isinstance(data, Mapping):
         splits = {_split_name(key): _pair(value) for key, value in data.items()}
     else:
@@ -64,24 +65,3 @@ def _pair(value: Any) -> tuple[Any, Any]:
         if not isinstance(each, (str, os.PathLike)):
             raise DataError(f"data: {EXPECTED}, got {shown(each)} in place of a path")
     return value[0], value[1]
-
-
-def _in_folder(path: Path, needed: tuple[str, ...]) -> dict[str, tuple[Path | str, Path]]:
-    """Pictures and COCO annotations of each split in a folder, as COCO and Roboflow lay them out; another folder, and a
-    file, is left to the readers of formats, which find pictures and split in there."""
-    if not path.exists():
-        raise DataError(f"{path}: no such data; {EXPECTED}")
-    found: dict[str, tuple[Path | str, Path]] = dict.fromkeys(needed, ("", path))
-    for split in needed:
-        for name in reversed(SPLITS[split]):
-            inside = path / name / "_annotations.coco.json"
-            listed = path / "annotations" / f"instances_{name}.json"
-            if inside.is_file():
-                found[split] = path / name, inside
-            elif listed.is_file():
-                found[split] = _pictures(path, name), listed
-    return found
-
-
-def _pictures(folder: Path, name: str) -> Path:
-    return next((each for each in (folder / name, folder / "images" / name) if each.is_dir()), folder / name)

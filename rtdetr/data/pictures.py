@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import cv2
+import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rtdetr.data.classes import DataError
@@ -76,6 +79,35 @@ def read_picture(
     if orientation in SIDEWAYS_BACK and annotated == stored != picture.size[::-1]:
         picture = picture.transpose(SIDEWAYS_BACK[orientation])
     return picture
+
+
+def read_pixels(
+    path: Path, annotated: tuple[int, int] | None = None, max_megapixels: float = MAX_MEGAPIXELS
+) -> NDArray[np.uint8]:
+    """The pixels (h, w, 3) of `read_picture`, for training: most JPEGs are decoded by OpenCV, without PIL's copies."""
+    pixels = _ordinary_jpeg(path, max_megapixels)
+    return np.asarray(read_picture(path, annotated, max_megapixels)) if pixels is None else pixels
+
+
+def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | None:
+    """RGB pixels of a JPEG in colour that lies upright and is whole. None for all others, which PIL tells apart: what
+    is cut off or broken off OpenCV fills up with grey."""
+    with _opened(path, max_megapixels) as opened:
+        if opened.format != "JPEG" or opened.mode != "RGB" or _orientation(opened) in UPRIGHT:
+            return None
+        size, content = opened.size, path.read_bytes()
+    stored = np.frombuffer(content, np.uint8)
+    scan = stored[content.rfind(b"\xff\xda") + 2 :]
+    after_255 = scan[1:][scan[:-1] == 0xFF]
+    if after_255[after_255 > 0].tolist() != [0xD9]:  # 0 makes 255 a number, else it is a marker; this one is the end
+        return None
+    try:
+        pixels = cv2.imdecode(stored, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # more pixels than OpenCV takes
+        return None
+    if pixels is None or pixels.shape[1::-1] != size:
+        return None
+    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[int, int]:

@@ -66,4 +66,11 @@ def resize_cubic_there(pixels: Tensor, size: tuple[int, int]) -> Tensor:
 
 def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """Tensor (3, h, w) float32 in [0, 1] of RGB pixels (h, w, 3) uint8."""
-    return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)).astype(np.float32) * SCALE)
+    return torch.from_numpy(np.multiply(to_planes(pixels).numpy(), SCALE, dtype=np.float32))
+
+
+def to_planes(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Tensor (3, h, w) uint8 of RGB pixels (h, w, 3) uint8."""
+    planes = np.empty((3, *pixels.shape[:2]), np.uint8)
+    cv2.split(np.ascontiguousarray(pixels), list(planes))
+    return torch.from_numpy(planes)

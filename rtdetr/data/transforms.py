@@ -1,45 +1,32 @@
 """Training augmentation: what the official reader does, in its order and with its probabilities.
 
-Pixels stay uint8 to the end, so values are rounded and saturated after each step; the official reader turns to float
-after the colour step and lets cubic and lanczos overshoot a little. The pixel work is torchvision.transforms.v2's, on
-PIL pictures; the decisions are ours, because they come from an explicit generator and follow rules that v2 lacks. The
-resize is OpenCV's, as in evaluation: v2 has neither "area" nor "lanczos4", and smooths differently when it shrinks.
+Everything random is drawn first, into a Recipe, by an explicit generator and by rules that torchvision's transforms
+lack. The recipe says what happens to the boxes, here, and to the pixels, in rtdetr/data/pixels.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
-import cv2
 import numpy as np
-import torch
 from numpy.random import Generator
 from numpy.typing import NDArray
-from PIL import Image
-from torch import Tensor
-from torchvision.transforms.v2 import functional as F
-
-from rtdetr.data.preprocess import to_tensor
 
 Boxes = NDArray[np.float32]  # (n, 4) xyxy, pixels
 Labels = NDArray[np.int64]  # (n,)
+Colour = Literal["brightness", "contrast", "saturation", "hue"]
 
-FILL = (124, 116, 104)  # the ImageNet mean (123.675, 116.28, 103.53), rounded
-HUE_SHIFT = 18.0  # of 256 steps round the colour circle
+HUE_SHIFT = 18.0  # of 255 steps round the colour circle
 COLOUR_RANGE = (0.5, 1.5)
+COLOURS: tuple[tuple[Colour, tuple[float, float]], ...] = (
+    ("brightness", COLOUR_RANGE),
+    ("contrast", COLOUR_RANGE),
+    ("saturation", COLOUR_RANGE),
+    ("hue", (-HUE_SHIFT, HUE_SHIFT)),
+)
 CROP_THRESHOLDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, None)  # None: no crop
 CROP_TRIES = 50
 MIN_SIDE = 0.01  # pixels; a box thinner than this is no box
-
-# The names of the official reader, which calls OpenCV too. Only "area" smooths when it shrinks a picture.
-INTERPOLATIONS = {
-    "nearest": cv2.INTER_NEAREST,
-    "linear": cv2.INTER_LINEAR,
-    "area": cv2.INTER_AREA,
-    "cubic": cv2.INTER_CUBIC,
-    "lanczos": cv2.INTER_LANCZOS4,
-}
 
 
 class Window(NamedTuple):
@@ -51,9 +38,17 @@ class Window(NamedTuple):
     height: int
 
 
+class Recipe(NamedTuple):
+    """What is done to one picture: colours, then its part under the window, then left and right exchanged."""
+
+    colours: tuple[tuple[Colour, float], ...]  # in this order; a factor, for hue a shift in steps of HUE_SHIFT
+    window: Window
+    flip: bool
+
+
 class Augmentation:
-    """Colour, expand, crop and flip for one picture. The arguments are the probabilities of the four steps and the
-    largest ratio of an expanded side to the old one."""
+    """Draws recipes. The arguments are the probabilities of the four steps and the largest ratio of an expanded side to
+    the old one."""
 
     def __init__(
         self, distort_prob: float, expand_prob: float, expand_max_ratio: float, crop_prob: float, flip_prob: float
@@ -64,41 +59,26 @@ class Augmentation:
         self.crop_prob = crop_prob
         self.flip_prob = flip_prob
 
-    def __call__(
-        self, image: Image.Image, boxes: Boxes, labels: Labels, rng: Generator
-    ) -> tuple[Image.Image, Boxes, Labels]:
-        """The changed RGB picture and what is left of its boxes, in pixels of the new picture."""
-        if rng.random() < self.distort_prob:
-            image = distort(image, rng)
-        window = Window(0, 0, image.width, image.height)
+    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator) -> Recipe:
+        """A recipe for a picture of `size` (h, w) with these boxes."""
+        height, width = size
+        colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
+        window = Window(0, 0, width, height)
         if rng.random() < self.expand_prob:
             window = expand(window, self.expand_max_ratio, rng)
         if rng.random() < self.crop_prob:
             window = crop(window, boxes, rng)
-        keep = inside(window, boxes)
-        image, boxes = cut(image, boxes[keep], window)
-        if rng.random() < self.flip_prob:
-            image, boxes = flip(image, boxes)
-        return image, boxes, labels[keep]
+        return Recipe(colours, window, rng.random() < self.flip_prob)
 
 
-def distort(image: Image.Image, rng: Generator) -> Image.Image:
+def draw_colours(rng: Generator) -> tuple[tuple[Colour, float], ...]:
     """Brightness, contrast, saturation and hue in random order, each with probability one half."""
-
-    def shift_hue(picture: Image.Image, shift: float) -> Image.Image:
-        return F.adjust_hue(picture, shift / 255)  # v2 multiplies by 255 again and rounds towards zero
-
-    steps: tuple[tuple[Callable[[Image.Image, float], Image.Image], tuple[float, float]], ...] = (
-        (F.adjust_brightness, COLOUR_RANGE),
-        (F.adjust_contrast, COLOUR_RANGE),
-        (F.adjust_saturation, COLOUR_RANGE),
-        (shift_hue, (-HUE_SHIFT, HUE_SHIFT)),
-    )
-    for i in rng.permutation(len(steps)):
-        adjust, (low, high) = steps[i]
+    drawn = []
+    for i in rng.permutation(len(COLOURS)):
+        colour, (low, high) = COLOURS[i]
         if rng.random() < 0.5:
-            image = adjust(image, rng.uniform(low, high))
-    return image
+            drawn.append((colour, rng.uniform(low, high)))
+    return tuple(drawn)
 
 
 def expand(window: Window, max_ratio: float, rng: Generator) -> Window:
@@ -118,19 +98,15 @@ def crop(window: Window, boxes: Boxes, rng: Generator) -> Window:
     """
     if len(boxes) == 0:
         return window
+    areas, centres = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), (boxes[:, :2] + boxes[:, 2:]) / 2
+    measured = np.column_stack((boxes, areas, centres)).tolist()  # a try takes microseconds; numpy would take tens
     for i in rng.permutation(len(CROP_THRESHOLDS)):
         threshold = CROP_THRESHOLDS[i]
         if threshold is None:
             return window
         for _ in range(CROP_TRIES):
-            scale = rng.uniform(0.3, 1.0)
-            aspect = rng.uniform(max(0.5, scale**2), min(2.0, scale**-2))
-            width = max(1, int(window.width * scale * aspect**0.5))
-            height = max(1, int(window.height * scale * aspect**-0.5))
-            left = window.left + int(rng.integers(window.width - width, endpoint=True))
-            top = window.top + int(rng.integers(window.height - height, endpoint=True))
-            tried = Window(left, top, width, height)
-            if _best_iou(tried, boxes) >= threshold and inside(tried, boxes).any():
+            tried = _part_of(window, rng)
+            if _fits(tried, threshold, measured):
                 return tried
     return window
 
@@ -142,45 +118,45 @@ def inside(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
     return within
 
 
-def cut(image: Image.Image, boxes: Boxes, window: Window) -> tuple[Image.Image, Boxes]:
-    """The part of the picture under the window, filled up where the window reaches beyond, and its boxes, clipped."""
+def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, int]) -> tuple[Boxes, Labels]:
+    """What a recipe and the resize to `size` (h, w) leave of the boxes, in pixels of the network input."""
+    left, top, width, height = recipe.window
+    keep = inside(recipe.window, boxes)
+    extent = np.array([width, height, width, height], np.float32)
+    moved = np.clip(boxes[keep] - np.array([left, top, left, top], np.float32), 0, extent)
+    if recipe.flip:
+        moved[:, [0, 2]] = width - moved[:, [2, 0]]
+    limits = np.array([size[1], size[0], size[1], size[0]], np.float32)
+    scaled = np.clip(moved * (limits / extent), 0, limits)
+    thick = (scaled[:, 2:] - scaled[:, :2] >= MIN_SIDE).all(axis=1)
+    return scaled[thick], labels[keep][thick]
+
+
+def _part_of(window: Window, rng: Generator) -> Window:
+    # low + (high - low) * random() is what uniform() computes, in a fifth of the time
+    scale = 0.3 + 0.7 * rng.random()
+    narrowest, widest = max(0.5, scale**2), min(2.0, scale**-2)
+    aspect = narrowest + (widest - narrowest) * rng.random()
+    width = max(1, int(window.width * scale * aspect**0.5))
+    height = max(1, int(window.height * scale * aspect**-0.5))
+    left = window.left + int(rng.integers(window.width - width, endpoint=True))
+    top = window.top + int(rng.integers(window.height - height, endpoint=True))
+    return Window(left, top, width, height)
+
+
+def _fits(window: Window, threshold: float, measured: list[list[float]]) -> bool:
+    """Whether some box has at least that IoU with the window and some box its centre in it. measured: of each box
+    x1, y1, x2, y2, area and centre."""
     left, top, width, height = window
-    x1, y1 = max(left, 0), max(top, 0)
-    x2, y2 = min(left + width, image.width), min(top + height, image.height)
-    if (x2 - x1, y2 - y1) != image.size:
-        image = F.crop(image, y1, x1, y2 - y1, x2 - x1)
-    if (x2 - x1, y2 - y1) != (width, height):
-        image = F.pad(image, [x1 - left, y1 - top, left + width - x2, top + height - y2], fill=list(FILL))
-    moved = boxes - np.array([left, top, left, top], np.float32)
-    return image, np.clip(moved, 0, np.array([width, height, width, height], np.float32))
-
-
-def flip(image: Image.Image, boxes: Boxes) -> tuple[Image.Image, Boxes]:
-    """Left and right exchanged."""
-    mirrored = boxes.copy()
-    mirrored[:, [0, 2]] = image.width - boxes[:, [2, 0]]
-    return F.horizontal_flip(image), mirrored
-
-
-def resize(
-    image: Image.Image, boxes: Boxes, labels: Labels, size: tuple[int, int], interpolation: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Network input (3, h, w) float32 in [0, 1], boxes (n, 4) float32 xyxy in its pixels, labels (n,) int64.
-
-    size: (h, w); the aspect ratio is not kept. interpolation: a key of INTERPOLATIONS.
-    """
-    height, width = size
-    pixels: NDArray[Any] = cv2.resize(np.asarray(image), (width, height), interpolation=INTERPOLATIONS[interpolation])
-    limits = np.array([width, height, width, height], np.float32)
-    scaled = np.clip(boxes * (limits / np.array(image.size * 2, np.float32)), 0, limits)
-    keep = (scaled[:, 2:] - scaled[:, :2] >= MIN_SIDE).all(axis=1)
-    return to_tensor(pixels), torch.from_numpy(scaled[keep]), torch.from_numpy(labels[keep])
-
-
-def _best_iou(window: Window, boxes: Boxes) -> float:
-    corner = np.array([window.left, window.top])
-    size = np.array([window.width, window.height])
-    overlap = np.minimum(boxes[:, 2:], corner + size) - np.maximum(boxes[:, :2], corner)
-    shared = overlap.clip(min=0).prod(axis=1)
-    union = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) + size.prod() - shared
-    return float((shared / union).max())
+    right, bottom = left + width, top + height
+    overlaps = holds = False
+    for x1, y1, x2, y2, area, x, y in measured:
+        holds = holds or (left <= x < right and top <= y < bottom)
+        if not overlaps:
+            wide = (x2 if x2 < right else right) - (x1 if x1 > left else left)
+            high = (y2 if y2 < bottom else bottom) - (y1 if y1 > top else top)
+            shared = wide * high if wide > 0 and high > 0 else 0.0
+            overlaps = shared / (area + width * height - shared) >= threshold
+        if overlaps and holds:
+            return True
+    return False

@@ -73,7 +73,9 @@ class Trainer:
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
         seed_everything(cfg.train.seed)  # the same initial weights in every process
-        self.model: nn.Module = build_model(cfg.model, len(self.classes))
+        network = build_model(cfg.model, len(self.classes))
+        network.decoder.recompute = cfg.train.checkpoint_activations
+        self.model: nn.Module = network
         self._load_report = ""
         for weights in (cfg.model.backbone.weights, tuning):
             if weights and resume is None:
@@ -98,7 +100,7 @@ class Trainer:
             )
         self.total_iterations = self.state.total_iterations
         self.signals = signals or StopSignal()
-        self.watch = Watch(self.state, output_dir, device)
+        self.watch = Watch(self.state, output_dir, device, self.train_loader)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:
@@ -234,7 +236,7 @@ class Trainer:
 
     def _gradients(self, batch: Batch, group: list[int]) -> tuple[tuple[str, ...], Tensor]:
         """Adds the gradients of one batch; its losses by name. group: see Criterion."""
-        images = batch.images.to(self.device, non_blocking=True).contiguous(memory_format=self._layout)
+        images = batch.images_on(self.device).contiguous(memory_format=self._layout)
         targets = batch.targets.to(self.device, non_blocking=True)
         if self.device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
             most = max(batch.targets.counts, default=0)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
 from rtdetr.engine.run_state import RunState
@@ -62,11 +63,12 @@ class StepRecord(NamedTuple):
 class Watch:
     """Checks the steps of a run in every process, and shows them in the main one between `open` and `close`."""
 
-    def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
-        self.state, self.output_dir, self.device = state, output_dir, device
+    def __init__(self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader) -> None:
+        self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
         self.lag = 1 if device.type == "cuda" else 0  # steps between one and the look at its losses
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
+        self._waited = 0.0  # seconds for data, until then
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
 
@@ -89,8 +91,8 @@ class Watch:
             self._metrics.close()
 
     def restart_clock(self) -> None:
-        """Pictures per second are counted from here on."""
-        self._logged = (time.perf_counter(), 0)
+        """Pictures per second, and the time that passes waiting for them, are counted from here on."""
+        self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
 
     def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
         """The record of the present step, whose values may still be under way."""
@@ -158,17 +160,19 @@ class Watch:
         self._bar.update()
         if (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration:
             return
-        speed = pictures / (time.perf_counter() - since)
+        seconds = time.perf_counter() - since
+        speed, data_wait = pictures / seconds, (self.loader.seconds_waited - self._waited) / seconds
         self.restart_clock()
         if self.device.type == "cuda":
             memory = torch.cuda.max_memory_allocated(self.device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        shown = {"lr": record.lr, "images_per_s": speed, "memory_gib": memory}
+        shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
         with writing(self._metrics.path):
             self._metrics.write("train", record.iteration + 1, self.state.epoch, {**values, **shown})
         self._bar.set_postfix_str(
-            f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s {memory:.1f} GiB"
+            f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
+            f"(data {data_wait:.0%}) {memory:.1f} GiB"
         )
 
     def log_evaluation(self, figures: dict[str, float]) -> None:

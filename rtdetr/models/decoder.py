@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from rtdetr.boxes import inverse_sigmoid
 from rtdetr.config import Backend, DecoderConfig
@@ -160,6 +161,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.official_rectangles = official_rectangles
+        self.recompute = False  # layers in the backward pass of train mode, instead of keeping what lies between
         self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in range(num_levels))
         self.selector = QuerySelector(dim, num_classes, num_queries)
         self.query_pos = MLP(4, 2 * dim, dim, 2)
@@ -190,7 +192,11 @@ class Decoder(nn.Module):
         previous = reference  # the previous layer's box with its gradient
         for i, layer in enumerate(self.layers):
             position = self.query_pos(reference.to(content.dtype))
-            content = layer(content, position, reference, memory, groups)
+            arguments = (content, position, reference, memory, groups)
+            if self.training and self.recompute:
+                content = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
+            else:
+                content = layer(*arguments)
             delta = in_weight_type(self.box_heads[i], content).to(reference.dtype)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:

@@ -1,0 +1,249 @@
+"""Training pictures per second of one core, from the JPEG file to a float tensor.
+
+`plain` and `fused` are the backends of data.augment.backend; `torchvision` is PIL and torchvision.transforms.v2 with
+the same probabilities and ranges; "bytes" is what the loader hands over, which the device divides by 255; the two rows
+of decoding are what files cost alone. All take turns on the same
+pictures, sizes and interpolations. Times are those of the processor, and each picture counts with the fastest of its
+turns, so that other programs on the machine disturb little.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import cv2
+import numpy as np
+import PIL
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from rtdetr.config import AugmentConfig
+from rtdetr.data import pixels, transforms
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.formats.coco import CocoDetection
+from rtdetr.data.preprocess import to_planes, to_tensor
+from rtdetr.data.shapes import CATEGORIES, draw_picture
+
+HEIGHT, WIDTH = 480, 640  # of generated pictures, as COCO has them
+SCALED = {"nearest": "NEAREST", "linear": "BILINEAR", "area": "BOX", "cubic": "BICUBIC", "lanczos": "LANCZOS"}
+PEER = "torchvision"
+
+
+class Sample(NamedTuple):
+    picture: int
+    size: int
+    interpolation: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    variant: str
+    images_per_second: float
+    milliseconds: float
+    times_torchvision: float
+
+
+@contextmanager
+def opened(folder: Path | None, count: int) -> Iterator[DetectionSet]:
+    """The pictures of a folder beside a COCO `annotations` folder, or `count` generated ones."""
+    if folder is not None:
+        yield CocoDetection(folder, folder.parent / "annotations" / f"instances_{folder.name}.json")
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield generated(Path(made), count)
+
+
+def generated(folder: Path, count: int) -> DetectionSet:
+    """Cluttered JPEGs of 640 x 480 with a few textured shapes."""
+    document: dict[str, list[dict[str, Any]]] = {
+        "images": [],
+        "annotations": [],
+        "categories": [{"id": number, "name": name} for number, name in CATEGORIES.items()],
+    }
+    for i in range(count):
+        drawn, found = draw_picture(WIDTH, np.random.default_rng(i))
+        Image.fromarray(drawn[:HEIGHT]).save(folder / f"{i}.jpg", quality=92)
+        document["images"].append({"id": i + 1, "file_name": f"{i}.jpg", "width": WIDTH, "height": HEIGHT})
+        for category, (x1, y1, x2, y2) in found:
+            box = {"image_id": i + 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
+            document["annotations"].append(box | {"id": len(document["annotations"]) + 1})
+    (folder / "boxes.json").write_text(json.dumps(document), encoding="utf-8")
+    return CocoDetection(folder, folder / "boxes.json")
+
+
+def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sample]:
+    """What a training might ask for: picture after picture, sizes and interpolations at random."""
+    rng = np.random.default_rng(0)
+    sizes, names = config.batch_sizes, config.interpolations
+    return [Sample(i % len(source), int(rng.choice(sizes)), str(rng.choice(names)), i) for i in range(max(count, 1))]
+
+
+def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[[Sample], Tensor | None]]:
+    """The pipelines, by name: each makes a training picture of a sample."""
+    augmentation = transforms.Augmentation(
+        config.distort_prob, config.expand_prob, config.expand_max_ratio, config.crop_prob, config.flip_prob
+    )
+
+    def ours(
+        sample: Sample,
+        apply: Callable[..., np.ndarray],
+        read: Callable[[int], Any],
+        finish: Callable[[np.ndarray], Tensor] = lambda made: to_tensor(made),
+    ) -> Tensor:
+        boxes, labels = source.targets(sample.picture)
+        info, size = source.info(sample.picture), (sample.size, sample.size)
+        rng = np.random.default_rng(sample.seed)
+        recipe = augmentation.draw((info.height, info.width), boxes, rng)
+        result = finish(apply(read(sample.picture), recipe, size, sample.interpolation))
+        transforms.move_boxes(boxes, labels, recipe, size)
+        return result
+
+    peers = {
+        (size, name): torchvision_pipeline(size, name, config)
+        for size in set(config.batch_sizes)
+        for name in config.interpolations
+    }
+
+    def peer(sample: Sample) -> Tensor:
+        boxes, labels = source.targets(sample.picture)
+        torch.manual_seed(sample.seed)
+        with Image.open(source.folder / source.info(sample.picture).file_name) as opened:
+            picture = opened.convert("RGB")
+        canvas = (picture.height, picture.width)
+        given = {
+            "image": picture,
+            "boxes": tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=canvas),
+            "labels": torch.from_numpy(labels),
+        }
+        made: Tensor = peers[sample.size, sample.interpolation](given)["image"]
+        return made
+
+    def decode(read: Callable[[int], Any]) -> Callable[[Sample], None]:
+        def run(sample: Sample) -> None:
+            np.asarray(read(sample.picture))
+
+        return run
+
+    return {
+        "decode, plain": decode(source.image),
+        "decode, fused": decode(source.pixels),
+        PEER: peer,
+        "plain": lambda sample: ours(sample, pixels.plain, source.image),
+        "fused": lambda sample: ours(sample, pixels.fused, source.pixels),
+        "fused, bytes": lambda sample: ours(sample, pixels.fused, source.pixels, to_planes),
+    }
+
+
+def torchvision_pipeline(size: int, interpolation: str, config: AugmentConfig) -> v2.Compose:
+    """The same steps with the same probabilities and ranges. v2's photometric distortion permutes channels as well, so
+    its parts are put together here."""
+    low, high = transforms.COLOUR_RANGE
+    hue = transforms.HUE_SHIFT / 255
+    jitters = ({"brightness": (low, high)}, {"contrast": (low, high)}, {"saturation": (low, high)}, {"hue": hue})
+    colours = v2.RandomOrder([v2.RandomApply([v2.ColorJitter(**jitter)], p=0.5) for jitter in jitters])
+    return v2.Compose(
+        [
+            v2.RandomApply([colours], p=config.distort_prob),
+            v2.RandomZoomOut(list(pixels.FILL), (1.0, config.expand_max_ratio), p=config.expand_prob),
+            v2.RandomApply([v2.RandomIoUCrop(trials=transforms.CROP_TRIES)], p=config.crop_prob),
+            v2.SanitizeBoundingBoxes(),
+            v2.RandomHorizontalFlip(config.flip_prob),
+            v2.Resize((size, size), v2.InterpolationMode[SCALED[interpolation]]),
+            v2.ToImage(),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = cv2.getNumThreads(), torch.get_num_threads()
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        cv2.setNumThreads(before[0])
+        torch.set_num_threads(before[1])
+
+
+def measure(source: DetectionSet, count: int, rounds: int) -> list[Measurement]:
+    """One row per variant."""
+    config = AugmentConfig()
+    asked, pipelines = samples(source, count, config), variants(source, config)
+    best = {name: [float("inf")] * len(asked) for name in pipelines}
+    with one_thread():
+        for name in pipelines:
+            pipelines[name](asked[0])  # imports and first allocations
+        for number in range(rounds):
+            for name in list(pipelines) if number % 2 else reversed(pipelines):
+                for i, sample in enumerate(asked):
+                    started = time.thread_time()
+                    pipelines[name](sample)
+                    best[name][i] = min(best[name][i], time.thread_time() - started)
+    each = {name: statistics.mean(taken) for name, taken in best.items()}
+    return [Measurement(name, 1 / taken, 1e3 * taken, each[PEER] / taken) for name, taken in each.items()]
+
+
+def profile(source: DetectionSet, count: int) -> dict[str, dict[str, float]]:
+    """Milliseconds per picture of each step of our two backends; "rest" is what no step accounts for."""
+    config = AugmentConfig()
+    asked = samples(source, count, config)
+    steps: dict[str, list[tuple[Any, str, str]]] = {
+        "plain": [(source, "image", "read"), (pixels, "distort", "colours"), (pixels, "cut", "expand and crop")],
+        "fused": [(source, "pixels", "read"), (pixels, "recolour", "colours"), (pixels, "place", "place and resize")],
+    }
+    shared = [(transforms.Augmentation, "draw", "draw"), (transforms, "move_boxes", "boxes")]
+    found = {}
+    for backend, own in steps.items():
+        spent: dict[str, float] = {}
+        with ExitStack() as stack:
+            for home, name, title in (*shared, *own):
+                stack.enter_context(patch.object(home, name, _timed(getattr(home, name), title, spent)))
+            stack.enter_context(patch(f"{__name__}.to_tensor", _timed(to_tensor, "float tensor", spent)))
+            stack.enter_context(one_thread())
+            pipeline = variants(source, config)[backend]
+            started = time.thread_time()
+            for sample in asked:
+                pipeline(sample)
+            whole = time.thread_time() - started
+        spent["rest"] = whole - sum(spent.values())
+        found[backend] = {title: 1e3 * taken / len(asked) for title, taken in spent.items()}
+    return found
+
+
+def _timed(function: Callable[..., Any], title: str, spent: dict[str, float]) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        started = time.thread_time()
+        result = function(*arguments)
+        spent[title] = spent.get(title, 0.0) + time.thread_time() - started
+        return result
+
+    return call
+
+
+def versions() -> dict[str, str]:
+    modules = {"torchvision": torchvision, "opencv": cv2, "pillow": PIL, "numpy": np}
+    return {name: module.__version__ for name, module in modules.items()}
+
+
+def table(rows: list[Measurement]) -> str:
+    lines = ["| variant | images/s | ms | times torchvision |", "|---|---|---|---|"]
+    for row in rows:
+        numbers = f"{row.images_per_second:.1f} | {row.milliseconds:.2f} | {row.times_torchvision:.2f}"
+        lines.append(f"| {row.variant} | {numbers} |")
+    return "\n".join(lines)

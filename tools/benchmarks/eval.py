@@ -1,0 +1,107 @@
+"""Seconds that `score` takes for the detections of a whole validation set, with each evaluator.
+
+The set is synthetic and as large as COCO's val2017: seven boxes of 80 classes in a picture, 300 detections, some of
+them near a box. The twelve figures are compared; the last of 16 digits may differ where one sums in another order.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pstats
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from rtdetr.config import Evaluator
+from rtdetr.engine.evaluator import score
+
+CLASSES, BOXES = 80, 7
+SIDE = 640.0
+EVALUATORS: tuple[Evaluator, ...] = get_args(Evaluator)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    evaluator: str
+    seconds: float
+    processor_seconds: float  # of all threads
+    figures: dict[str, float]
+    top: list[tuple[str, float]]  # functions and their own seconds, when profiled
+
+
+def synthetic(pictures: int, detections: int) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
+    """A COCO document and detections on it."""
+    rng = np.random.default_rng(0)
+    images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": 640, "height": 640} for i in range(pictures)]
+    corners = rng.uniform(0, SIDE * 0.8, (pictures, BOXES, 2))
+    truth = np.concatenate((corners, rng.uniform(8, SIDE * 0.2, corners.shape)), axis=-1)
+    labels = rng.integers(CLASSES, size=(pictures, BOXES))
+    near = rng.integers(BOXES, size=(pictures, detections))  # the box that a detection starts from
+    found = np.take_along_axis(truth, near[..., None], axis=1)
+    found = found * rng.normal(1, rng.uniform(0.01, 0.4, (pictures, detections, 1)), found.shape)
+    classes = np.take_along_axis(labels, near, axis=1)
+    classes = np.where(rng.random(classes.shape) < 0.2, classes, rng.integers(CLASSES, size=classes.shape))
+    scores = rng.random(classes.shape, dtype=np.float32)
+    boxes = [
+        {"id": i * BOXES + j + 1, "image_id": i + 1, "category_id": label + 1, "bbox": box}
+        for i, picture in enumerate(zip(labels.tolist(), truth.tolist()))
+        for j, (label, box) in enumerate(zip(*picture))
+    ]
+    results = [
+        {"image_id": i + 1, "category_id": label + 1, "bbox": box, "score": confidence}
+        for i, picture in enumerate(zip(classes.tolist(), np.abs(found).tolist(), scores.tolist()))
+        for label, box, confidence in zip(*picture)
+    ]
+    categories = [{"id": i + 1, "name": f"class {i + 1}"} for i in range(CLASSES)]
+    return {"images": images, "annotations": boxes, "categories": categories}, results
+
+
+def measure(
+    pictures: int, detections: int, profile: bool, evaluators: Sequence[Evaluator] = EVALUATORS
+) -> list[Measurement]:
+    """One row per evaluator, the default one first."""
+    document, results = synthetic(pictures, detections)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "truth.json"
+        path.write_text(json.dumps(document), encoding="utf-8")
+        for evaluator in evaluators:
+            profiler = cProfile.Profile()
+            started = time.perf_counter(), time.process_time()
+            if profile:
+                profiler.enable()
+            figures = score(results, path, evaluator).figures
+            profiler.disable()
+            wall, processor = time.perf_counter() - started[0], time.process_time() - started[1]
+            rows.append(Measurement(evaluator, wall, processor, figures, _top(profiler) if profile else []))
+    return rows
+
+
+def _top(profiler: cProfile.Profile) -> list[tuple[str, float]]:
+    found: dict[Any, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    own = sorted(((f"{Path(file).name}:{name}", numbers[2]) for (file, _, name), numbers in found.items()), key=_second)
+    return own[:-11:-1]
+
+
+def _second(pair: tuple[str, float]) -> float:
+    return pair[1]
+
+
+def difference(row: Measurement, other: Measurement) -> float:
+    """The largest between two of the same figures."""
+    return max(abs(value - other.figures[name]) for name, value in row.figures.items())
+
+
+def table(rows: list[Measurement]) -> str:
+    lines = ["| evaluator | seconds | of the processor | AP | largest difference |", "|---|---|---|---|---|"]
+    for row in rows:
+        seconds = f"{row.seconds:.2f} | {row.processor_seconds:.2f}"
+        lines.append(f"| {row.evaluator} | {seconds} | {row.figures['AP']:.6f} | {difference(row, rows[0]):.1e} |")
+        lines += [f"  {own:7.2f} s {name}" for name, own in row.top]
+    return "\n".join(lines)
