@@ -174,7 +174,7 @@ class RTDETRv3:
     def train(
         self,
         data: Any = None,
-        epochs: int | None = None,
+        epochs: int | Literal["auto"] | None = None,
         *,
         output_dir: str | Path | None = None,
         resume: str | Path | None = None,
@@ -309,7 +309,7 @@ def _results_of_files(found: Iterable[Found], tolerant: bool) -> Iterator[Result
             raise DataError(each.error)
         if each.error:
             logger.warning(each.error)
-        yield Result(Item(str(each.file), each.picture, each.error, each.file), each.detections)
+        yield Result(Item(str(each.file), each.picture, each.error, Path(each.file)), each.detections)
 
 
 def _best_figures(metrics: Path) -> dict[str, float]:

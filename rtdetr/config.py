@@ -30,6 +30,7 @@ Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a slip of the finger
 # before it fills the memory.
+CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/automatic.py replaces auto
 Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
@@ -47,6 +48,9 @@ class BackboneConfig:
     depth: Depth = 50
     width: Annotated[float, Range(0.05, 8)] = 1.0  # multiplies every channel count
     freeze_stem: bool = True
+    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Their batch norm is
+    # frozen altogether, whatever `norm` says. For weights that have learnt something: -t, or `weights` below.
+    freeze_stages: Annotated[int, Range(0, 4)] = 0
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
     norm: Literal["train", "frozen", "frozen_affine"] = "frozen"
@@ -138,7 +142,8 @@ class DataConfig:
     train: SplitConfig = field(default_factory=SplitConfig)
     val: SplitConfig = field(default_factory=SplitConfig)
     image_size: tuple[Side, Side] = (640, 640)  # height, width for evaluation and detection
-    train_batch_size: Count = 16  # pictures per process and step
+    # Pictures per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/automatic.py).
+    train_batch_size: CountOrAuto = 16
     val_batch_size: Count = 8
     num_workers: Annotated[int, Range(0, 256)] = 4
     # Pictures that claim more are refused before they are decoded; raise it for aerial ones.
@@ -152,6 +157,7 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     lr: Annotated[float, Range(0, 0.1, above=True)] = 4e-4
+    lr_batch: Count = 16  # pictures of a step that lr is meant for; counts where data.train_batch_size is auto
     backbone_lr_multiplier: Annotated[float, Range(0, 1000)] = 0.1  # of stages res2 to res5; the stem has the full rate
     weight_decay: Share = 1e-4
     decay_norm_and_bias: bool = True  # the official run decays them too, whatever its code intends
@@ -173,7 +179,7 @@ class EmaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    epochs: Count = 72
+    epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of pictures
     precision: Precision = "bf16"
     accumulate: Count = 1  # batches per optimiser step
     # CUDA graphs of forward pass, losses and gradients; auto: on one GPU, when batches are not accumulated
@@ -183,6 +189,9 @@ class TrainConfig:
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs
     log_every: Count = 10  # optimiser steps
+    # Evaluations in a row without an AP better by more than min_delta, after which the run ends; 0: it never does.
+    patience: CountOrNone = 0
+    min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written at epoch ends this far apart, before evaluations and at the end
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     sync_batch_norm: bool = True  # on several GPUs
@@ -232,6 +241,13 @@ def config_to_dict(config: Any) -> dict[str, Any]:
         else:
             plain[each.name] = list(value) if isinstance(value, tuple) else value
     return plain
+
+
+def settled(value: int | Literal["auto"]) -> int:
+    """The number. Raises ConfigError for an `auto` that nobody has replaced, as only a training does."""
+    if value == "auto":
+        raise ConfigError("auto stands where a number is needed; only training finds it out")
+    return value
 
 
 def keyword_updates(settings: Mapping[str, Any]) -> list[str]:

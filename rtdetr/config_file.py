@@ -11,7 +11,7 @@ import os
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
 import yaml
 
@@ -209,6 +209,10 @@ def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
 def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) -> Any:
     """The value in its declared type, or a ConfigError. An int serves as a float, a list as a tuple."""
     kind, allowed = _kind_and_range(hint)
+    or_auto = typing.get_origin(kind) is Union  # a number or `auto`, the only union there is
+    if or_auto and value == "auto":
+        return value
+    kind = typing.get_args(kind)[0] if or_auto else kind
     container, arguments = typing.get_origin(kind), typing.get_args(kind)
     number = _as_float(value) if kind is float else value
     if container is tuple and isinstance(value, (list, tuple)) and value:
@@ -225,7 +229,9 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
             return value
     elif type(number) is kind and (allowed is None or number in allowed):
         return number
-    raise ConfigError(f"{where}: {dotted} must be {_expected(kind, allowed, default)}, got {_shown(value)}")
+    raise ConfigError(
+        f"{where}: {dotted} must be {_expected(kind, allowed, default)}{' or auto' * or_auto}, got {_shown(value)}"
+    )
 
 
 def _kind_and_range(hint: Any) -> tuple[Any, Range | None]:

@@ -49,7 +49,9 @@ RENUMBERED = "eval -w model.pth --device cpu -u data.val.annotations=shapes/renu
 TABLE = {
     # the command itself
     "help": Row(
-        "--help", 0, ("train ", "eval ", "predict ", "doctor ", "convert ", "benchmark ", "detect objects in pictures")
+        "--help",
+        0,
+        ("train ", "eval ", "predict ", "doctor ", "convert ", "benchmark ", "detect objects in pictures and videos"),
     ),
     "version": Row("--version", 0, (rtdetr.__version__,)),
     "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
@@ -220,6 +222,39 @@ TABLE = {
         ("s per picture", "1/1"),
         ("new/results.json", "new/a.jpg", "new/coco.json", "new/classes.txt", "new/labels/a.txt", "new/detections.csv"),
     ),
+    # lists, slices, videos
+    "no source": Row("predict -w model.pth", 2, ("expected a SOURCE", "or a --manifest, got none")),
+    "source and list": Row(f"{PREDICT} pictures --manifest notes.txt", 2, ("or a --manifest, not both",)),
+    "resume what": Row("predict -w model.pth --manifest notes.txt --resume", 2, ("--resume needs --manifest and",)),
+    "list as video": Row("predict -w model.pth --manifest notes.txt --track", 2, ("do not go with --manifest",)),
+    "no list": Row("predict -w model.pth --manifest gone.txt", 2, ("gone.txt: cannot be read (No such file",)),
+    "results that are none": Row(
+        "predict -w model.pth --manifest notes.txt --output-dir taken --resume",
+        2,
+        ("taken/results.jsonl: line 1 is no result of a picture",),
+    ),
+    "taken list": Row(
+        "predict -w model.pth --manifest notes.txt --output-dir taken", 2, ("taken/results.jsonl: exists already",)
+    ),
+    "list": Row(
+        f"{ALL_FOUND} --manifest list.txt --output-dir new --slices 64",
+        1,
+        ("mixed/page.jpg: cannot be read", "1 of 2 files could not be read", "2/2"),
+        ("new/results.jsonl",),
+    ),
+    "slices word": Row(f"{PREDICT} pictures --slices many", 2, ("ROWSxCOLUMNS up to 64, got 'many'",)),
+    "slices of nothing": Row(f"{PREDICT} pictures --slices 0x2", 2, ("ROWSxCOLUMNS up to 64, got '0x2'",)),
+    "tiny slices": Row(f"{PREDICT} pictures --slices 3", 2, ("from 16 pixels, got 3",)),
+    "overlap": Row(f"{PREDICT} pictures --overlap 1", 2, ("--overlap: expected a number from 0, below 0.9, got 1",)),
+    "batch of none": Row(f"{PREDICT} pictures --batch-size 0", 2, ("expected a whole number from 1, got 0",)),
+    "half": Row(f"{PREDICT} pictures --half on", 2, ("half: expected auto or False on cpu",)),
+    "half an export": Row("predict -w a.onnx pictures --half off", 2, ("a.onnx: runs as it was exported; --half",)),
+    "tracks of pictures": Row(f"{PREDICT} pictures --track", 2, ("--track and --every: expected a video",)),
+    "no address": Row(f"{PREDICT} http:// --output-dir new", 2, ("names no machine",)),
+    "crops over crops": Row(f"{PREDICT} pictures --output-dir part --crops", 2, ("part/crops: exists already",)),
+    "crops over sources": Row(
+        f"{PREDICT} part/crops --output-dir part --crops --overwrite", 2, ("part/crops: part/crops/c.png would be",)
+    ),
     # configs
     "a folder as config": Row(
         "train -c taken", 2, ("taken: is a folder, expected a config file, such as taken/config.yml",)
@@ -249,10 +284,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     picture = Image.open(data / "val" / "000000.jpg")
     for name in ("pictures/a.jpg", "pictures/b.png", "other/a.jpg", "taken/a.jpg", "mixed/good.jpg", "mixed/good.png"):
         save(picture, folder / name)
-    for name in ("deep/er/a.png", "deep/fa/a.png", "part/other.jpg"):
+    for name in ("deep/er/a.png", "deep/fa/a.png", "part/other.jpg", "part/crops/c.png"):
         save(picture, folder / name)
-    for name in ("notes.txt", "mixed/notes.txt", "taken/results.json", "taken/config.yml", "part/coco.json"):
+    for name in (
+        "notes.txt",
+        "mixed/notes.txt",
+        "taken/results.json",
+        "taken/config.yml",
+        "taken/results.jsonl",
+        "part/coco.json",
+    ):
         (folder / name).write_text("of the user\n")
+    (folder / "list.txt").write_text("mixed/page.jpg\npictures/a.jpg\n")
     (folder / "part" / "labels").mkdir()
     (folder / "part" / "labels" / "a.txt").write_text("0 .5 .5 1 1\n")
     (folder / "mixed" / "cut.jpg").write_bytes((folder / "mixed" / "good.jpg").read_bytes()[:900])

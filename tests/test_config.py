@@ -25,6 +25,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "num_classes": (-1, 10**9),
     "model.backbone.depth": (17, 102),
     "model.backbone.width": (0, 100),
+    "model.backbone.freeze_stages": (-1, 5),
     "model.encoder.hidden_dim": (0, 8192),
     "model.encoder.feedforward_dim": (0, 10**9),
     "model.encoder.num_heads": (0, 512),
@@ -64,6 +65,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.augment.flip_prob": (-0.1, 2.5),
     "data.augment.batch_sizes": (0, 8224),
     "optimizer.lr": (0, 0.5),
+    "optimizer.lr_batch": (0, 10**9),
     "optimizer.backbone_lr_multiplier": (-0.1, 1e10),
     "optimizer.weight_decay": (-0.1, 1.1),
     "optimizer.betas": (-0.1, 1),
@@ -78,6 +80,8 @@ WRONG: dict[str, tuple[float, float]] = {
     "train.accumulate": (0, 10**9),
     "train.eval_every": (-1, 10**9),
     "train.log_every": (0, 10**9),
+    "train.patience": (-1, 10**9),
+    "train.min_delta": (-0.1, 1.1),
     "train.save_seconds": (-1, 1e10),
     "train.seed": (-1, 2**32),
     "train.max_iterations": (-1, 10**10),
@@ -109,7 +113,9 @@ def leaves(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def is_number(hint: Any) -> bool:
     inner = typing.get_args(hint)[:1] or (hint,)
-    return inner[0] in (int, float) or type(inner[0]) is int  # Annotated[int, ...], int, Literal[18, ...]
+    return (
+        inner[0] in (int, float, declared.CountOrAuto.__origin__) or type(inner[0]) is int
+    )  # Annotated[int, ...], int, Literal[18, ...]
 
 
 def given(dotted: str, value: object) -> str:
@@ -147,6 +153,22 @@ def test_later_bases_and_own_keys_win(tmp_path: Path) -> None:
     assert (config.train.epochs, config.train.seed, config.name, config.optimizer.lr) == (2, 1, "c", 1e-3)
 
 
+@pytest.mark.parametrize("path", [path for path in OFFICIAL if "_6x_" in path.stem], ids=lambda p: p.stem)
+def test_official_configs_freeze_and_decide_nothing_more(path: Path) -> None:
+    config = load_config(path)
+    assert (config.model.backbone.freeze_stages, config.train.patience, config.optimizer.lr_batch) == (0, 0, 16)
+    assert (config.train.epochs, config.data.train_batch_size, config.optimizer.lr) == (72, 16, 4e-4)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
+    small = load_config(ROOT / "configs" / f"rtdetrv3_r{depth}vd_small.yml")
+    other = load_config(ROOT / "configs" / f"rtdetrv3_r{68 - depth}vd_small.yml")
+    assert dataclasses.replace(small, name="", model=other.model) == dataclasses.replace(other, name="")
+    assert (small.model.backbone.norm, small.model.backbone.freeze_stem, small.train.epochs) == ("train", False, "auto")
+    assert small.data.train.annotations == small.data.val.annotations == ""
+
+
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:
     path = write(tmp_path / "typo.yml", "model: {decoder: {num_querys: 3}}\n")
     with pytest.raises(ConfigError) as error:
@@ -173,10 +195,10 @@ def test_a_misspelt_update_names_the_option() -> None:
         ("train.epochs", "expected key=value"),
         ("=3", "-u =3: expected key=value"),
         ("a..b=1", "-u a..b=1: expected key=value"),
-        ("train.epochs=many", "-u: train.epochs must be a whole number from 1 to 100,000, got 'many'"),
-        ("train.epochs=true", "train.epochs must be a whole number from 1 to 100,000, got True"),
-        ("train.epochs=2.5", "train.epochs must be a whole number from 1 to 100,000, got 2.5"),
-        ("train.epochs=", "train.epochs must be a whole number from 1 to 100,000, got nothing"),
+        ("train.epochs=many", "-u: train.epochs must be a whole number from 1 to 100,000 or auto, got 'many'"),
+        ("train.epochs=true", "train.epochs must be a whole number from 1 to 100,000 or auto, got True"),
+        ("train.epochs=2.5", "train.epochs must be a whole number from 1 to 100,000 or auto, got 2.5"),
+        ("train.epochs=", "train.epochs must be a whole number from 1 to 100,000 or auto, got nothing"),
         ("optimizer.lr=" + "9" * 400, "optimizer.lr must be a number above 0 and up to 0.1, got 9999"),
         ("ema.decay=1", "ema.decay must be a number from 0 to below 1, got 1"),
         ("ema.from_zeros=maybe", "ema.from_zeros must be true or false, got 'maybe'"),
@@ -348,7 +370,9 @@ def test_a_stored_config_out_of_range_names_its_file() -> None:
     stored["train"]["epochs"] = 0
     with pytest.raises(ConfigError) as error:
         config_from_dict(stored, "runs/last.pth")
-    sentence = "runs/last.pth (the config stored in it): train.epochs must be a whole number from 1 to 100,000, got 0"
+    sentence = (
+        "runs/last.pth (the config stored in it): train.epochs must be a whole number from 1 to 100,000 or auto, got 0"
+    )
     assert str(error.value) == sentence
     assert config_from_dict(stored, "runs/last.pth", ["train.epochs=3"]).train.epochs == 3
 

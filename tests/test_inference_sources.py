@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,19 @@ def test_a_camera_delivers_until_it_is_closed(model: RTDETRv3, monkeypatch: pyte
     assert [next(results).source, next(results).source] == ["frame 0", "frame 1"]
     with pytest.raises(DataError, match="camera 0: delivers no more pictures"):
         next(results)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.2, 0.5, 0.85])
+def test_a_grid_has_the_rows_and_columns_that_were_asked_for(overlap: float) -> None:
+    for rows, columns in ((1, 1), (2, 3), (5, 4)):
+        slices = slicing.Slices.of(f"{rows}x{columns}", overlap)
+        for size in ((100, 70), (641, 479), (1920, 1080)):
+            areas = slicing.tiles(size, slices.tile(size), overlap)
+            assert len({area[1] for area in areas}) == rows and len({area[0] for area in areas}) == columns
+            assert max(area[2] for area in areas) == size[0] and max(area[3] for area in areas) == size[1]
+            starts = sorted({(area[0], area[2]) for area in areas})
+            assert all(right >= left for (_, right), (left, _) in pairwise(starts))  # no gap
+    assert slicing.Slices.of("640").tile((9, 9)) == (640, 640)
 
 
 def test_tiles_cover_the_picture_and_boxes_are_merged() -> None:

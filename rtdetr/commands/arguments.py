@@ -37,3 +37,21 @@ def score_threshold(text: str) -> float:
     if not 0 <= value <= 1:  # not a number, too
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text}")
     return value
+
+
+def count(text: str) -> int:
+    """A whole number from 1; for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
+    return int(text)
+
+
+def overlap_share(text: str) -> float:
+    """A number from 0, below 0.9; for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 0.9:
+        raise argparse.ArgumentTypeError(f"expected a number from 0, below 0.9, got {text}")
+    return value

@@ -36,6 +36,15 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
         check_folder(folder)
 
 
+def check_new_folder(folder: Path, sources: Iterable[Path], overwrite: bool) -> None:
+    """Raises OutputError when a folder is there, unless `overwrite`, and when a source lies in it."""
+    if os.path.lexists(folder) and not overwrite:
+        raise OutputError(f"{folder}: exists already; choose another place, or replace its files with --overwrite")
+    for source in sources:
+        if folder.resolve() in source.resolve().parents:
+            raise OutputError(f"{folder}: {source} would be read from it; choose another place for the results")
+
+
 def check_folder(folder: Path) -> None:
     """Raises OutputError when a folder cannot be made or written to. Leaves no trace."""
     made: list[Path] = []

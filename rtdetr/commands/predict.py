@@ -2,29 +2,80 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from rtdetr.commands.arguments import Parser, add_device, add_overwrite, score_threshold
+from rtdetr.commands.arguments import Parser, add_device, add_overwrite, count, overlap_share, score_threshold
 
 if TYPE_CHECKING:
-    from rtdetr.inference.predictor import Predictor
+    from rtdetr.commands.search import Search
+    from rtdetr.inference.predictor import File
     from rtdetr.inference.results import ResultsFolder
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
+SOURCES = "picture, video, folder of pictures, glob, URL of those, RTSP stream, or number of a camera"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Detects in pictures; see `rtdetr predict --help`."""
+    """Detects in pictures and videos; see `rtdetr predict --help`."""
+    args = _arguments(arguments)
+
+    from rtdetr.commands import predict_manifest, predict_video
+    from rtdetr.commands.outputs import check_new_folder, check_outputs, unused_folder, writing
+    from rtdetr.commands.search import Search
+    from rtdetr.engine import distributed
+    from rtdetr.inference.files import Listing, find_pictures
+    from rtdetr.inference.results import ResultsFolder
+    from rtdetr.inference.slicing import Slices
+    from rtdetr.inference.sources import is_film
+
+    slices = Slices.of(args.slices, args.overlap) if args.slices else None
+    folder = args.output_dir or unused_folder(Path("output/predict"))
+    if args.manifest is not None:
+        return predict_manifest.run(args, folder, slices)
+    films = [each for each in args.sources if is_film(each)]
+    addresses = [each for each in args.sources if "://" in each and each not in films]
+    files = [each for each in args.sources if each not in films and each not in addresses]
+    listing = find_pictures(files, args.recursive, folder) if files else Listing()
+    names: dict[File, Path] = dict(listing.pictures.items())
+    names |= {each: Path(_name_of(each)) for each in addresses}
+    film_names = {each: Path(_name_of(each)) for each in films}
+    unique = result_names([*names.values(), *film_names.values()])
+    names, film_names = dict(zip(names, unique)), dict(zip(film_names, unique))
+    predict_video.check(args, films)
+    targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, film_names.values())]
+    sources = [*map(Path, listing.pictures), *(Path(each) for each in films), args.weights]
+    check_outputs(targets, sources, args.overwrite)
+    if args.crops:
+        check_new_folder(folder / "crops", sources, args.overwrite)
+    if left_out := listing.left_out():
+        print(left_out, file=sys.stderr)
+    code = 0
+    with distributed.process_group(args.device) as device:
+        search = Search.of(args, device, slices)
+        with writing(folder):
+            if names:
+                with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops) as results:
+                    code = detect(search, names, results)
+            for source, name in film_names.items():
+                if code < 128:
+                    code = max(code, predict_video.detect(search, source, name, folder, args))
+    return code
+
+
+def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="rtdetr predict",
-        description="Detect objects in pictures. Writes each picture with its boxes, and results.json.",
-        epilog="Exit codes: 0 done, 1 some pictures could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
+        description="Detect objects in pictures and videos. Writes each with its boxes, and results.json of pictures, "
+        "NAME.jsonl of videos.",
+        epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
     )
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="picture, folder of pictures, or glob")
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=SOURCES)
     parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
     add_overwrite(parser)
@@ -33,29 +84,49 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threshold", type=score_threshold, default=0.5, help=text)
     text = "write coco.json, labels/*.txt (yolo) or detections.csv beside results.json; may be given several times"
     parser.add_argument("--format", choices=list(FORMATS), action="append", default=[], dest="formats", help=text)
+    parser.add_argument("--crops", action="store_true", help="write what is in each box, as crops/NAME/1.jpg, ...")
+    text = "search large pictures in overlapping tiles as well: the side of a tile in pixels, or ROWSxCOLUMNS"
+    parser.add_argument("--slices", metavar="640|2x2", help=text)
+    text = "share of a tile that its neighbour repeats (default: 0.2)"
+    parser.add_argument("--overlap", type=overlap_share, default=0.2, help=text)
     add_device(parser)
+    parser.add_argument("--batch-size", type=count, default=8, help="pictures at a time (default: 8)")
+    parser.add_argument("--half", choices=["auto", "on", "off"], default="auto", help="float16 (default: on a GPU)")
+    parser.add_argument("--compile", action="store_true", help="by torch.compile: minutes at first, then faster")
+    videos = parser.add_argument_group("videos, cameras and streams")
+    videos.add_argument("--every", type=count, default=1, metavar="N", help="search each Nth frame (default: 1)")
+    videos.add_argument("--track", action="store_true", help="number the objects, from frame to frame (ByteTrack)")
+    lists = parser.add_argument_group("long lists")
+    text = "a text file with the path of a picture per line; writes results.jsonl, a line per picture, and no pictures"
+    lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
+    lists.add_argument("--resume", action="store_true", help="go on where the run in --output-dir ended")
     args = parser.parse_args(arguments)
+    if bool(args.sources) == (args.manifest is not None):
+        parser.error(f"expected a SOURCE ({SOURCES}) or a --manifest, {'not both' if args.sources else 'got none'}")
+    if args.manifest is not None and (args.formats or args.track or args.every > 1):
+        parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of pictures")
+    if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
+        parser.error("--resume needs --manifest and --output-dir, those of the run to go on with, and no --overwrite")
+    return args
 
-    from rtdetr.commands.outputs import check_outputs, unused_folder, writing
-    from rtdetr.engine import distributed
-    from rtdetr.inference.files import find_pictures
-    from rtdetr.inference.results import ResultsFolder
-    from rtdetr.inference.runtimes import load
 
-    folder = args.output_dir or unused_folder(Path("output/predict"))
-    listing = find_pictures(args.sources, args.recursive, folder)
-    names = dict(zip(listing.pictures, result_names(listing.pictures.values())))
-    targets = [folder / "results.json", *(folder / FORMATS[each] for each in args.formats)]
-    targets += [folder / f"{name}.jpg" for name in names.values()]
-    if "yolo" in args.formats:
-        targets += [folder / "labels" / f"{name}.txt" for name in names.values()]
-    check_outputs(targets, [*names, args.weights], args.overwrite)
-    if left_out := listing.left_out():
-        print(left_out, file=sys.stderr)
-    with distributed.process_group(args.device) as device:
-        predictor = load(args.weights, device, args.threshold)
-        with writing(folder), ResultsFolder(folder, args.formats, predictor.classes) as results:
-            return detect(predictor, names, results)
+def _name_of(source: str) -> str:
+    """What the results of a video, stream or address are called; with a suffix, as files have."""
+    if "://" in source:
+        address = urlsplit(source)
+        return Path(address.path).name or f"{address.hostname}.stream"
+    return f"camera-{source}.stream" if source.isdecimal() else Path(source).name
+
+
+def _targets(folder: Path, formats: Sequence[str], names: Iterable[Path]) -> Iterator[Path]:
+    """The files that pictures with results of these names lead to."""
+    for number, name in enumerate(names):
+        if not number:
+            yield folder / "results.json"
+            yield from (folder / FORMATS[each] for each in formats)
+        yield folder / f"{name}.jpg"
+        if "yolo" in formats:
+            yield folder / "labels" / f"{name}.txt"
 
 
 def result_names(names: Iterable[Path]) -> Iterator[Path]:
@@ -71,7 +142,7 @@ def result_names(names: Iterable[Path]) -> Iterator[Path]:
         yield free
 
 
-def detect(predictor: Predictor, names: dict[Path, Path], results: ResultsFolder) -> int:
+def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> int:
     """Detects in the files, writes what is found as it comes and says how it went. Exit code: 0, 1 when some could not
     be read, 128 + n after signal n. names: of the results of each file."""
     from rtdetr.commands.progress import progress, say
@@ -81,7 +152,7 @@ def detect(predictor: Predictor, names: dict[Path, Path], results: ResultsFolder
     num_errors = num_objects = 0
     best_score = 0.0
     with signals.listening(), progress(len(names)) as bar:
-        for found in predictor.predict_files(names):
+        for found in search.files(names):
             target = results.add(found, names[found.file])
             if found.error:
                 num_errors += 1
@@ -98,10 +169,8 @@ def detect(predictor: Predictor, names: dict[Path, Path], results: ResultsFolder
         seconds = (time.perf_counter() - start) / done
         print(f"{done} pictures, {num_objects} objects, {seconds:.3f} s per picture; all in {results.file}")
     if done and not num_objects:
-        print(
-            f"nothing reached the threshold {predictor.threshold:g}, the best score is {best_score:.2f}; "
-            "--threshold sets a lower one"
-        )
+        best = f", the best score is {best_score:.2f}" if search.slices is None else ""  # tiles report what reaches it
+        print(f"nothing reached the threshold {search.predictor.threshold:g}{best}; --threshold sets a lower one")
     if num_errors:
         print(
             f"{num_errors} of {results.num_pictures} files could not be read; {results.file} says why", file=sys.stderr

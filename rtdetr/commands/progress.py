@@ -7,14 +7,15 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-LOG_LINE = "{n_fmt}/{total_fmt} pictures [{elapsed}<{remaining}, {rate_fmt}]\n"
+LOG_LINE = "{n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}, {rate_fmt}]\n"
 
 
-def progress(num_pictures: int, shown: bool = True) -> tqdm[Any]:
+def progress(number: int | None, shown: bool = True, unit: str = "picture", done: int = 0) -> tqdm[Any]:
+    """number: of all, None where nobody knows; done: before this run."""
     style: dict[str, Any] = {"dynamic_ncols": True}
     if not sys.stderr.isatty():
         style = {"mininterval": 30.0, "bar_format": LOG_LINE}
-    return tqdm(total=num_pictures, unit="picture", disable=not shown, **style)
+    return tqdm(total=number, unit=unit, initial=done, disable=not shown, **style)
 
 
 def say(text: str, file: TextIO) -> None:

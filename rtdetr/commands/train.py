@@ -28,16 +28,50 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, help=text)
     text = "move a run that is in the folder aside, to FOLDER-old"
     parser.add_argument("--overwrite", action="store_true", help=text)
+    text = (
+        "self-test: learn N training pictures by heart in at most 700 iterations, into a folder of its own (default: "
+    )
+    text += "output/NAME-overfit); exit code 0: passed, 1: failed"
+    parser.add_argument("--overfit", type=_number, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
     if args.config is None and args.resume is None:
         parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
+    if args.overfit is not None and args.resume is not None:
+        parser.error("--overfit starts anew and goes on with nothing: leave out -r")
 
     from rtdetr.engine.signals import StopSignal
 
     signals = StopSignal()
     with signals.setting_up():
-        return _train(args, signals)
+        return _train(args, signals) if args.overfit is None else _overfit(args, signals)
+
+
+def _number(text: str) -> int:
+    """A whole number from 1; for argparse."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
+    return int(text)
+
+
+def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
+    from rtdetr.commands.configs import find_config
+    from rtdetr.commands.run_folder import choose_folder, prepare_folder
+    from rtdetr.config import load_config
+    from rtdetr.engine import distributed
+    from rtdetr.engine.overfit import open_pictures, overfit
+    from rtdetr.weights.load import read_weights
+
+    cfg = load_config(find_config(args.config), args.update)
+    with distributed.process_group(args.device) as device:
+        folder = choose_folder(args.output_dir, None, f"{cfg.name}-overfit", args.overwrite)
+        open_pictures(cfg)  # before the first file is written
+        if args.tuning is not None:
+            read_weights(args.tuning)
+        prepare_folder(folder, None, args.overwrite)
+        verdict = overfit(cfg, args.overfit, folder, device, args.tuning, signals)
+    print(verdict.sentence, file=sys.stderr if verdict.stopped_by else sys.stdout)
+    return 128 + verdict.stopped_by if verdict.stopped_by else int(not verdict.passed)
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:

@@ -100,6 +100,11 @@ class DetectionSet:
     def num_boxes(self) -> int:
         return len(self._boxes)
 
+    def boxes_per_class(self) -> list[int]:
+        """In the order of the classes."""
+        counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
+        return counts
+
     def __len__(self) -> int:
         return len(self._ids)
 

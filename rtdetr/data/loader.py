@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import AugmentBackend, Config
+from rtdetr.config import AugmentBackend, Config, settled
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
@@ -199,14 +199,13 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     Raises DataError for data that cannot be used.
     """
     data = cfg.data
-    source = _open(cfg, "train", None, data.drop_images_without_boxes)
-    source.refuse_losses(LIMITS[data.on_defect])  # boxes without area, too
+    source = open_train_set(cfg)
     augment = data.augment
     augmentation = Augmentation(
         augment.distort_prob, augment.expand_prob, augment.expand_max_ratio, augment.crop_prob, augment.flip_prob
     )
     batches = TrainingBatches(
-        len(source), data.train_batch_size, augment.batch_sizes, augment.interpolations, seed, rank, world_size
+        len(source), settled(data.train_batch_size), augment.batch_sizes, augment.interpolations, seed, rank, world_size
     )
     if len(batches) == 0:
         raise DataError(
@@ -215,6 +214,13 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
         )
     samples = TrainingSamples(source, augmentation, seed, augment.backend)
     return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
+
+
+def open_train_set(cfg: Config) -> DetectionSet:
+    """The training pictures. Raises DataError."""
+    source = _open(cfg, "train", None, cfg.data.drop_images_without_boxes)
+    source.refuse_losses(LIMITS[cfg.data.on_defect])  # boxes without area, too
+    return source
 
 
 def build_val_loader(

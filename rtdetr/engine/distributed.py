@@ -78,6 +78,12 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
+def refuse_several(what: str) -> None:
+    """Raises DeviceError under torchrun."""
+    if world_size() > 1:
+        raise DeviceError(f"{what} runs in one process; leave out torchrun")
+
+
 def gather_objects(value: Any) -> list[Any]:
     """`value` of every process, in the order of ranks, on every process."""
     if world_size() == 1:

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from rtdetr.config import Config
+from rtdetr.config import Config, settled
 from rtdetr.data.classes import Classes
 from rtdetr.engine import distributed
+from rtdetr.engine.early_stop import EarlyStop
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.optim import build_optimizer, load_optimizer
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
@@ -61,9 +62,13 @@ class RunState:
         self.cfg, self.classes, self.model = cfg, classes, model
         train = cfg.train
         self.pace = Pace(
-            cfg.data.train_batch_size, distributed.world_size(), train.accumulate, num_pictures, train.epochs
+            settled(cfg.data.train_batch_size),
+            distributed.world_size(),
+            train.accumulate,
+            num_pictures,
+            settled(train.epochs),
         )
-        steps = self.pace.steps(train.epochs, 0)
+        steps = self.pace.steps(self.pace.epochs, 0)
         self.total_iterations = min(steps, train.max_iterations or steps)
         self.optimizer = build_optimizer(model, cfg.optimizer)
         device = next(model.parameters()).device
@@ -72,6 +77,7 @@ class RunState:
         self.iteration = self.epoch = self.start_batch = 0
         self.saved_iteration = 0  # what the resumed run called its last step
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
+        self.early_stop = EarlyStop(train.patience, train.min_delta)
 
     def save(self, path: Path) -> None:
         """Writes a checkpoint on the main process; every process has to call it."""
@@ -88,6 +94,7 @@ class RunState:
             "ema_updates": self.ema.num_updates,
             "best_ap": self.best_ap,
             "evaluation_due": self.evaluation_due,
+            "early_stop": self.early_stop.state(),
             "rng": generators,
         }
         ema = self.ema.model.state_dict()
@@ -118,6 +125,8 @@ class RunState:
             self.scaler.load_state_dict(state["scaler"])
         self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
         self.evaluation_due = state["evaluation_due"]
+        if "early_stop" in state:  # older files have none
+            self.early_stop.load(state["early_stop"])
         if distributed.rank() < len(state["rng"]):
             set_rng_state(state["rng"][distributed.rank()])
         return self._find_position(content["config"], state, path)

@@ -20,6 +20,8 @@ from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
+from rtdetr.engine.advice import StuckAtZero, on_data
+from rtdetr.engine.automatic import settle
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.graphs import StepGraphs, slots_for, why_not_capture
@@ -57,6 +59,8 @@ class Trainer:
         signals: StopSignal | None = None,
     ) -> None:
         self.output_dir, self.device, self.draws = output_dir, device, draws
+        cfg, automatic = settle(cfg, device, resume)
+        say(*automatic)
         self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)
         rank, world_size = distributed.rank(), distributed.world_size()
@@ -99,6 +103,7 @@ class Trainer:
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
         self.total_iterations = self.state.total_iterations
+        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.signals = signals or StopSignal()
         self.watch = Watch(self.state, output_dir, device, self.train_loader)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
@@ -115,6 +120,9 @@ class Trainer:
 
         prepare: called by the main process before the first file is written, when there is something to train.
         """
+        if self.state.early_stop.over and not self.state.evaluation_due:
+            say(self.state.early_stop.sentence(self.state.iteration))
+            return None
         if self.state.iteration >= self.total_iterations and not self.state.evaluation_due:
             setting = "max_iterations" if self.total_iterations == self.cfg.train.max_iterations else "epochs"
             done = f"finished at iteration {self.state.iteration} of {self.total_iterations}"
@@ -130,6 +138,7 @@ class Trainer:
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
+                say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
                 self._save_settings()
             self.watch.open()
             try:
@@ -147,7 +156,7 @@ class Trainer:
         if state.evaluation_due and not self._stopping():
             self._evaluate()
         batches = self.train_loader.stream(state.epoch, state.start_batch)
-        while state.iteration < self.total_iterations and not self._stopping():
+        while state.iteration < self.total_iterations and not state.early_stop.over and not self._stopping():
             self._train_epoch(itertools.islice(batches, len(self.train_loader) - state.start_batch))
         stopped = self._stopping()
         if stopped:
@@ -268,6 +277,7 @@ class Trainer:
             return
         state = self.state
         state.evaluation_due = False
+        state.early_stop.see(distributed.from_main(lambda: result.figures if result else {}), state.iteration)
         if result is not None:
             self.watch.log_evaluation(result.figures)
             seconds = time.perf_counter() - started
@@ -277,7 +287,10 @@ class Trainer:
                 ema = state.ema.model.state_dict()
                 with writing(self.output_dir / "best.pth"):
                     save_checkpoint(self.output_dir / "best.pth", make_checkpoint(self.cfg, self.classes, ema))
+            say(*(self.stuck.see(state.best_ap, state.iteration) if self.advise else ()))
         self._save()
+        if state.early_stop.over and state.iteration < self.total_iterations:
+            say(state.early_stop.sentence(state.iteration))
 
     def _save_settings(self) -> None:
         with writing(self.output_dir):

@@ -182,7 +182,7 @@ class Watch:
                 self._metrics.write("eval", self.state.iteration, self.state.epoch, existing)
 
 
-def say(message: str) -> None:
-    """A line on the terminal, from the main process only, that leaves the progress bar whole."""
-    if distributed.is_main():
+def say(*messages: str) -> None:
+    """Lines on the terminal, from the main process only, that leave the progress bar whole."""
+    for message in messages if distributed.is_main() else ():
         tqdm.write(message)

@@ -21,10 +21,10 @@ class Detection(NamedTuple):
     box: Area  # pixels of the picture
 
 
-def draw(picture: Image.Image, detections: list[Detection]) -> Image.Image:
+def draw(picture: Image.Image, detections: list[Detection], enlarge: bool = True) -> Image.Image:
     """A copy of the picture with boxes, names and scores on it; one colour per class. A tiny picture comes back
-    enlarged by a whole number."""
-    zoom = max(1, round(VIEW / max(picture.size)))
+    enlarged by a whole number, if that is wanted."""
+    zoom = max(1, round(VIEW / max(picture.size))) if enlarge else 1
     size = (picture.width * zoom, picture.height * zoom)
     drawn = picture.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else picture.copy()
     pen = ImageDraw.Draw(drawn)

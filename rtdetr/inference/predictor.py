@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from rtdetr.weights.load import model_from_checkpoint
 class Found(NamedTuple):
     """What became of one file: a picture with detections, or the sentence why there is none."""
 
-    file: Path
+    file: Path | str  # str: an address
     picture: Image.Image | None
     detections: list[Detection]
     best_score: float = 0.0  # of all detections, those below the threshold included
@@ -76,6 +76,8 @@ class DevicePixels:
 
 
 Pixels = HostPixels | DevicePixels
+File = Path | str
+Read = Callable[[File], Image.Image]  # raises DataError
 
 
 class Pending(NamedTuple):
@@ -144,17 +146,22 @@ class Predictor:
         return [detections for detections, _ in self._reported(self._start(batch))]
 
     def predict_files(
-        self, files: Iterable[Path], batch_size: int = 8, num_threads: int | None = None
+        self,
+        files: Iterable[File],
+        batch_size: int = 8,
+        num_threads: int | None = None,
+        read: Read | None = None,
     ) -> Iterator[Found]:
         """One after the other. A file that is no picture costs that file alone.
 
+        read: makes a picture of each, by default of a file.
         num_threads: that read the next batch while the present one is at work; by default one per processor, at most 8.
         """
-        waiting: deque[tuple[list[Path], list[Image.Image | DataError], Pending]] = deque()
+        waiting: deque[tuple[list[File], list[Image.Image | DataError], Pending]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
         pool = ThreadPoolExecutor(num_threads or min(8, os.cpu_count() or 1), "rtdetr-read")
         try:
-            for batch, pixels, reading in self._read_ahead(pool, iter(files), batch_size):
+            for batch, pixels, reading in self._read_ahead(pool, iter(files), batch_size, read or self.read_file):
                 waiting.append((batch, [each.result() for each in reading], self._start(pixels)))
                 while len(waiting) > at_work:
                     yield from self._found(*waiting.popleft())
@@ -187,23 +194,27 @@ class Predictor:
         return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
 
     def _read_ahead(
-        self, pool: ThreadPoolExecutor, files: Iterator[Path], batch_size: int
-    ) -> Iterator[tuple[list[Path], Pixels, list[Future[Image.Image | DataError]]]]:
+        self, pool: ThreadPoolExecutor, files: Iterator[File], batch_size: int, read: Read
+    ) -> Iterator[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]]]:
         """Batches of files, what becomes of their pixels and the pictures; the next one is begun before the present
         one is asked for."""
-        begun: deque[tuple[list[Path], Pixels, list[Future[Image.Image | DataError]]]] = deque()
+        begun: deque[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]]] = deque()
         while batch := list(islice(files, batch_size)):
             pixels = self._empty_batch(len(batch))
-            reading = [pool.submit(self._read, file, pixels, i) for i, file in enumerate(batch)]
+            reading = [pool.submit(self._read, read, file, pixels, i) for i, file in enumerate(batch)]
             begun.append((batch, pixels, reading))
             if len(begun) > 1:
                 yield begun.popleft()
         yield from begun
 
-    def _read(self, file: Path, pixels: Pixels, index: int) -> Image.Image | DataError:
+    def read_file(self, file: File) -> Image.Image:
+        """The RGB picture of a file. Raises DataError."""
+        return read_picture(Path(file), max_megapixels=self.cfg.data.max_megapixels)
+
+    def _read(self, read: Read, file: File, pixels: Pixels, index: int) -> Image.Image | DataError:
         """The picture, after its pixels were put in their place; a place without a picture stays as it is."""
         try:
-            picture = read_picture(file, max_megapixels=self.cfg.data.max_megapixels)
+            picture = read(file)
         except DataError as error:
             return error
         pixels.put(index, picture)
@@ -248,7 +259,7 @@ class Predictor:
             for *picture, keep, best_score in zip(scores, pending.found.labels, boxes, shown, best)
         ]
 
-    def _found(self, files: list[Path], pictures: list[Image.Image | DataError], pending: Pending) -> Iterator[Found]:
+    def _found(self, files: list[File], pictures: list[Image.Image | DataError], pending: Pending) -> Iterator[Found]:
         for file, picture, (detections, best) in zip(files, pictures, self._reported(pending)):
             if isinstance(picture, DataError):
                 yield Found(file, None, [], error=str(picture))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from rtdetr.data.classes import Classes
 from rtdetr.inference.draw import Detection, draw
-from rtdetr.inference.predictor import Found
+from rtdetr.inference.predictor import File, Found
 
 Format = Literal["coco", "yolo", "csv"]
 COLUMNS = ("file", "category_id", "name", "score", "x1", "y1", "x2", "y2")
@@ -54,16 +55,45 @@ class JsonList:
         self.file.close()
 
 
+class JsonLines:
+    """A file with an object per line, on disk as soon as it is added. Raises OSError."""
+
+    def __init__(self, path: Path, append: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(path, "ab" if append else "wb")  # noqa: SIM115 - until close()
+
+    def add(self, item: dict[str, Any]) -> None:
+        self.file.write(json.dumps(item).encode() + b"\n")
+        self.file.flush()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def as_json(detections: list[Detection]) -> list[dict[str, Any]]:
+    """As they are listed in files: boxes to a hundredth of a pixel."""
+    return [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in detections]
+
+
+def item_of(found: Found, **more: str) -> dict[str, Any]:
+    """What became of a file, as it is listed: file, width, height, `more`, detections; or file and error."""
+    if found.picture is None:
+        return {"file": str(found.file), "error": found.error}
+    size = {"width": found.picture.width, "height": found.picture.height}
+    return {"file": str(found.file), **size, **more, "detections": as_json(found.detections)}
+
+
 class ResultsFolder:
     """What `rtdetr predict` leaves: results.json, a picture with boxes for each file, and other formats.
 
     results.json is a list of {"file", "width", "height", "annotated", "detections": [{"category_id", "name", "score",
-    "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. Whoever opens a folder
-    closes it. Raises OSError.
+    "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. crops: also
+    crops/NAME/1.jpg and so on. Whoever opens a folder closes it. Raises OSError.
     """
 
-    def __init__(self, folder: Path, formats: list[Format], classes: Classes) -> None:
+    def __init__(self, folder: Path, formats: list[Format], classes: Classes, crops: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.crops = folder / "crops" if crops else None
         self.folder, self.file = folder, folder / "results.json"
         self.num_pictures = 0
         self.list = JsonList(self.file)
@@ -79,13 +109,13 @@ class ResultsFolder:
         """Writes one file's results and returns the picture with boxes. name: relative to the folder, no suffix."""
         self.num_pictures += 1
         if found.picture is None:
-            self.list.extend([{"file": str(found.file), "error": found.error}])
+            self.list.extend([item_of(found)])
             return None
         target = self.folder / f"{name}.jpg"
         save_jpeg(draw(found.picture, found.detections), target)
-        boxes = [{**each._asdict(), "box": [round(v, 2) for v in each.box]} for each in found.detections]
-        size = {"width": found.picture.width, "height": found.picture.height}
-        self.list.extend([{"file": str(found.file), **size, "annotated": str(target), "detections": boxes}])
+        if self.crops is not None:
+            save_crops(found.picture, found.detections, self.crops / name)
+        self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
             writer.add(self.num_pictures, name, found.file, found.picture.size, found.detections)
         return target
@@ -109,13 +139,19 @@ def save_jpeg(picture: Image.Image, target: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
+def save_crops(picture: Image.Image, detections: list[Detection], folder: Path) -> None:
+    """1.jpg, 2.jpg, ...: what is in the box of each detection, in their order. Raises OSError."""
+    for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
+        save_jpeg(picture.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")
+
+
 class CocoWriter:
     """coco.json: COCO results. image_id is the picture's place in results.json, from 1; file_name says which it is."""
 
     def __init__(self, folder: Path) -> None:
         self.list = JsonList(folder / "coco.json")
 
-    def add(self, number: int, name: Path, file: Path, size: tuple[int, int], detections: list[Detection]) -> None:
+    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: list[Detection]) -> None:
         self.list.extend([
             {
                 "image_id": number,
@@ -140,7 +176,7 @@ class YoloWriter:
         self.classes = {category_id: i for i, category_id in enumerate(classes.category_ids)}
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes.names), encoding="utf-8")
 
-    def add(self, number: int, name: Path, file: Path, size: tuple[int, int], detections: list[Detection]) -> None:
+    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: list[Detection]) -> None:
         lines = []
         for each in detections:
             x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, size * 2))
@@ -163,7 +199,7 @@ class CsvWriter:
         self.rows = csv.writer(self.file)
         self.rows.writerow(COLUMNS)
 
-    def add(self, number: int, name: Path, file: Path, size: tuple[int, int], detections: list[Detection]) -> None:
+    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: list[Detection]) -> None:
         for each in detections:
             box = (round(value, 2) for value in each.box)
             self.rows.writerow([file, each.category_id, each.name, round(each.score, 5), *box])

@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
+from math import ceil
+from typing import NamedTuple
 
 import torch
 from PIL import Image
 from torchvision.ops import batched_nms
 
 from rtdetr.data.classes import DataError
+from rtdetr.inference.ahead import ahead
 from rtdetr.inference.draw import Detection
+from rtdetr.inference.predictor import File, Found, Read
 
 OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
 SAME_OBJECT = 0.5  # IoU from which two boxes of a class count as one
 
 Predict = Callable[[list[Image.Image]], list[list[Detection]]]
+
+
+class Slices(NamedTuple):
+    """How pictures are cut: into tiles of a size, or into as many as there are rows and columns."""
+
+    size: tuple[int, int]  # (height, width) in pixels, or (rows, columns)
+    is_grid: bool = False
+    overlap: float = OVERLAP
+
+    @classmethod
+    def of(cls, text: str, overlap: float = OVERLAP) -> Slices:
+        """Of "640", the side of a tile, or "2x3", rows and columns. Raises DataError."""
+        rows, cross, columns = text.lower().partition("x")
+        if not cross and text.isdecimal():
+            return cls(tile_size(int(text)), overlap=overlap)
+        if not (rows.isdecimal() and columns.isdecimal() and 1 <= int(rows) <= 64 and 1 <= int(columns) <= 64):
+            raise DataError(f"slices: expected the side of a tile in pixels, or ROWSxCOLUMNS up to 64, got {text!r}")
+        return cls((int(rows), int(columns)), True, overlap)
+
+    def tile(self, picture: tuple[int, int]) -> tuple[int, int]:
+        """(h, w) in pixels of the tiles of a picture of (width, height)."""
+        if not self.is_grid:
+            return self.size
+        height, width = (_side(extent, number, self.overlap) for extent, number in zip(picture[::-1], self.size))
+        return height, width
+
+
+def _side(extent: int, number: int, overlap: float) -> int:
+    """Pixels of each of so many tiles that cover an extent."""
+    side = ceil(extent / (number - (number - 1) * overlap))
+    while len(_starts(extent, side, overlap)) > number:  # steps are whole pixels
+        side += 1
+    return side
 
 
 def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
@@ -26,21 +63,23 @@ def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
     return sides[0], sides[1]
 
 
-def tiles(size: tuple[int, int], tile: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+def tiles(size: tuple[int, int], tile: tuple[int, int], overlap: float = OVERLAP) -> list[tuple[int, int, int, int]]:
     """Areas xyxy in pixels that cover a picture of (width, height), each as large as the tile (h, w) or the picture."""
-    columns, rows = _starts(size[0], tile[1]), _starts(size[1], tile[0])
+    columns, rows = _starts(size[0], tile[1], overlap), _starts(size[1], tile[0], overlap)
     return [(x, y, min(x + tile[1], size[0]), min(y + tile[0], size[1])) for y, x in product(rows, columns)]
 
 
-def _starts(length: int, side: int) -> list[int]:
-    step = max(1, round(side * (1 - OVERLAP)))
+def _starts(length: int, side: int, overlap: float) -> list[int]:
+    step = max(1, round(side * (1 - overlap)))
     last = max(0, length - side)
     return [*range(0, last, step), last]
 
 
-def predict_sliced(predict: Predict, picture: Image.Image, tile: tuple[int, int], batch_size: int) -> list[Detection]:
+def predict_sliced(
+    predict: Predict, picture: Image.Image, tile: tuple[int, int], batch_size: int, overlap: float = OVERLAP
+) -> list[Detection]:
     """Detections of a picture, best first. predict: of a batch of pictures; tile: (h, w) in pixels."""
-    areas = tiles(picture.size, tile)
+    areas = tiles(picture.size, tile, overlap)
     if len(areas) > 1:
         areas.append((0, 0, *picture.size))  # what is larger than a tile
     found: list[Detection] = []
@@ -60,3 +99,23 @@ def merge(detections: list[Detection]) -> list[Detection]:
     scores = torch.tensor([each.score for each in detections])
     kept = batched_nms(boxes, scores, torch.tensor([each.category_id for each in detections]), SAME_OBJECT)
     return [detections[index] for index in kept.tolist()]
+
+
+def predict_files_sliced(
+    predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Read
+) -> Iterator[Found]:
+    """One after the other; a file that is no picture costs that file alone. predict: of a batch of pictures."""
+
+    def opened(file: File) -> Found:
+        try:
+            return Found(file, read(file), [])
+        except DataError as error:
+            return Found(file, None, [], error=str(error))
+
+    for found in ahead(map(opened, files), 2):
+        if found.picture is None:
+            yield found
+            continue
+        tile = slices.tile(found.picture.size)
+        detections = predict_sliced(predict, found.picture, tile, batch_size, slices.overlap)
+        yield found._replace(detections=detections, best_score=max((each.score for each in detections), default=0.0))

@@ -73,6 +73,26 @@ class Opener(NamedTuple):
             return Source("stream", map(self._picture, source))
         return Source("one", iter([self._picture(source)]))
 
+    def picture(self, source: Path | str) -> Image.Image:
+        """The RGB picture of a file or address. Raises DataError."""
+        picture = self._picture(source).picture
+        assert picture is not None
+        return picture
+
+    def film(self, name: str, folder: Path) -> video.Film:
+        """The frames of what `is_film` says yes to. folder: for a video that has to be fetched first. Raises DataError
+        or MissingPackage."""
+        if name.isdecimal() and not Path(name).exists():
+            return video.open_camera(int(name))
+        if "://" not in name:
+            return video.open_film(name)
+        ending = Path(urlsplit(name).path).suffix.lower()
+        if _is_stream(name):
+            self._check_stream(name, ending)
+            return video.open_film(name)._replace(live=True)
+        fetch(name, folder / f"video{ending}", VIDEO, self.allow_private)
+        return video.open_film(str(folder / f"video{ending}"), name)
+
     def _named(self, name: str) -> Source:
         if "\0" in name or not name:
             raise DataError(f"source: {name!r} names nothing; {EXPECTED}")
@@ -92,17 +112,22 @@ class Opener(NamedTuple):
             raise DataError(f"{url}: expected http, https or a stream ({', '.join(STREAMS)}), got {scheme}")
         host_of(url)
         ending = Path(urlsplit(url).path).suffix.lower()
-        if scheme in STREAMS or ending in PLAYLISTS:
-            if not self.allow_private:
-                refuse_private(url)
-                if ending in PLAYLISTS:
-                    raise DataError(
-                        f"{url}: a playlist may lead to any other address; allow_private=True opens one that you trust"
-                    )
+        if _is_stream(url):
+            self._check_stream(url, ending)
             return Source("live", _numbered("frame", video.video_frames(url)))
         if ending in video.ENDINGS:
             return Source("stream", self._fetched_video(url, ending))
         return Source("one", iter([self._picture(url)]))
+
+    def _check_stream(self, url: str, ending: str) -> None:
+        """Raises DataError for a stream that may lead into a private network."""
+        if self.allow_private:
+            return
+        refuse_private(url)
+        if ending in PLAYLISTS:
+            raise DataError(
+                f"{url}: a playlist may lead to any other address; allow_private=True opens one that you trust"
+            )
 
     def _picture(self, source: Any) -> Item:
         """A single picture. Raises DataError."""
@@ -147,6 +172,21 @@ class Opener(NamedTuple):
                 yield from _numbered("frame", video.video_frames(str(file)))
             except DataError as error:
                 raise DataError(str(error).replace(str(file), url)) from error
+
+
+def is_film(source: str) -> bool:
+    """Whether a source that is named in a command is a video file, the number of a camera, or an address of either.
+    Raises DataError for what is no address."""
+    if "://" in source:
+        host_of(source)
+        return _is_stream(source) or Path(urlsplit(source).path).suffix.lower() in video.ENDINGS
+    path = Path(source)
+    is_camera = source.isdecimal() and not path.exists()
+    return is_camera or (path.suffix.lower() in video.ENDINGS and path.is_file())
+
+
+def _is_stream(url: str) -> bool:
+    return urlsplit(url).scheme.lower() in STREAMS or Path(urlsplit(url).path).suffix.lower() in PLAYLISTS
 
 
 def _numbered(what: str, pictures: Iterator[Image.Image]) -> Iterator[Item]:

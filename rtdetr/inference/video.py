@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import Any
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from PIL import Image
 
@@ -16,34 +19,98 @@ ENDINGS = {
 PATIENCE = (10.0, 10.0)  # seconds to open a stream and to wait for its next packet
 
 
+MISSING = 0.5  # seconds that a file may end earlier than it says; codecs and cutting tools are not exact
+NO_RATE = Fraction(25)  # frames per second of what does not know them
+
+
+class Frame(NamedTuple):
+    picture: Image.Image  # RGB, upright
+    seconds: float  # since the first frame
+
+
+class Film(NamedTuple):
+    """Frames that come one after the other, and what is known of them beforehand."""
+
+    frames: Iterator[Frame]
+    rate: Fraction  # frames per second, on average
+    tick: Fraction  # seconds; the times of all frames are whole multiples
+    num_frames: int = 0  # 0: unknown
+    live: bool = False  # the next frame is not there yet
+
+
 def video_frames(source: str) -> Iterator[Image.Image]:
-    """The frames of a file or stream that FFmpeg knows, one after the other, upright. Raises DataError and, where PyAV
-    is not installed, MissingPackage."""
-    av = optional("av", "video", f"{source}: reading videos")
+    """The frames of a file or stream that FFmpeg knows, one after the other, upright. Raises as `open_film` does."""
+    return (frame.picture for frame in open_film(source).frames)
+
+
+def open_film(source: str, name: str = "") -> Film:
+    """A file or stream that FFmpeg knows. name: what messages call it, by default as it is.
+
+    Raises DataError, also for a file that ends before its end, once its last frame was taken; and MissingPackage where
+    PyAV is not installed.
+    """
+    name = name or source
+    av = optional("av", "video", f"{name}: reading videos")
     try:
         container = av.open(source, timeout=PATIENCE)
     except (av.error.FFmpegError, OSError, ValueError) as error:
-        raise DataError(f"{source}: cannot be opened as a video ({_reason(error)}); is it one?") from error
+        raise DataError(f"{name}: cannot be opened as a video ({_reason(error)}); is it one?") from error
     if not container.streams.video:
         container.close()
-        raise DataError(f"{source}: has no pictures, only sound or text; expected a video")
-    return _decoded(av, container, source)
+        raise DataError(f"{name}: has no pictures, only sound or text; expected a video")
+    stream = container.streams.video[0]
+    stream.thread_type = "AUTO"
+    rate = stream.average_rate or stream.guessed_rate or NO_RATE
+    return Film(_decoded(av, container, name, rate), rate, stream.time_base or 1 / rate, stream.frames)
 
 
-def _decoded(av: Any, container: Any, source: str) -> Iterator[Image.Image]:
-    number = 0
+def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Frame]:
+    number, first, seconds, whole = 0, 0.0, 0.0, True
     with container:
-        container.streams.video[0].thread_type = "AUTO"
         try:
             for frame in container.decode(video=0):
+                at = frame.time if frame.time is not None else first + float(number / rate)
+                first = first if number else at
+                seconds, whole = at - first, not frame.is_corrupt
                 picture = frame.to_image()
                 turned = getattr(frame, "rotation", 0)  # phones write down how they were held
-                yield picture.rotate(turned, expand=True) if turned else picture
+                yield Frame(picture.rotate(turned, expand=True) if turned else picture, seconds)
                 number += 1
         except (av.error.FFmpegError, OSError, ValueError) as error:
-            raise DataError(f"{source}: cannot be read after frame {number} ({_reason(error)})") from error
-    if not number:
-        raise DataError(f"{source}: a video without a single frame")
+            raise DataError(f"{name}: cannot be read after frame {number} ({_reason(error)})") from error
+        if not number:
+            raise DataError(f"{name}: a video without a single frame")
+        if not whole or _is_cut(container, seconds):
+            raise DataError(f"{name}: cut off, it ends at {seconds:.2f} s, after {number} frames, before its own end")
+
+
+def _is_cut(container: Any, seconds: float) -> bool:
+    """Whether a file lacks its end, which FFmpeg does not tell. seconds: the time of its last frame."""
+    stream, file = container.streams.video[0], Path(container.name)
+    if not file.is_file():
+        return False
+    kind, size = container.format.name, file.stat().st_size
+    if "matroska" in kind:  # its index is read as it comes, and its duration is that of the longest stream
+        missing = container.duration / 1e6 - seconds if container.duration and len(container.streams) == 1 else 0
+        return bool(missing > MISSING + 1 / float(stream.average_rate or NO_RATE))
+    if kind == "avi":
+        with open(file, "rb") as opened:
+            return int.from_bytes(opened.read(8)[4:], "little") + 8 > size  # "RIFF" and the bytes that follow
+    index: Any = getattr(stream, "index_entries", None)  # PyAV has it from version 15
+    return bool(index) and index[-1].pos + index[-1].size > size
+
+
+def open_camera(index: int) -> Film:
+    """A camera of this machine, 0 for the first. Raises DataError."""
+    return Film(_timed(camera_frames(index)), NO_RATE, Fraction(1, 1000), live=True)
+
+
+def _timed(pictures: Iterator[Image.Image]) -> Iterator[Frame]:
+    start = None
+    for picture in pictures:
+        now = time.monotonic()
+        start = now if start is None else start
+        yield Frame(picture, now - start)
 
 
 def camera_frames(index: int) -> Iterator[Image.Image]:

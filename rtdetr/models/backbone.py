@@ -59,19 +59,23 @@ class Bottleneck(nn.Module):
 
 
 class ResNetVd(nn.Module):
-    """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W)."""
+    """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W).
 
-    def __init__(self, depth: Depth, width: float, freeze_stem: bool, norm: str) -> None:
+    freeze_stages: parts from the input on that do not move, the stem first.
+    """
+
+    def __init__(self, depth: Depth, width: float, freeze_stem: bool, norm: str, freeze_stages: int = 0) -> None:
         super().__init__()
         if depth not in STAGE_BLOCKS:
             raise ValueError(f"backbone depth: expected one of {sorted(STAGE_BLOCKS)}, got {depth}")
         block = BasicBlock if depth < 50 else Bottleneck
         stem = round(32 * width)
         channels = [round(c * width) for c in STAGE_CHANNELS]
+        norms = ["frozen" if part < freeze_stages else norm for part in range(1 + len(STAGE_CHANNELS))]
         self.stem = nn.Sequential(
-            ConvNorm(3, stem, 3, stride=2, activation=F.relu, norm=norm),
-            ConvNorm(stem, stem, 3, activation=F.relu, norm=norm),
-            ConvNorm(stem, channels[0], 3, activation=F.relu, norm=norm),
+            ConvNorm(3, stem, 3, stride=2, activation=F.relu, norm=norms[0]),
+            ConvNorm(stem, stem, 3, activation=F.relu, norm=norms[0]),
+            ConvNorm(stem, channels[0], 3, activation=F.relu, norm=norms[0]),
         )
         self.stages = nn.ModuleList()
         in_channels = channels[0]
@@ -80,12 +84,14 @@ class ResNetVd(nn.Module):
             for j in range(num_blocks):
                 stride = 2 if j == 0 and i > 0 else 1
                 # the first block of every stage projects, also where the channels match already
-                stage.append(block(in_channels, channels[i], stride, project=j == 0, norm=norm))
+                stage.append(block(in_channels, channels[i], stride, project=j == 0, norm=norms[1 + i]))
                 in_channels = channels[i] * block.expansion
             self.stages.append(stage)
         self.out_channels = tuple(c * block.expansion for c in channels[1:])
         if freeze_stem:
             self.stem.requires_grad_(False)
+        for part in [self.stem, *self.stages][:freeze_stages]:
+            part.requires_grad_(False)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         x = F.max_pool2d(self.stem(images), 3, stride=2, padding=1)
@@ -97,4 +103,4 @@ class ResNetVd(nn.Module):
 
 
 def build_backbone(cfg: BackboneConfig) -> ResNetVd:
-    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm)
+    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm, cfg.freeze_stages)

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from rtdetr.data.picture_files import unreadable
 from rtdetr.data.pictures import UPRIGHT, picture_facts
 
 LARGE = 20_000_000  # pixels; of such pictures one is in memory at a time
+MOST_SIZES, MOST_READ = 20_000, 2_000  # files whose size, whose bytes are compared before a training
 _one_at_a_time = threading.Lock()
 # Of PIL's modes: how training takes them.
 MODES = {
@@ -95,6 +96,37 @@ def copies(sets: Sequence[tuple[str, DetectionSet]]) -> list[Defect]:
             if earlier is not each:
                 defects.append(_twice(each, earlier))
     return defects
+
+
+def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
+    """Names of the pictures of `second` whose file, or one of the same bytes, is in `first` too. Where many files would
+    have to be looked at, only the paths are compared: this comes before every training."""
+    one, two = (
+        {os.path.normpath(os.path.join(os.path.realpath(data.folder), name)): name for name in _names(data)}
+        for data in (first, second)
+    )
+    shared = {two[path] for path in two.keys() & one.keys()}
+    if len(one) + len(two) <= MOST_SIZES:
+        sizes, others = _by_size(one), _by_size(two)
+        alike = sizes.keys() & others.keys()
+        if sum(len(sizes[size]) + len(others[size]) for size in alike) <= MOST_READ:
+            digests = {_digest(Path(path)) for size in alike for path in sizes[size]} - {None}
+            shared |= {two[path] for size in alike for path in others[size] if _digest(Path(path)) in digests}
+    return sorted(shared)
+
+
+def _names(data: DetectionSet) -> Iterator[str]:
+    return (data.info(index).file_name for index in range(len(data)))
+
+
+def _by_size(paths: Iterable[str]) -> dict[int, list[str]]:
+    """Files by their bytes; those that are missing or empty have none to compare."""
+    found: defaultdict[int, list[str]] = defaultdict(list)
+    for path in paths:
+        with contextlib.suppress(OSError):  # named elsewhere
+            found[os.path.getsize(path)].append(path)
+    found.pop(0, None)
+    return found
 
 
 def _twice(copy: Copy, first: Copy) -> Defect:

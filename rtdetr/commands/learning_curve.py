@@ -1,0 +1,46 @@
+"""`rtdetr learning-curve`"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_device, add_update
+
+ABOUT = """Train on half of the pictures, then on all, for as many iterations; print both AP and whether labelling more
+would pay. It takes twice the time of a training."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Estimates what more pictures would bring; see `rtdetr learning-curve --help`."""
+    parser = Parser(prog="rtdetr learning-curve", description=ABOUT)
+    parser.add_argument("-c", "--config", required=True, help="YAML file, or the name of a shipped config")
+    parser.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
+    add_update(parser)
+    text = "for learning_curve.json and both runs, half/ and whole/; default: output/NAME-learning-curve, with a number"
+    parser.add_argument("--output-dir", type=Path, help=text)
+    add_device(parser)
+    args = parser.parse_args(arguments)
+
+    from rtdetr.commands.configs import find_config
+    from rtdetr.commands.outputs import OutputError, check_folder, unused_folder
+    from rtdetr.config import load_config
+    from rtdetr.engine import distributed
+    from rtdetr.engine.learning_curve import learning_curve
+    from rtdetr.engine.signals import StopSignal
+
+    signals = StopSignal()
+    with signals.setting_up():
+        cfg = load_config(find_config(args.config), args.update)
+        folder = args.output_dir or unused_folder(Path("output") / f"{cfg.name}-learning-curve")
+        check_folder(folder)
+        taken = [name for name in ("half", "whole", "half.json", "learning_curve.json") if (folder / name).exists()]
+        if taken:
+            raise OutputError(f"{folder}: holds {', '.join(taken)} already; choose another --output-dir")
+        with distributed.process_group(args.device) as device:
+            stopped_by = learning_curve(cfg, folder, device, args.tuning, signals)
+    if stopped_by is not None:
+        print(f"stopped by signal {stopped_by}, without an estimate", file=sys.stderr)
+        return 128 + stopped_by
+    return 0

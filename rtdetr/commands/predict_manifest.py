@@ -1,0 +1,78 @@
+"""`rtdetr predict --manifest`: pictures without end, and a run that can be ended and resumed at any time."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rtdetr.commands.search import Search
+    from rtdetr.inference.manifest import Done
+    from rtdetr.inference.slicing import Slices
+
+
+def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
+    """Detects in the pictures of args.manifest, and appends a line each to results.jsonl."""
+    from rtdetr.commands.outputs import check_new_folder, check_outputs, writing
+    from rtdetr.commands.search import Search
+    from rtdetr.engine import distributed
+    from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+
+    results = folder / "results.jsonl"
+    resumed = args.resume and results.is_file()
+    number = sum(1 for _ in manifest_paths(args.manifest))
+    check_outputs([results], [args.manifest, args.weights], args.overwrite or resumed)
+    if args.crops:
+        check_new_folder(folder / "crops", [args.manifest, args.weights], args.overwrite or resumed)
+    done = already_done(results, args.manifest) if resumed else Done()
+    if resumed:
+        print(f"{results}: {done.pictures} of {number} pictures are done")
+    with distributed.process_group(args.device) as device:
+        search = Search.of(args, device, slices)
+        with writing(folder):
+            if resumed:
+                cut_partial_line(results)
+            return detect(search, args, folder, number, done)
+
+
+def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, done: Done) -> int:
+    """Detects in what is not done yet and says how it went. Exit code: 0, 1 when some could not be read, 128 + n after
+    signal n. number: of all pictures."""
+    from rtdetr.commands.progress import progress, say
+    from rtdetr.engine.signals import StopSignal
+    from rtdetr.inference.manifest import Done, manifest_paths
+    from rtdetr.inference.results import JsonLines, item_of, save_crops
+
+    signals, start, before = StopSignal(), time.perf_counter(), done.pictures
+    rest = islice(manifest_paths(args.manifest), before, None)
+    results = JsonLines(folder / "results.jsonl", append=args.resume)
+    with signals.listening(), progress(number, done=before) as bar:
+        for found in search.files(rest):
+            if args.crops and found.picture is not None:
+                save_crops(found.picture, found.detections, folder / "crops" / str(done.pictures + 1))
+            results.add(item_of(found))
+            done = Done(done.pictures + 1, done.errors + bool(found.error), done.objects + len(found.detections))
+            if found.error:
+                say(f"error: {found.error}", file=sys.stderr)
+            bar.update()
+            if signals.received:
+                break
+    results.close()
+    seconds = (time.perf_counter() - start) / max(1, done.pictures - before)
+    print(
+        f"{done.pictures - done.errors} pictures, {done.objects} objects, {seconds:.3f} s per picture; "
+        f"all in {folder / 'results.jsonl'}"
+    )
+    if done.errors:
+        print(f"{done.errors} of {done.pictures} files could not be read; results.jsonl says why", file=sys.stderr)
+    if signals.received:
+        print(
+            f"stopped by signal {signals.received}; {done.pictures} of {number} pictures are done, --resume goes on",
+            file=sys.stderr,
+        )
+        return 128 + signals.received
+    return 1 if done.errors else 0

@@ -1,0 +1,85 @@
+"""`rtdetr predict` on videos, cameras and streams."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rtdetr.commands.search import Search
+
+AHEAD = 4  # frames beyond a batch that are decoded, and written, beside the network
+
+
+def check(args: argparse.Namespace, films: Sequence[str]) -> None:
+    """Raises DataError for options without a video, and MissingPackage."""
+    from rtdetr.data.classes import DataError
+    from rtdetr.extras import optional
+
+    if not films:
+        if args.track or args.every > 1:
+            raise DataError(
+                "--track and --every: expected a video, a stream or the number of a camera among the sources"
+            )
+        return
+    optional("av", "video", f"{films[0]}: reading and writing videos")
+    if args.track:
+        optional("trackers", "track", "--track")
+
+
+def targets(folder: Path, names: Iterable[Path]) -> Iterator[Path]:
+    for name in names:
+        yield folder / f"{name}.mp4"
+        yield folder / f"{name}.jsonl"
+
+
+def detect(search: Search, source: str, name: Path, folder: Path, args: argparse.Namespace) -> int:
+    """Detects in one video, writes what is found as it comes and says how it went. Exit code: 0, 1 when it could not be
+    read to its end, 128 + n after signal n."""
+    from rtdetr.commands.progress import progress
+    from rtdetr.data.classes import DataError
+    from rtdetr.engine.signals import StopSignal
+    from rtdetr.inference.ahead import Behind, ahead
+    from rtdetr.inference.sources import Opener
+    from rtdetr.inference.tracking import Tracker
+    from rtdetr.inference.video_out import FilmWriter, search_frames
+
+    signals, start = StopSignal(), time.perf_counter()
+    num_frames = num_objects = 0
+    target, error = folder / f"{name}.mp4", ""
+    with tempfile.TemporaryDirectory() as temporary, signals.listening():
+        try:
+            film = Opener(allow_private=True).film(source, Path(temporary))
+            track = Tracker(film.rate / args.every, args.threshold).update if args.track else None
+            batch_size = 1 if film.live else args.batch_size
+            frames = ahead(film.frames, batch_size + AHEAD)
+            with (
+                closing(frames),
+                progress(film.num_frames or None, unit="frame") as bar,
+                FilmWriter(folder, name, film, args.crops) as writer,
+                Behind(batch_size + AHEAD) as behind,
+            ):
+                for seen in search_frames(frames, search.pictures, batch_size, args.every, track):
+                    behind.call(writer.add, seen)
+                    num_frames += 1
+                    num_objects += len(seen.detections) if seen.searched else 0
+                    bar.update()
+                    if signals.received:
+                        break
+        except DataError as problem:
+            error = str(problem)
+    if num_frames:
+        seconds = (time.perf_counter() - start) / num_frames
+        print(f"{source}: {num_frames} frames, {num_objects} objects, {seconds:.3f} s per frame -> {target}")
+    if error:
+        print(f"error: {error}", file=sys.stderr)
+    if signals.received:
+        print(f"stopped by signal {signals.received}; {num_frames} frames are in {target}", file=sys.stderr)
+        return 128 + signals.received
+    return 1 if error else 0

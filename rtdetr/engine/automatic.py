@@ -1,0 +1,83 @@
+"""`auto` in a config becomes a number: how many epochs, and how many pictures in a batch.
+
+Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12.
+Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
+of the training pictures where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate is
+meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rtdetr.config import Config, settled
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.loader import open_train_set
+from rtdetr.engine import distributed
+from rtdetr.engine.rehearsal import rehearse
+from rtdetr.weights.checkpoint import load_checkpoint
+
+EPOCHS, LEAST_EPOCHS = 72, 12
+LEAST_STEPS, MOST_STEPS = 1500, 6000
+ON_CPU, SMALL = 4, 4
+MOST_PICTURES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
+STEPS_OF_EPOCH = 8
+
+
+def settle(cfg: Config, device: torch.device, resume: Path | None = None) -> tuple[Config, list[str]]:
+    """The config without any `auto`, and a line on each that was replaced. A resumed run keeps what it had.
+
+    Raises DataError or CheckpointError when data or checkpoint cannot be read."""
+    lines: list[str] = []
+    if "auto" not in (cfg.data.train_batch_size, cfg.train.epochs):
+        return cfg, lines
+    source = open_train_set(cfg)
+    stored = load_checkpoint(resume)["config"] if resume is not None else None
+    if cfg.data.train_batch_size == "auto":
+        size = stored["data"]["train_batch_size"] if stored else _batch_size(cfg, source, device)
+        cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train_batch_size=size))
+        total = size * distributed.world_size() * cfg.train.accumulate
+        lr = min(cfg.optimizer.lr * total / cfg.optimizer.lr_batch, 0.1)
+        lines.append(
+            f"data.train_batch_size: auto is {size}; optimizer.lr {cfg.optimizer.lr:g}, meant for "
+            f"{cfg.optimizer.lr_batch} pictures a step, is {lr:g} for {total}"
+        )
+        cfg = dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr=lr))
+    if cfg.train.epochs == "auto":
+        batches = len(source) // (settled(cfg.data.train_batch_size) * distributed.world_size())
+        steps = max(1, math.ceil(batches / cfg.train.accumulate))  # no batch at all is refused with the loader
+        epochs = stored["train"]["epochs"] if stored else epochs_for(steps)
+        cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=epochs))
+        lines.append(f"train.epochs: auto is {epochs}, {epochs * steps} iterations")
+    return cfg, lines
+
+
+def epochs_for(steps: int) -> int:
+    """Epochs of so many steps each."""
+    return max(LEAST_EPOCHS, min(max(EPOCHS, math.ceil(LEAST_STEPS / steps)), max(1, MOST_STEPS // steps)))
+
+
+def _batch_size(cfg: Config, source: DetectionSet, device: torch.device) -> int:
+    """The same in every process: the smallest that one of them finds."""
+    share = len(source) // distributed.world_size()
+    most = max(1, min(MOST_PICTURES, max(SMALL, share // STEPS_OF_EPOCH), share))
+    if device.type != "cuda":
+        return min(ON_CPU, most)
+    return min(distributed.gather_objects(largest(most, rehearse(cfg, source, device))))
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, by doubling and then bisecting; 1 is not asked for."""
+    good, bad = 1, most + 1
+    while good + 1 < bad:
+        number = min(2 * good, most) if bad == most + 1 and good < most else (good + bad) // 2
+        if fits(number):
+            good = number
+        else:
+            bad = number
+    return good

@@ -1,0 +1,48 @@
+"""When a run ends before its last epoch: nothing got better for a while."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+
+class EarlyStop:
+    """Counts evaluations in a row whose AP did not beat the best by more than `min_delta`; `over` after `patience` of
+    them (0: never), or as soon as AP50 reaches `goal`. The same in every process that sees the same figures."""
+
+    def __init__(self, patience: int, min_delta: float, goal: float = math.inf) -> None:
+        self.patience, self.min_delta, self.goal = patience, min_delta, goal
+        self.best, self.best_iteration, self.waited = -math.inf, 0, 0
+        self.ap50, self.reached = -math.inf, False
+
+    def see(self, figures: Mapping[str, float], iteration: int) -> None:
+        """Takes in the figures of an evaluation. Without boxes AP is -1, which does not count."""
+        self.ap50 = figures["AP50"]
+        self.reached = self.ap50 >= self.goal
+        if figures["AP"] < 0:
+            return
+        if figures["AP"] > self.best + self.min_delta:
+            self.best, self.best_iteration, self.waited = figures["AP"], iteration, 0
+        else:
+            self.waited += 1
+
+    @property
+    def over(self) -> bool:
+        return self.reached or 0 < self.patience <= self.waited
+
+    def sentence(self, iteration: int) -> str:
+        """Why the run is over."""
+        if self.reached:
+            return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
+        return (
+            f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP more than "
+            f"{self.min_delta:g} above {self.best:.3f} (iteration {self.best_iteration}); raise train.patience to go on"
+        )
+
+    def state(self) -> dict[str, float]:
+        return {"best": self.best, "best_iteration": self.best_iteration, "waited": self.waited}
+
+    def load(self, state: Mapping[str, float]) -> None:
+        """Takes over what `state` gave."""
+        self.best, self.best_iteration = state["best"], int(state["best_iteration"])
+        self.waited = int(state["waited"])

@@ -1,0 +1,68 @@
+"""Work in threads beside the network: what comes is taken ahead, what is done is written behind."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+from rtdetr.data.classes import DataError
+
+Item = TypeVar("Item")
+END = object()
+
+
+def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
+    """The same items. A thread takes up to `number` of them ahead; what that raises is raised in its turn."""
+    pool = ThreadPoolExecutor(1, "rtdetr-ahead")
+    waiting = deque(pool.submit(next, items, END) for _ in range(number))
+    try:
+        while (item := waiting.popleft().result()) is not END:
+            waiting.append(pool.submit(next, items, END))
+            yield cast(Item, item)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items. A DataError of the items comes after those that came before it."""
+    batch: list[Item] = []
+    failed: DataError | None = None
+    try:
+        for item in items:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    except DataError as error:
+        failed = error
+    if batch:
+        yield batch
+    if failed is not None:
+        raise failed
+
+
+class Behind:
+    """Calls that a thread makes one after the other while at most `number` wait. What one raises is raised by a later
+    call, or at the end; nothing is called after it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pool = ThreadPoolExecutor(1, "rtdetr-behind")
+        self.waiting: deque[Future[Any]] = deque()
+
+    def call(self, work: Callable[..., Any], *arguments: Any) -> None:
+        self.waiting.append(self.pool.submit(work, *arguments))
+        while len(self.waiting) > self.number:
+            self.waiting.popleft().result()
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            while self.waiting:
+                self.waiting.popleft().result()
+        finally:
+            self.pool.shutdown(cancel_futures=True)

@@ -1,0 +1,44 @@
+"""The same object keeps its number from frame to frame: ByteTrack, of the package `trackers`."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from rtdetr.extras import optional
+from rtdetr.inference.draw import Detection
+
+MEMORY = 1.0  # seconds that an object may be hidden and keep its number
+
+
+class Tracker:
+    """Numbers of the objects of one film. rate: searched frames per second. threshold: score that begins an object.
+    Raises MissingPackage."""
+
+    def __init__(self, rate: Fraction, threshold: float) -> None:
+        trackers = optional("trackers", "track", "--track")
+        self.supervision: Any = optional("supervision", "track", "--track")
+        buffer = round(MEMORY * 30)  # it counts in frames at 30 per second
+        self.tracker = trackers.ByteTrackTracker(
+            lost_track_buffer=buffer,
+            frame_rate=float(rate),
+            track_activation_threshold=threshold,
+            high_conf_det_threshold=threshold,
+            minimum_consecutive_frames=1,
+        )
+
+    def update(self, detections: list[Detection], seconds: float) -> list[int | None]:
+        """The number of each detection of the next frame; None for what is not yet, or no longer, an object."""
+        found = self.supervision.Detections(
+            xyxy=np.array([each.box for each in detections], np.float32).reshape(-1, 4),
+            confidence=np.array([each.score for each in detections], np.float32),
+            class_id=np.array([each.category_id for each in detections], int),
+            data={"place": np.arange(len(detections))},
+        )
+        tracked = self.tracker.update(found)
+        numbers: list[int | None] = [None] * len(detections)
+        for place, number in zip(tracked.data.get("place", ()), tracked.tracker_id):
+            numbers[place] = int(number) if number >= 0 else None
+        return numbers

@@ -1,0 +1,132 @@
+"""What is found in a film: a video with boxes, and a line of JSON per frame that was searched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from rtdetr.extras import optional
+from rtdetr.inference.ahead import batches
+from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.results import JsonLines, as_json, save_crops
+from rtdetr.inference.video import Film, Frame
+
+QUALITY = {"crf": "20", "preset": "veryfast"}  # of H.264: hardly to be told from the source, and quick
+
+
+class Seen(NamedTuple):
+    """A frame; whether it was searched, and what was found in it, or else in the last one that was."""
+
+    number: int  # from 0
+    frame: Frame
+    searched: bool
+    detections: list[Detection]
+    tracks: Sequence[int | None] = ()  # the id of each detection, where they are tracked
+
+
+def search_frames(
+    frames: Iterator[Frame],
+    detect: Callable[[list[Image.Image]], list[list[Detection]]],
+    batch_size: int = 8,
+    every: int = 1,
+    track: Callable[[list[Detection], float], list[int | None]] | None = None,
+) -> Iterator[Seen]:
+    """All frames in order; every so many are searched, the first of all among them. detect: in a batch of pictures;
+    track: ids of the detections of one frame, given its seconds."""
+    last: tuple[list[Detection], list[int | None]] = ([], [])
+    for batch in batches(enumerate(frames), batch_size):
+        chosen = [frame.picture for number, frame in batch if number % every == 0]
+        found = iter(detect(chosen) if chosen else [])
+        for number, frame in batch:
+            searched = number % every == 0
+            if searched:
+                detections = next(found)
+                last = detections, track(detections, frame.seconds) if track is not None else []
+            yield Seen(number, frame, searched, *last)
+
+
+class FilmWriter:
+    """NAME.mp4, with every frame at its time and in its size, and NAME.jsonl, with an object per searched frame:
+    {"frame", "seconds", "detections": [{"category_id", "name", "score", "box": x1, y1, x2, y2 in pixels}]}, and the
+    "track" of each detection where they are tracked. crops: crops/NAME/FRAME/1.jpg, ..., too. Raises OSError."""
+
+    def __init__(self, folder: Path, name: Path, film: Film, crops: bool = False) -> None:
+        self.crops = folder / "crops" / name if crops else None
+        self.target = folder / f"{name}.mp4"
+        self.target.parent.mkdir(parents=True, exist_ok=True)
+        self.listed = folder / f"{name}.jsonl"
+        self.lines = JsonLines(self.listed)
+        self.video = VideoWriter(self.target, film.rate, film.tick)
+
+    def add(self, seen: Seen) -> None:
+        tracks = seen.tracks or [None] * len(seen.detections)
+        shown = [
+            each if track is None else each._replace(name=f"#{track} {each.name}")
+            for each, track in zip(seen.detections, tracks)
+        ]
+        self.video.add(draw(seen.frame.picture, shown, enlarge=False), seen.frame.seconds)
+        if not seen.searched:
+            return
+        detections = as_json(seen.detections)
+        if seen.tracks:
+            detections = [{**each, "track": track} for each, track in zip(detections, tracks)]
+        if self.crops is not None:
+            save_crops(seen.frame.picture, seen.detections, self.crops / str(seen.number))
+        self.lines.add({"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections})
+
+    def __enter__(self) -> FilmWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.lines.close()
+        finally:
+            self.video.close()
+        if self.video.stream is None:  # not a single frame
+            self.listed.unlink()
+
+
+class VideoWriter:
+    """An H.264 film in a file that has its name once it is whole. rate: frames per second, on average; tick: seconds
+    that all times are multiples of. Raises OSError."""
+
+    def __init__(self, target: Path, rate: Fraction, tick: Fraction) -> None:
+        self.av = optional("av", "video", f"{target}: writing videos")
+        self.target, self.beside = target, target.with_name(f".{target.name}.part")
+        self.rate, self.tick = rate, tick
+        self.container = self.av.open(str(self.beside), "w", format="mp4")
+        self.stream: Any = None
+        self.last = -1  # ticks
+
+    def add(self, picture: Image.Image, seconds: float) -> None:
+        if self.stream is None:
+            self.stream = self._stream(picture)
+        size = self.stream.width, self.stream.height
+        if picture.size != size:  # a stream may change it; a file cannot
+            picture = picture.resize(size)
+        frame = self.av.VideoFrame.from_image(picture)
+        self.last = max(round(seconds / self.tick), self.last + 1)  # two frames at one time are refused
+        frame.pts, frame.time_base = self.last, self.tick
+        self.container.mux(self.stream.encode(frame))
+
+    def _stream(self, picture: Image.Image) -> Any:
+        stream = self.container.add_stream("libx264", rate=self.rate, options=QUALITY)
+        stream.width, stream.height = picture.size
+        stream.pix_fmt = "yuv444p" if picture.width % 2 or picture.height % 2 else "yuv420p"  # the usual one is even
+        stream.codec_context.time_base = self.tick
+        return stream
+
+    def close(self) -> None:
+        try:
+            if self.stream is not None:
+                self.container.mux(self.stream.encode())
+            self.container.close()
+            if self.stream is not None:
+                os.replace(self.beside, self.target)
+        finally:
+            self.beside.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+"""`auto` for epochs and batch: the rule, the rehearsal, and what a run prints, writes and resumes with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
+from torch.utils.checkpoint import checkpoint
+
+from rtdetr.config import Config, ConfigError, load_config
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.loader import build_train_loader, open_train_set
+from rtdetr.engine import automatic, rehearsal
+from rtdetr.engine.rehearsal import train_on_worst, worst_batch
+from rtdetr.engine.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs"), [(1, 1500), (7, 215), (12, 125), (18, 84), (62, 72), (125, 48), (625, 12), (7000, 12)]
+)
+def test_epochs_follow_the_steps_of_one(steps: int, epochs: int) -> None:
+    assert automatic.epochs_for(steps) == epochs
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 5, 8, 13, 24, 25, 99])
+@pytest.mark.parametrize("most", [1, 2, 4, 7, 25, 32])
+def test_the_largest_batch_that_fits_is_found(room: int, most: int) -> None:
+    asked: list[int] = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        return number <= room
+
+    assert automatic.largest(most, fits) == max(1, min(room, most))
+    assert len(asked) == len(set(asked)) <= 10 and all(2 <= each <= most for each in asked)
+
+
+def test_auto_is_printed_written_and_kept_by_a_resumed_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.max_iterations=1"]
+    updates += ["optimizer.lr=0.002", "optimizer.lr_batch=16"]
+    Trainer(tiny_config(data, *updates), tmp_path, CPU).run()
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "data.train_batch_size: auto is 4; optimizer.lr 0.002, meant for 16 pictures a step, is 0.0005 for 4",
+        f"train.epochs: auto is 500, {500 * NUM_TRAIN // 4} iterations",
+    ]
+    written = load_config(tmp_path / "config.yml")
+    assert (written.data.train_batch_size, written.train.epochs, written.optimizer.lr) == (4, 500, 0.0005)
+    monkeypatch.setattr(automatic, "ON_CPU", 2)
+    resumed = Trainer(tiny_config(data, *updates), tmp_path, CPU, resume=tmp_path / "last.pth")
+    assert resumed.cfg == written
+
+
+def test_the_rate_counts_all_pictures_of_a_step(data: Path) -> None:
+    updates = ["data.train_batch_size=auto", "train.accumulate=3", "optimizer.lr_batch=24", "optimizer.lr=0.002"]
+    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU)
+    assert cfg.optimizer.lr == pytest.approx(0.001) and len(lines) == 1
+
+
+def test_a_given_batch_keeps_its_rate(data: Path) -> None:
+    cfg = tiny_config(data, "train.epochs=auto", "optimizer.lr=0.002")
+    assert automatic.settle(cfg, CPU)[0].optimizer == cfg.optimizer
+
+
+def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(automatic, "rehearse", lambda *_: lambda number: number <= 3)
+    cfg, _ = automatic.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
+    assert cfg.data.train_batch_size == 3
+
+
+@pytest.mark.parametrize(("graphs", "largest"), [("off", 9), ("on", 4)])
+def test_a_tenth_of_the_memory_stays_free(
+    data: Path, monkeypatch: pytest.MonkeyPatch, graphs: str, largest: int
+) -> None:
+    """100 units are free; a batch takes 10 a picture and gives them back, and above 11 pictures there is no more."""
+    reserved = [7]
+
+    def train(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> None:
+        if batch_size > 11:
+            raise torch.cuda.OutOfMemoryError("full")
+        reserved[0] = 7 + 10 * batch_size
+
+    monkeypatch.setattr(rehearsal, "train_on_worst", train)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
+    cfg = tiny_config(data, f"train.graphs={graphs}", "loss.match_backend=auto")
+    fits = rehearsal.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
+    assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
+
+
+def test_the_rehearsed_batch_is_the_worst(data: Path) -> None:
+    cfg = tiny_config(data)
+    source = open_train_set(cfg)
+    images, targets = worst_batch(source, 2, 64)
+    most = max(len(source.targets(i)[0]) for i in range(len(source)))
+    assert images.shape == (2, 3, 64, 64) and targets.counts == (most, most)
+    assert targets.boxes.max() <= 1 and 1 < targets.boxes_pixel.max() <= 64
+    train_on_worst(cfg, source, 2, CPU)
+
+
+def test_the_rehearsal_saves_memory_where_the_training_does(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return checkpoint(*arguments, **options)
+
+    monkeypatch.setattr("rtdetr.models.decoder.checkpoint", counted)
+    cfg = tiny_config(data, "train.checkpoint_activations=true")
+    train_on_worst(cfg, open_train_set(cfg), 2, CPU)
+    assert len(calls) == rehearsal.STEPS * cfg.model.decoder.num_layers
+
+
+def test_auto_that_nobody_replaced_is_refused(data: Path) -> None:
+    with pytest.raises(ConfigError, match="only training finds it out"):
+        build_train_loader(tiny_config(data, "data.train_batch_size=auto"), seed=0)
