@@ -16,7 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import rtdetr
-from rtdetr.commands import benchmark, convert, convert_data, doctor, evaluate, export, learning_curve, predict, train
+from rtdetr.commands import (
+    benchmark,
+    convert,
+    convert_data,
+    doctor,
+    evaluate,
+    export,
+    learning_curve,
+    predict,
+    serve,
+    train,
+)
 from rtdetr.threads import making_room
 
 
@@ -29,6 +40,7 @@ COMMANDS = {
     "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
     "predict": Command(predict.run, "detect objects in pictures and videos; draw and list them"),
+    "serve": Command(serve.run, "detect in pictures that come by HTTP, with a page to try it"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
     "learning-curve": Command(learning_curve.run, "tell whether labelling more pictures would pay"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),

@@ -471,7 +471,16 @@ def test_a_bug_stays_a_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "--version", "train --help", "eval --help", "predict --help", "doctor --help", "convert --help"],
+    [
+        "--help",
+        "--version",
+        "train --help",
+        "eval --help",
+        "predict --help",
+        "doctor --help",
+        "convert --help",
+        "serve --help",
+    ],
 )
 def test_help_imports_nothing_slow(command: str) -> None:
     code = (

@@ -1,0 +1,105 @@
+"""`rtdetr serve`"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_device, score_threshold
+
+ABOUT = """Detects in pictures that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
+Prometheus' figures at /metrics.
+
+    rtdetr serve -w best.pth
+    curl --data-binary @picture.jpg http://127.0.0.1:8000/detect
+
+Ctrl-C or SIGTERM end it: what was let in is answered, then it exits with 0. A second Ctrl-C ends it at once, with 130.
+"""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Serves until a signal comes; see `rtdetr serve --help`."""
+    parser = Parser(prog="rtdetr serve", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint of this project")
+    text = "address to listen at (default: %(default)s, this machine alone); 0.0.0.0 is all the world"
+    parser.add_argument("--host", default="127.0.0.1", help=text)
+    parser.add_argument("--port", type=_number(0, 65535), default=8000, help="default: %(default)s; 0 takes a free one")
+    text = "lowest score that is reported where a request names none (default: %(default)s)"
+    parser.add_argument("--threshold", type=score_threshold, default=0.5, help=text)
+    text = "pictures that are detected together at most (default: %(default)s)"
+    parser.add_argument("--max-batch", type=_number(1, 1024), default=8, metavar="N", help=text)
+    text = "requests in work at once, waiting ones included; more are answered with 503 (default: %(default)s)"
+    parser.add_argument("--queue", type=_number(1, 100_000), default=64, metavar="N", help=text)
+    text = "largest file (default: %(default)s)"
+    parser.add_argument("--max-megabytes", type=_number(1, 2000), default=20, metavar="N", help=text)
+    text = "largest picture (default: %(default)s)"
+    parser.add_argument("--max-megapixels", type=_number(1, 10_000), default=50, metavar="N", help=text)
+    add_device(parser)
+    args = parser.parse_args(arguments)
+
+    from rtdetr.extras import optional
+
+    for module in ("fastapi", "uvicorn", "python_multipart"):
+        optional(module, "serve", "`rtdetr serve`")
+
+    from rtdetr.engine.distributed import choose_device
+    from rtdetr.inference.predictor import Predictor
+    from rtdetr.serve.app import Settings, build_app
+
+    with listener(args.host, args.port) as socket_:
+        predictor = Predictor(args.weights, choose_device(args.device), threshold=0.0)
+        limits = (args.max_batch, args.queue, args.max_megabytes, args.max_megapixels)
+        settings = Settings(args.weights.name, predictor.classes.names, args.threshold, *limits)
+        return _serve(build_app(predictor.predict, settings), socket_)
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket at that address, not yet listening. Raises ConfigError."""
+    from rtdetr.config import ConfigError
+
+    socket_ = None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket_ = socket.socket(family, socket.SOCK_STREAM)
+        socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        socket_.bind(address)
+    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+        if socket_ is not None:
+            socket_.close()
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--host {host} --port {port}: cannot be listened at ({reason}); choose another") from error
+    return socket_
+
+
+def _serve(app: object, socket_: socket.socket) -> int:
+    """Exit code."""
+    import uvicorn
+
+    from rtdetr.engine.signals import StopSignal
+
+    host, port = socket_.getsockname()[:2]
+    if not ipaddress.ip_address(host).is_loopback:
+        print(f"listening at {host}: whoever can reach this machine can use it, there is no password", file=sys.stderr)
+    shown = f"[{host}]" if ":" in host else host
+    config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=30)  # type: ignore[arg-type, unused-ignore]
+    server = uvicorn.Server(config)
+    socket_.listen(2048)  # who reads the next line may connect at once
+    print(f"http://{shown}:{port}  (Ctrl-C ends it)", flush=True)
+    # uvicorn repeats the signal that it stopped for, for whoever handled it before: here that is the end of the work.
+    with StopSignal().listening():
+        server.run(sockets=[socket_])
+    print("stopped; everything that was let in is answered", file=sys.stderr)
+    return 0
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text}")
+        return int(text)
+
+    return number

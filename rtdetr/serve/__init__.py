@@ -1,0 +1,1 @@
+"""Detection over HTTP: the app, the batches behind it, its figures and its page."""

@@ -1,0 +1,184 @@
+"""The web application: a picture comes in, its detections go out as JSON; with figures, a page and no network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from PIL import Image
+from pydantic import BaseModel
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import rtdetr
+from rtdetr.data.classes import DataError
+from rtdetr.serve.batching import Answer, Batcher, Detect
+from rtdetr.serve.figures import Figures
+from rtdetr.serve.uploads import Upload
+
+HERE = Path(__file__).parent
+# Nothing of the pages can reach another host, whatever a file or a class is called.
+OWN_ONLY = {
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self' blob: data:; media-src blob:; "
+    "style-src 'unsafe-inline'; script-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'"
+}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+FORM = {"schema": {"type": "object", "properties": {"file": BINARY["schema"]}, "required": ["file"]}}
+TAKES = {"requestBody": {"required": True, "content": {"image/*": BINARY, "multipart/form-data": FORM}}}
+REFUSALS = {
+    400: "the request brings no picture",
+    408: "the file did not arrive in time",
+    413: "the file, or the picture in it, is too large",
+    415: "the file is no picture that can be read",
+    422: "a parameter is out of its range",
+    500: "detection failed; the server's log says why",
+    503: "too many requests at once; Retry-After says in how many seconds to try again",
+}
+
+
+class Settings(NamedTuple):
+    """What a server allows. slots: requests that may be in work at once, each holding one file in memory at most."""
+
+    model: str  # what /health calls it
+    class_names: tuple[str, ...]
+    threshold: float = 0.5  # where a request names none
+    max_batch: int = 8
+    slots: int = 64
+    max_megabytes: float = 20.0
+    max_megapixels: float = 50.0
+
+
+class Detected(BaseModel):
+    category_id: int
+    name: str
+    score: float
+    box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the upright picture
+
+
+class Picture(BaseModel):
+    """The upright picture's size in pixels, and its detections, best first."""
+
+    width: int
+    height: int
+    detections: list[Detected]
+
+
+class Refusal(BaseModel):
+    detail: str
+
+
+class Measured:
+    """Counts every answer of an application, by its path and status."""
+
+    def __init__(self, app: ASGIApp, figures: Figures) -> None:
+        self.app, self.figures = app, figures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counted)
+        finally:
+            path = scope["path"] if scope.get("endpoint") else "other"  # there are endless paths
+            self.figures.request(path, status, time.perf_counter() - began)
+
+
+class Desk:
+    """Lets as many requests in as there are slots, and answers them. figures: where it is counted."""
+
+    def __init__(self, detect: Detect, settings: Settings, figures: Figures) -> None:
+        self.settings = settings
+        self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batch)
+        self.inside = 0  # requests; told and asked by the event loop alone
+        figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.waiting
+        figures.gauges["rtdetr_requests_inside"] = "Requests let in and not yet answered.", lambda: self.inside
+
+    async def answer(self, request: Request) -> Answer:
+        """Raises HTTPException, see REFUSALS."""
+        async with Upload(request, self.settings.max_megabytes) as upload:
+            if self.inside >= self.settings.slots:
+                sentence = f"{self.inside} requests are in work, the most that this server takes; try again soon"
+                raise HTTPException(503, sentence, {"Retry-After": "1"})
+            self.inside += 1
+            try:
+                return await asyncio.wrap_future(self.batcher.submit(await upload.read()))
+            except DataError as error:
+                raise self._unreadable(error) from error
+            finally:
+                self.inside -= 1
+
+    def _unreadable(self, error: DataError) -> HTTPException:
+        if isinstance(error.__cause__, Image.DecompressionBombError):
+            limit = self.settings.max_megapixels
+            return HTTPException(413, f"the picture has more than {limit:g} megapixels; send a smaller one")
+        return HTTPException(415, str(error))
+
+
+def build_app(detect: Detect, settings: Settings) -> FastAPI:
+    """The application. detect: pictures to detections of every score, best first; one thread calls it. What was let in
+    is answered before the application's end."""
+    figures = Figures()
+    desk = Desk(detect, settings, figures)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        desk.batcher.close()
+
+    app = FastAPI(
+        title="rtdetr", version=rtdetr.__version__, docs_url=None, redoc_url=None, lifespan=lifespan
+    )  # FastAPI's own /docs is fetched from another host
+    app.add_middleware(Measured, figures=figures)
+    refusals: dict[int | str, dict[str, Any]] = {
+        status: {"model": Refusal, "description": says} for status, says in REFUSALS.items()
+    }
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}, got {first.get('input')!r}"}, 422)
+
+    @app.exception_handler(500)
+    async def failed(_: Request, __: Exception) -> JSONResponse:  # what went wrong is raised again, and logged
+        return JSONResponse({"detail": REFUSALS[500]}, 500)
+
+    @app.post("/detect", response_model=Picture, responses=refusals, openapi_extra=TAKES)
+    async def detect_objects(
+        request: Request, threshold: float = Query(settings.threshold, ge=0, le=1, description="lowest score")
+    ) -> Response:
+        """Objects in one picture: its bytes as the body, or a form with a file. Boxes are x1, y1, x2, y2 in pixels of
+        the picture, turned upright by its EXIF orientation."""
+        found = await desk.answer(request)
+        shown = [each for each in found.detections if each.score >= threshold]
+        detections = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in shown]
+        return JSONResponse({"width": found.width, "height": found.height, "detections": detections})
+
+    @app.get("/health")
+    async def health() -> dict[str, object]:
+        """That the server is up, and what it allows."""
+        return {"status": "ok", **settings._asdict()}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> PlainTextResponse:
+        """Figures for Prometheus."""
+        return PlainTextResponse(figures.text(), media_type="text/plain; version=0.0.4")
+
+    for path, file in (("/", "page.html"), ("/docs", "docs.html")):
+        page = FileResponse(HERE / file, headers=OWN_ONLY)
+        app.add_api_route(path, lambda page=page: page, include_in_schema=False)
+    return app

@@ -1,0 +1,138 @@
+"""Pictures that come one by one are detected in batches: the next one is read while the present one is at work."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from PIL import Image
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.pictures import read_picture
+from rtdetr.inference.draw import Detection
+
+Detect = Callable[[list[Image.Image]], list[list[Detection]]]
+READERS = 4  # pictures that are decoded at once
+PATIENCE = 0.002  # seconds between two looks whether the detector is free
+
+
+class Answer(NamedTuple):
+    """What was found in a picture of so many pixels, upright."""
+
+    width: int
+    height: int
+    detections: list[Detection]  # best first, of every score
+
+
+class Job(NamedTuple):
+    """The bytes of a file, and where its answer goes."""
+
+    data: bytes
+    answer: Future[Answer]
+
+
+class Reading(NamedTuple):
+    job: Job
+    picture: Future[Image.Image]
+
+
+def read_upload(data: bytes, max_megapixels: float) -> Image.Image:
+    """The upright RGB picture of a file's bytes. Raises DataError, whose cause is what PIL raised."""
+    with tempfile.TemporaryDirectory(prefix="rtdetr-") as folder:
+        file = Path(folder) / "picture"
+        file.write_bytes(data)
+        try:
+            return read_picture(file, max_megapixels=max_megapixels)
+        except DataError as error:
+            sentence = str(error).replace(f"{file}:", "the file").removesuffix("; replace it or remove it")
+            raise DataError(sentence) from error.__cause__
+
+
+class Batcher:
+    """Detects in what is submitted, up to `max_batch` pictures at a time, first come, first served.
+
+    A batch takes what is waiting; it waits for more only while the one before it is at work. So a lone picture is
+    detected at once. Two batches of decoded pictures are the most there is; those that wait are files.
+    detect: pictures to detections, called from one thread. seen: told the size of every batch.
+    """
+
+    def __init__(self, detect: Detect, max_batch: int, max_megapixels: float, seen: Callable[[int], None]) -> None:
+        self.detect, self.max_batch, self.max_megapixels, self.seen = detect, max_batch, max_megapixels, seen
+        self.jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.readers = ThreadPoolExecutor(min(READERS, max_batch), "rtdetr-read")
+        self.detector = ThreadPoolExecutor(1, "rtdetr-detect")
+        self.thread = threading.Thread(target=self._run, name="rtdetr-batch", daemon=True)
+        self.thread.start()
+
+    def submit(self, data: bytes) -> Future[Answer]:
+        """The answer for the file of these bytes; DataError where it is no picture that can be read."""
+        answer: Future[Answer] = Future()
+        self.jobs.put(Job(data, answer))
+        return answer
+
+    def waiting(self) -> int:
+        """Files that no batch has taken yet."""
+        return self.jobs.qsize()
+
+    def close(self) -> None:
+        """Answers what was submitted, then ends the threads."""
+        self.jobs.put(None)
+        self.thread.join()
+        self.readers.shutdown()
+        self.detector.shutdown()
+
+    def _run(self) -> None:
+        at_work: Future[list[Answer]] = Future()
+        at_work.set_result([])
+        while True:
+            batch, last = self._gather(at_work)
+            wait([each.picture for each in batch])
+            wait([at_work])
+            readable = []
+            for each in batch:
+                error = each.picture.exception()
+                if error is None:
+                    readable.append(each)
+                else:
+                    each.job.answer.set_exception(error)
+            if readable:
+                self.seen(len(readable))
+                at_work = self.detector.submit(self._detect, [each.picture.result() for each in readable])
+                at_work.add_done_callback(partial(_deliver, [each.job for each in readable]))
+            if last:
+                return
+
+    def _gather(self, at_work: Future[list[Answer]]) -> tuple[list[Reading], bool]:
+        """The next batch, its pictures being read, and whether it is the last one."""
+        batch: list[Reading] = []
+        while len(batch) < self.max_batch:
+            try:
+                job = self.jobs.get(timeout=None if not batch else 0 if at_work.done() else PATIENCE)
+            except queue.Empty:
+                if at_work.done():
+                    break
+                continue
+            if job is None:
+                return batch, True
+            if job.answer.set_running_or_notify_cancel():
+                batch.append(Reading(job, self.readers.submit(read_upload, job.data, self.max_megapixels)))
+        return batch, False
+
+    def _detect(self, pictures: list[Image.Image]) -> list[Answer]:
+        return [Answer(*picture.size, found) for picture, found in zip(pictures, self.detect(pictures))]
+
+
+def _deliver(jobs: list[Job], done: Future[list[Answer]]) -> None:
+    """Hands the answers of a batch, or what went wrong with it, to those who wait."""
+    error = done.exception()
+    for number, job in enumerate(jobs):
+        if error is None:
+            job.answer.set_result(done.result()[number])
+        else:
+            job.answer.set_exception(error)

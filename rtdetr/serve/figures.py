@@ -1,0 +1,62 @@
+"""What a server counts, as the text that Prometheus reads."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Histogram:
+    """How many values were at most each of the bounds, and their sum."""
+
+    def __init__(self, name: str, says: str, bounds: Sequence[float]) -> None:
+        self.name, self.says, self.bounds = name, says, bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def lines(self) -> list[str]:
+        lines = [f"# HELP {self.name} {self.says}", f"# TYPE {self.name} histogram"]
+        total = 0
+        for bound, count in zip((*(f"{each:g}" for each in self.bounds), "+Inf"), self.counts):
+            total += count
+            lines.append(f'{self.name}_bucket{{le="{bound}"}} {total}')
+        return [*lines, f"{self.name}_sum {self.sum:.6f}", f"{self.name}_count {total}"]
+
+
+class Figures:
+    """Everything that is counted; may be told from any thread. gauges: name -> what it says, and its present value."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
+        self.seconds = Histogram("rtdetr_detect_seconds", "From request to answer of POST /detect.", SECONDS)
+        self.batches = Histogram("rtdetr_batch_size", "Pictures that were detected together.", SIZES)
+        self.gauges: dict[str, tuple[str, Callable[[], int]]] = {}
+        self.lock = threading.Lock()
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        with self.lock:
+            self.requests[path, status] += 1
+            if path == "/detect":
+                self.seconds.add(seconds)
+
+    def batch(self, size: int) -> None:
+        with self.lock:
+            self.batches.add(size)
+
+    def text(self) -> str:
+        with self.lock:
+            lines = ["# HELP rtdetr_requests_total Answered requests.", "# TYPE rtdetr_requests_total counter"]
+            for (path, status), count in sorted(self.requests.items()):
+                lines.append(f'rtdetr_requests_total{{path="{path}",status="{status}"}} {count}')
+            for name, (says, value) in self.gauges.items():
+                lines += [f"# HELP {name} {says}", f"# TYPE {name} gauge", f"{name} {value()}"]
+            return "\n".join([*lines, *self.seconds.lines(), *self.batches.lines(), ""])
