@@ -50,7 +50,7 @@ lint: $(READY_DEV)
 	$(BIN)/mypy
 
 test: lint
-	$(PY) -m pytest -q -m "not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile
 
 mutants: $(READY_DEV)
 	$(PY) tests/mutants.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,12 @@ def test_an_accumulated_group_is_the_larger_batch(
     cfg = tiny_config(data, "optimizer.clip_grad_norm=0", *off)
     whole, parts = (gradient(Trainer(cfg, tmp_path, CPU), made_up_batch(counts), n) for n in (1, 2))
     assert float((whole - parts).norm() / whole.norm()) <= tolerance
+
+
+def test_no_worker_outlives_the_run(data: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(data, "data.num_workers=2", "train.max_iterations=2"), tmp_path, CPU)
+    assert trainer.run() is None
+    assert multiprocessing.active_children() == []  # while somebody still holds the trainer
 
 
 def test_a_batch_without_boxes_trains(data: Path, tmp_path: Path) -> None:

@@ -205,6 +205,13 @@ class DetectionLoader(DataLoader[Item]):
                 return
             yield batch
 
+    def close(self) -> None:
+        """Ends the workers; the next iteration starts others. Left to the end of the program, they would end beside
+        whatever else is torn down there."""
+        if self._iterator is not None:
+            self._iterator._shutdown_workers()  # type: ignore[attr-defined]
+            self._iterator = None
+
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
         """Chooses what the next iteration over a training loader yields: that epoch, from that batch on."""
         if not isinstance(self.batch_sampler, TrainingBatches):

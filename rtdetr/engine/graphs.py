@@ -107,6 +107,11 @@ class StepGraphs:
             parameter.grad = gradient
         return step.names, step.values.clone()
 
+    def clear(self) -> None:
+        """Gives up all graphs and their memory."""
+        self.captured.clear()
+        self.seen.clear()
+
     def _capture(self, images: Tensor, targets: Targets) -> Captured:
         labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
         static = images.clone(), Targets(labels, boxes, boxes_pixel, mask, counts=())

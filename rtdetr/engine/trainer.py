@@ -140,10 +140,18 @@ class Trainer:
             finally:
                 self.saver.wait()
                 self.watch.close()
+                self._release()
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
                     draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
             return self.signals.agreed() if stopped else None
+
+    def _release(self) -> None:
+        """Ends the data workers and gives back the memory of graphs, whoever keeps this trainer."""
+        for loader in (self.train_loader, self.val_loader):
+            loader.close()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def _go_on(self) -> bool:
         """The rest of the run; True when it was asked to stop before the end, and has saved where it is."""
