@@ -41,7 +41,7 @@ class Block(NamedTuple):
         return f"{self.page.name}:{self.line}"
 
     def runs(self, command: str) -> bool:
-        return not self.reason or bool(self.skipped) and not command.startswith(self.skipped)
+        return not self.reason or (bool(self.skipped) and not command.startswith(self.skipped))
 
 
 class Command(NamedTuple):

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import importlib.util
 import io
+import itertools
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -133,7 +134,7 @@ def check_mention(text: str) -> None:
         unknown = [each for each in given if re.match(r"--?[a-zA-Z]", each) and each not in known]
         if unknown:
             raise Wrong(f"rtdetr {arguments[0]} has no option {unknown[0]}")
-        for option, value in zip(given, given[1:]):
+        for option, value in itertools.pairwise(given):
             if option in ("-c", "--config") and not (value.startswith("-") or PLACEHOLDER.fullmatch(value)):
                 check_updates(value, [])
         keys = [each for each in given if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+=.+", each)]

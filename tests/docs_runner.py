@@ -1,7 +1,7 @@
 """Runs the blocks of a page in a folder where everything lies that the pages speak of, small.
 
-Nothing of a command changes but its size: trainings get the smallest model, pictures of 64 pixels and one step, and data
-where they name none of their own.
+Nothing of a command changes but its size: trainings get the smallest model, pictures of 64 pixels and one step, and
+data where they name none of their own.
 """
 
 from __future__ import annotations
