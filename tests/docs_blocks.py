@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = tuple(each for each in (ROOT / "README.md", ROOT / "README.zh.md") if each.exists())
+READMES = (ROOT / "README.md", ROOT / "README.zh.md")
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 FENCE = re.compile(r"```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

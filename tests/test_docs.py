@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from docs_blocks import INLINE, PAGES, READMES, blocks_of, broken_links, commands_of, prose_of
+from docs_blocks import INLINE, LINK, PAGES, READMES, ROOT, blocks_of, broken_links, commands_of, prose_of
 from docs_checks import Wrong, check_mention
 from docs_runner import furnish, run_block
 
 from rtdetr.extras import MissingPackage
 
 LANGUAGES = ("", "python", "text", "yaml", "html", "cpp")
-ENGLISH = READMES[0]
+ENGLISH, CHINESE = READMES
 RUN = [page for page in (ENGLISH, *PAGES) if any(each.language in ("", "python") for each in blocks_of(page))]
 SLOW = {"export.md": "an export to ONNX takes half a minute"}
 
@@ -70,3 +73,35 @@ def test_mentioned_commands_links_and_markers(page: Path) -> None:
     indented = [line for line in prose_of(page).split("\n\n") if line.startswith("    ")]
     wrong += [f"indented code, which is not run; put ``` around it: {each}" for each in indented]
     assert not wrong, "\n".join([page.name, *wrong])
+
+
+def named_in(page: Path) -> tuple[list[str], set[str], list[str]]:
+    """Commands and Python of the blocks, commands in the text, and links; without what people read alone."""
+    blocks = blocks_of(page)
+    lines = [command.text for each in blocks if not each.language for command in commands_of(each)]
+    python = [ast.dump(ast.parse(each.text)) for each in blocks if each.language == "python"]
+    links = {each for each in LINK.findall(prose_of(page)) if each not in (ENGLISH.name, CHINESE.name)}
+    return lines + python, set(INLINE.findall(prose_of(page))), sorted(links)
+
+
+def test_both_readmes_name_the_same_commands() -> None:
+    """So what the one says runs, as the other's does."""
+    assert named_in(CHINESE) == named_in(ENGLISH)
+
+
+def test_the_design_page_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:rtdetr|tests|docs)/[\w/.]+)(?:`|::(\w+))", text):
+        assert (ROOT / name[0]).exists(), name[0]
+        assert f"def {name[1]}(" in (ROOT / name[0]).read_text(encoding="utf-8") if name[1] else True, name
+
+
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))["cells"]
+    codes = ["".join(each["source"]) for each in cells if each["cell_type"] == "code"]
+    small = codes[0].replace("NUM_TRAIN, NUM_VAL, EPOCHS = 900, 100, 5", "NUM_TRAIN, NUM_VAL, EPOCHS = 12, 4, 1")
+    assert small != codes[0] and all(each["outputs"] == [] for each in cells if each["cell_type"] == "code")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, code in enumerate([small, *codes[1:]]):
+        exec(compile(code, f"cell {number}", "exec"), names)

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: files of the repository that pages link to come along as text, so that no link leads out of the site."""
+"""A hook of mkdocs: files of the repository that pages link to come along as text; no link leads out of the site."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LINK = re.compile(r"\]\(\.\./([^)#]+)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds source/PATH.txt for every link to ../PATH; one that is not there stays a broken link, which ends the build."""
+    """Adds source/PATH.txt for every link to ../PATH; without such a file the link stays broken, which ends the build."""
     from mkdocs.structure.files import File
 
     for page in list(files.documentation_pages()):
