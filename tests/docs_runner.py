@@ -19,14 +19,16 @@ import pytest
 import torch
 from docs_blocks import ROOT, Block, Command, commands_of
 from docs_checks import Wrong, check_command, check_python
-from engine_helpers import tiny_config, tiny_data, tiny_updates
+from engine_helpers import NUM_TRAIN, NUM_VAL, tiny_config, tiny_data, tiny_updates
 
 from rtdetr import cli
 from rtdetr.data.classes import Classes
+from rtdetr.data.shapes import make_shapes
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
 DATA = ("data.train.", "data.val.")
+FEW = ["--num-train", str(NUM_TRAIN), "--num-val", str(NUM_VAL), "--size", "96"]  # generated pictures
 TRAININGS = ("train", "learning-curve")
 ON_A_DEVICE = (*TRAININGS, "eval", "predict")
 
@@ -34,9 +36,10 @@ ON_A_DEVICE = (*TRAININGS, "eval", "predict")
 def furnish(folder: Path) -> None:
     """Checkpoints, pictures, annotations and a clip, under the names that pages use."""
     data = tiny_data(folder / "my" / "set")
-    shutil.copytree(data / "val", data / "test")
+    others = make_shapes(folder / "others", num_train=NUM_VAL, num_val=NUM_VAL, size=96, seed=1)
     truth = data / "annotations" / "instances_val.json"
-    shutil.copy(truth, truth.with_name("instances_test.json"))
+    (others / "val").rename(data / "test")
+    (others / "annotations" / truth.name).rename(truth.with_name("instances_test.json"))
     for name in ("train", "val", "test"):
         shutil.copytree(data / name, folder / "my" / name)
         shutil.copy(data / "annotations" / f"instances_{name}.json", folder / "my" / f"{name}.json")
@@ -118,7 +121,8 @@ def run_python_command(arguments: list[str], here: str) -> None:
             return
         is_module = arguments[0] == "-m"
         name, *rest = arguments[1:] if is_module else arguments
-        patch.setattr(sys, "argv", [name, *rest])
+        few = FEW if name == "rtdetr.data.shapes" else []
+        patch.setattr(sys, "argv", [name, *rest, *few])
         try:
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)

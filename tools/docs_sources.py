@@ -11,7 +11,7 @@ LINK = re.compile(r"\]\(\.\./([^)#]+)")
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds source/PATH.txt for every link to ../PATH; without such a file the link stays broken, which ends the build."""
+    """Adds source/PATH.txt for each link to ../PATH; without it the link stays broken, which ends the build."""
     from mkdocs.structure.files import File
 
     for page in list(files.documentation_pages()):
