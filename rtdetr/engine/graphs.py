@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rtdetr.config import ConfigError, TrainConfig
 from rtdetr.engine import distributed
+from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.types import Batch, Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
@@ -88,6 +89,8 @@ class StepGraphs:
 
     def __call__(self, images: Tensor, targets: Targets, kind: Hashable = None) -> Values:
         """kind: whatever else makes a graph another one."""
+        if targets.labels.shape[1] > MAX_COLUMNS:  # matched on the host
+            return self.backward(images, targets)
         key = (images.shape, targets.labels.shape, kind)
         if key in self.captured:
             self.captured.move_to_end(key)

@@ -23,6 +23,7 @@ from rtdetr.config import Config, config_to_dict
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
 from rtdetr.engine.metrics import MetricsLog
+from rtdetr.engine.rehearsal import what_to_lower
 from rtdetr.engine.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.matcher import SPOILT
@@ -67,19 +68,13 @@ def writing(path: Path) -> Iterator[None]:
         raise CannotWrite(path, cause.strerror or str(cause)) from error
 
 
-def out_of_memory(cfg: Config, iteration: int, last: Path) -> TrainingFailed:
+def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool) -> TrainingFailed:
     """What a run that does not fit into its GPU can change."""
-    accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its pictures"
-    advice = [
-        f"data.train_batch_size ({accumulated})",
-        f"the sizes in data.augment.batch_sizes (up to {max(cfg.data.augment.batch_sizes)})",
-        f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
-    ]
-    recompute = "" if cfg.train.checkpoint_activations else "set train.checkpoint_activations=true, or "
+    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg)
     go_on = f"; go on with -r {last}" if last.is_file() else ""
     return TrainingFailed(
-        f"iteration {iteration}: CUDA out of memory; {recompute}lower {', '.join(advice)}, or stop what else uses the "
-        f"GPU{go_on}"
+        f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
+        f"else uses the GPU{go_on}"
     )
 
 
@@ -246,7 +241,7 @@ class Watch:
         speed, data_wait = pictures / seconds, (self.loader.seconds_waited - self._waited) / seconds
         self.restart_clock()
         if self.device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(self.device) / 2**30
+            memory = torch.cuda.max_memory_reserved(self.device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
