@@ -202,6 +202,7 @@ class TrainConfig:
     min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    deterministic: bool = False  # on a GPU the same bits every time, as a CPU gives anyway; slower
     # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,
     # for which a GPU has to wait.
     on_nan: OnNan = "stop"

@@ -105,8 +105,10 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
     except torch.cuda.OutOfMemoryError:
         return None
     finally:
+        peak = torch.cuda.max_memory_reserved(device)
         _free(device)
-    return Need(kept, torch.cuda.max_memory_reserved(device) - before - kept)
+        torch.cuda.reset_peak_memory_stats(device)  # what a run shows is its own
+    return Need(kept, peak - before - kept)
 
 
 def _free(device: torch.device) -> int:

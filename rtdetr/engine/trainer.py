@@ -29,7 +29,7 @@ from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
 from rtdetr.engine.rehearsal import forecast
 from rtdetr.engine.replay import AUTOCAST
-from rtdetr.engine.run_state import LAST, RunState, seed_everything, with_absolute_paths
+from rtdetr.engine.run_state import LAST, RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
@@ -76,6 +76,8 @@ class Trainer:
         if device.type == "cuda":
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
+            if cfg.train.deterministic:
+                be_deterministic()
             if cfg.train.rehearsal:
                 say(*forecast(cfg, self.train_loader.source, device))
         seed_everything(cfg.train.seed)  # the same initial weights in every process
