@@ -70,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
         with making_room():
-            code = COMMANDS[name].run(rest)
+            done = COMMANDS[name].run(rest)
         sys.stdout.flush()
-        return code
+        return done
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
