@@ -110,7 +110,8 @@ class Trainer:
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, self.model))
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
+        repeats = cfg.model.supervision.one_to_many_repeats
+        self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self.saver = Saver(self.state, output_dir, resume)
 
