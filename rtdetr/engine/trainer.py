@@ -302,7 +302,7 @@ class Trainer:
         state.evaluation_due = False
         state.early_stop.see(distributed.from_main(lambda: result.figures if result else {}), state.iteration)
         if result is not None:
-            self.watch.log_evaluation(result.figures)
+            self.watch.log_evaluation(result, self.val_loader.source, classes)
             seconds = time.perf_counter() - started
             say(f"epoch {state.epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
             if result.figures["AP"] > state.best_ap:
