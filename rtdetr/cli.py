@@ -104,13 +104,14 @@ def _exit_code(error: Exception) -> int | None:
     from rtdetr.config import ConfigError
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
+    from rtdetr.engine.lifeline import ProcessLost
     from rtdetr.engine.watch import TrainingFailed
     from rtdetr.export import ExportFailed
     from rtdetr.weights.checkpoint import CheckpointError
 
     if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):
         return 2
-    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed)) else None
+    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed, ProcessLost)) else None
 
 
 def _help() -> str:
