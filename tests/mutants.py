@@ -102,6 +102,13 @@ MUTANTS = (
         TRAIN,
     ),
     Mutant(
+        "denoising detached",
+        "rtdetr/models/query_groups.py",
+        "DenoisingOutputs(logits[:, :, :, :n], boxes[:, :, :, :n], queries.num_copies)",
+        "DenoisingOutputs(logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach(), queries.num_copies)",
+        "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
+    ),
+    Mutant(
         "no noise masks",
         "rtdetr/models/query_groups.py",
         "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",

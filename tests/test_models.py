@@ -236,6 +236,17 @@ def test_look_forward_twice_reaches_the_previous_head() -> None:
     assert first is None or first.abs().sum() == 0, "twice, not thrice"
 
 
+def test_denoising_teaches_embedding_decoder_and_encoder() -> None:
+    model = nano()
+    denoising = train_step(model, targets_of(2, 1)).denoising
+    assert denoising is not None and denoising.logits.requires_grad
+    (denoising.logits.square().mean() + denoising.boxes.mean()).backward()
+    embedding = model.query_groups.label_embedding
+    assert embedding is not None
+    for part in (embedding, model.decoder.layers[0], model.encoder):
+        assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in part.parameters()), part
+
+
 def test_query_groups_without_selectors_have_no_idle_parameters() -> None:
     groups = nano(num_noise_groups=0, num_one_to_many_queries=0).query_groups
     assert isinstance(groups, QueryGroups) and groups.memory_proj is None
