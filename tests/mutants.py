@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "no denoising",
         "rtdetr/models/query_groups.py",
-        "queries.num_copies) if n else None",
-        "queries.num_copies) if False else None",
+        "queries.crowd) if n else None",
+        "queries.crowd) if False else None",
         TRAIN,
     ),
     Mutant(

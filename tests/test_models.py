@@ -75,6 +75,19 @@ def test_training_outputs_have_the_stated_shapes() -> None:
     assert outputs.dense.distances.shape == (2, 336, 4, 17)
 
 
+@pytest.mark.parametrize(("counts", "slots"), [((7, 3), 7), ((8, 3), 8), ((9, 3), 8), ((200, 3), 8)])
+def test_queries_of_a_crowd_are_bounded(counts: tuple[int, ...], slots: int) -> None:
+    """Eight boxes are denoised at most: no random number is drawn below that, and real ones come first."""
+    torch.manual_seed(3)
+    targets = targets_of(*counts)
+    denoising = train_step(nano(crowd_limit=8, num_denoising=7), targets).denoising
+    assert denoising is not None and denoising.boxes.shape[3] == 2 * slots
+    assert (denoising.crowd is None) == (max(counts) <= 8)
+    if denoising.crowd is not None:
+        assert targets.mask.gather(1, denoising.crowd).sum(1).tolist() == [8, 3]
+        assert all(len(set(row)) == 8 for row in denoising.crowd.tolist())
+
+
 @pytest.mark.parametrize("counts", [(3, 0), (0, 0)])
 def test_every_parameter_has_a_gradient_also_without_boxes(counts: tuple[int, ...]) -> None:
     model = nano()
