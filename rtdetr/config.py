@@ -26,6 +26,7 @@ OnDefect = Literal["drop", "refuse"]
 OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 AugmentBackend = Literal["fused", "plain"]
+ClassLoss = Literal["varifocal", "matchability"]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
@@ -105,6 +106,9 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     class_weight: Amount = 1.0
+    # Of all queries. varifocal: as in the official run. matchability: that of DEIM, which also moves a matched query whose
+    # box is still wrong.
+    classes: ClassLoss = "varifocal"
     l1_weight: Amount = 5.0
     giou_weight: Amount = 2.0
     match_class_cost: Amount = 2.0
@@ -133,6 +137,8 @@ class AugmentConfig:
     expand_max_ratio: Annotated[float, Range(1, 16)] = 4.0
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
+    mosaic_prob: Share = 0.0  # of four pictures in one, each augmented for itself
+    mosaic_share: Share = 0.6  # of the training, from its start, in which there are any
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
     backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
@@ -172,6 +178,8 @@ class OptimizerConfig:
     min_lr_ratio: Share = 0.0  # final rate of a cosine, relative to lr
     flat_ratio: Share = 0.5  # share of the iterations before the flat_cosine falls
     clip_grad_norm: Amount = 0.1  # 0: no clipping
+    # Muon instead of AdamW for matrices and convolutions, at this multiple of their rate; 0: AdamW for all.
+    muon_lr_multiplier: Annotated[float, Range(0, 1000)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,22 +15,30 @@ from rtdetr.config import OptimizerConfig
 # Stages res2 to res5. The stem belongs to the backbone too, but trains at the full rate
 # (official repo: ppdet/modeling/backbones/resnet.py; optimizer state measured on R18).
 BACKBONE_STAGES = re.compile(r"^backbone\.stages\.")
+# Look-up tables, and last layers that start at 0 or answer for a class each: AdamW's, as always with Muon.
+NOT_MATRICES = re.compile(
+    r"embedding|score_head|class_head|box_head|sampling_offsets|attention_weights|backbone\.stem\.0"
+)
 
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
 ) -> list[dict[str, object]]:
-    """Groups for AdamW, one per rate multiplier and decay, each with its `lr_multiplier`, without frozen parameters."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    """Groups, one per rate multiplier, decay and way of stepping, each with its `lr_multiplier`, without frozen
+    parameters."""
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
         multiplier = cfg.backbone_lr_multiplier if BACKBONE_STAGES.match(name) else 1.0
         exempt = parameter.ndim == 1 and not cfg.decay_norm_and_bias
-        groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay), []).append(parameter)
+        by_muon = cfg.muon_lr_multiplier > 0 and parameter.ndim in (2, 4) and not NOT_MATRICES.search(name)
+        multiplier *= cfg.muon_lr_multiplier if by_muon else 1.0
+        groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay, by_muon), []).append(parameter)
     return [
         {"params": parameters, "lr_multiplier": multiplier, "weight_decay": decay, "lr": cfg.lr * multiplier}
-        for (multiplier, decay), parameters in groups.items()
+        | ({"muon": True} if by_muon else {})
+        for (multiplier, decay, by_muon), parameters in groups.items()
     ]
 
 
@@ -40,7 +48,63 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     if not groups:
         raise ValueError("the model has no parameter to train: everything is frozen")
     on_cuda = next(model.parameters()).is_cuda
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
+    kind = MuonAdamW if cfg.muon_lr_multiplier > 0 else torch.optim.AdamW
+    return kind(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
+
+
+class MuonAdamW(torch.optim.AdamW):
+    """AdamW that steps the groups marked `muon` by Muon: momentum, made orthogonal, as long as AdamW's step would be
+    (Keller Jordan, kellerjordan.github.io/posts/muon; the length is that of Moonlight, arXiv 2502.16982)."""
+
+    MOMENTUM, LENGTH = 0.95, 0.2
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        unsound = getattr(self, "found_inf", None)
+        for group in self.param_groups:
+            if not group.get("muon"):
+                continue
+            alike: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    alike.setdefault(tuple(parameter.shape), []).append(parameter)
+            for parameters in alike.values():
+                self._orthogonal_step(parameters, group["lr"], group["weight_decay"], unsound)
+        super().step()
+
+    def _orthogonal_step(
+        self, parameters: list[nn.Parameter], lr: float, weight_decay: float, unsound: Tensor | None
+    ) -> None:
+        gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
+        if "momentum" not in self.state[parameters[0]]:
+            for parameter in parameters:
+                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        buffers = [self.state[parameter]["momentum"] for parameter in parameters]
+        momentum = torch.stack(buffers).lerp(gradients, 1 - self.MOMENTUM)
+        update = orthogonal(gradients.lerp(momentum, self.MOMENTUM).flatten(2)).view_as(gradients)
+        rows, columns = gradients.flatten(2).shape[1:]
+        update = update * (-lr * self.LENGTH * max(rows, columns) ** 0.5)
+        if unsound is not None:
+            momentum = torch.where(unsound > 0, torch.stack(buffers), momentum)
+            update = torch.where(unsound > 0, 0, update)
+        torch._foreach_copy_(buffers, list(momentum.unbind()))
+        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+        torch._foreach_add_(parameters, list(update.unbind()))
+        for parameter in parameters:
+            parameter.grad = None  # AdamW passes over it
+
+
+def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
+    """Roughly the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton and Schulz in bfloat16."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = matrices.bfloat16()
+    tall = x.shape[1] > x.shape[2]
+    x = x.mT if tall else x
+    x = x / x.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-7).bfloat16()
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
