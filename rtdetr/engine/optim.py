@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import OptimizerConfig
+from rtdetr.config import OptimizerConfig, settled
 
 # Stages res2 to res5. The stem belongs to the backbone too, but trains at the full rate
 # (official repo: ppdet/modeling/backbones/resnet.py; optimizer state measured on R18).
@@ -30,7 +30,7 @@ def parameter_groups(
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
-        multiplier = cfg.backbone_lr_multiplier if BACKBONE_STAGES.match(name) else 1.0
+        multiplier = settled(cfg.backbone_lr_multiplier) if BACKBONE_STAGES.match(name) else 1.0
         exempt = parameter.ndim == 1 and not cfg.decay_norm_and_bias
         by_muon = cfg.muon_lr_multiplier > 0 and parameter.ndim in (2, 4) and not NOT_MATRICES.search(name)
         multiplier *= cfg.muon_lr_multiplier if by_muon else 1.0
@@ -64,16 +64,16 @@ class MuonAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             if not group.get("muon"):
                 continue
-            alike: dict[tuple[int, ...], list[nn.Parameter]] = {}
+            alike: dict[torch.Size, list[Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    alike.setdefault(tuple(parameter.shape), []).append(parameter)
+                    alike.setdefault(parameter.shape, []).append(parameter)
             for parameters in alike.values():
                 self._orthogonal_step(parameters, group["lr"], group["weight_decay"], unsound)
         super().step()
 
     def _orthogonal_step(
-        self, parameters: list[nn.Parameter], lr: float, weight_decay: float, unsound: Tensor | None
+        self, parameters: list[Tensor], lr: float, weight_decay: float, unsound: Tensor | None
     ) -> None:
         gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
         if "momentum" not in self.state[parameters[0]]:
@@ -81,15 +81,15 @@ class MuonAdamW(torch.optim.AdamW):
                 self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         buffers = [self.state[parameter]["momentum"] for parameter in parameters]
         momentum = torch.stack(buffers).lerp(gradients, 1 - self.MOMENTUM)
-        update = orthogonal(gradients.lerp(momentum, self.MOMENTUM).flatten(2)).view_as(gradients)
+        update = orthogonal(gradients.lerp(momentum, self.MOMENTUM).flatten(2)).reshape_as(gradients)
         rows, columns = gradients.flatten(2).shape[1:]
         update = update * (-lr * self.LENGTH * max(rows, columns) ** 0.5)
         if unsound is not None:
             momentum = torch.where(unsound > 0, torch.stack(buffers), momentum)
             update = torch.where(unsound > 0, 0, update)
-        torch._foreach_copy_(buffers, list(momentum.unbind()))
+        torch._foreach_copy_(buffers, momentum.unbind())
         torch._foreach_mul_(parameters, 1 - lr * weight_decay)
-        torch._foreach_add_(parameters, list(update.unbind()))
+        torch._foreach_add_(parameters, update.unbind())
         for parameter in parameters:
             parameter.grad = None  # AdamW passes over it
 
