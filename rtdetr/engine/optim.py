@@ -76,20 +76,19 @@ class MuonAdamW(torch.optim.AdamW):
         self, parameters: list[Tensor], lr: float, weight_decay: float, unsound: Tensor | None
     ) -> None:
         gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
-        if "momentum" not in self.state[parameters[0]]:
-            for parameter in parameters:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        for parameter in parameters:
+            if not self.state[parameter]:  # AdamW looks for its step count when it reads a file
+                self.state[parameter] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(parameter)}
         buffers = [self.state[parameter]["momentum"] for parameter in parameters]
         momentum = torch.stack(buffers).lerp(gradients, 1 - self.MOMENTUM)
         update = orthogonal(gradients.lerp(momentum, self.MOMENTUM).flatten(2)).reshape_as(gradients)
         rows, columns = gradients.flatten(2).shape[1:]
-        update = update * (-lr * self.LENGTH * max(rows, columns) ** 0.5)
+        update = update * (self.LENGTH * max(rows, columns) ** 0.5) + weight_decay * torch.stack(parameters)
         if unsound is not None:
             momentum = torch.where(unsound > 0, torch.stack(buffers), momentum)
             update = torch.where(unsound > 0, 0, update)
         torch._foreach_copy_(buffers, momentum.unbind())
-        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
-        torch._foreach_add_(parameters, update.unbind())
+        torch._foreach_add_(parameters, update.unbind(), alpha=-lr)
         for parameter in parameters:
             parameter.grad = None  # AdamW passes over it
 
