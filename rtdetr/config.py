@@ -26,7 +26,6 @@ OnDefect = Literal["drop", "refuse"]
 OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 AugmentBackend = Literal["fused", "plain"]
-ClassLoss = Literal["varifocal", "matchability"]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
@@ -108,9 +107,6 @@ class ModelConfig:
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     class_weight: Amount = 1.0
-    # Of all queries. varifocal: as in the official run. matchability: that of DEIM, which also moves a matched query whose
-    # box is still wrong.
-    classes: ClassLoss = "varifocal"
     l1_weight: Amount = 5.0
     giou_weight: Amount = 2.0
     match_class_cost: Amount = 2.0
@@ -139,8 +135,6 @@ class AugmentConfig:
     expand_max_ratio: Annotated[float, Range(1, 16)] = 4.0
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
-    mosaic_prob: Share = 0.0  # of four pictures in one, each augmented for itself
-    mosaic_share: Share = 0.6  # of the training, from its start, in which there are any
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
     backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding

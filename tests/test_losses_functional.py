@@ -41,18 +41,6 @@ def test_varifocal_from_probabilities_equals_varifocal_from_logits() -> None:
     torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-15)
 
 
-def test_matchability_equals_its_formula_and_moves_a_match_whose_box_is_poor() -> None:
-    logits = torch.tensor([-2.0, 0.5, -2.0], dtype=torch.float64, requires_grad=True)
-    scores, positive = torch.tensor([0.1, 0.0, 0.9]).double(), torch.tensor([True, False, True])
-    loss = functional.matchability_loss(logits, scores, positive)
-    p = logits.detach().sigmoid()
-    for i, q in ((0, 0.1**1.5), (2, 0.9**1.5)):
-        assert float(loss[i]) == pytest.approx(-(q * math.log(p[i]) + (1 - q) * math.log(1 - p[i])), rel=1e-6)
-    assert float(loss[1]) == pytest.approx(-(float(p[1]) ** 1.5) * math.log(1 - p[1]), rel=1e-12)
-    (gradient,) = torch.autograd.grad(loss.sum(), logits)
-    torch.testing.assert_close(gradient, torch.where(positive, p - scores**1.5, p**2.5))  # the weight is no variable
-
-
 def test_varifocal_from_probabilities_at_the_ends() -> None:
     logits = torch.tensor([-200.0, 30.0, 200.0], requires_grad=True)
     loss = functional.varifocal_loss_of_probabilities(

@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -28,7 +27,6 @@ from rtdetr.data.transforms import Augmentation, move_boxes
 from rtdetr.data.workers import prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 
-MOSAIC_MIDDLE = (0.35, 0.65)  # of the side, where the four pictures of a mosaic meet
 MOST_IN_A_ROW = 10  # pictures that cannot be used, before it is the folder and not a picture
 
 # One stream of random numbers per purpose, so that none repeats another.
@@ -57,53 +55,25 @@ class TrainingSamples(Dataset[Item]):
     same boxes, and pixels that differ by rounding."""
 
     def __init__(
-        self,
-        source: DetectionSet,
-        augmentation: Augmentation,
-        seed: int,
-        backend: AugmentBackend = "fused",
-        mosaic_prob: float = 0.0,
-        mosaic_epochs: int = 0,
+        self, source: DetectionSet, augmentation: Augmentation, seed: int, backend: AugmentBackend = "fused"
     ) -> None:
         self.source = source
         self.augmentation = augmentation
         self.seed = seed
         self.backend = backend
-        self.mosaic_prob, self.mosaic_epochs = mosaic_prob, mosaic_epochs
 
     def __getitem__(self, key: SampleKey) -> Item:
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.picture))
-        if key.epoch < self.mosaic_epochs and rng.random() < self.mosaic_prob:
-            return self._mosaic(key, rng)
-        return self._augmented(key, (key.size, key.size), rng)
-
-    def _augmented(self, key: SampleKey, size: tuple[int, int], rng: Generator, expand: bool = True) -> Item:
-        """One picture, size: (h, w)."""
         index, picture, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
-        recipe = self.augmentation.draw((info.height, info.width), boxes, rng, expand)
+        recipe = self.augmentation.draw((info.height, info.width), boxes, rng)
+        size = (key.size, key.size)
         if isinstance(picture, Image.Image):
             pixels = plain(picture, recipe, size, key.interpolation)
         else:
             pixels = fused(picture, recipe, size, key.interpolation)
         boxes, labels = move_boxes(boxes, labels, recipe, size)
         return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
-
-    def _mosaic(self, key: SampleKey, rng: Generator) -> Item:
-        """The picture and three others around a point near the middle."""
-        others = rng.integers(len(self.source), size=3).tolist()
-        middle_y, middle_x = (rng.uniform(*MOSAIC_MIDDLE, 2) * key.size).astype(int).tolist()
-        rows, columns = (slice(0, middle_y), slice(middle_y, key.size)), (slice(0, middle_x), slice(middle_x, key.size))
-        canvas = torch.empty((3, key.size, key.size), dtype=torch.uint8)
-        items = []
-        for (row, column), picture in zip(itertools.product(rows, columns), [key.picture, *others]):
-            size = (row.stop - row.start, column.stop - column.start)
-            item = self._augmented(key._replace(picture=picture), size, rng, expand=False)
-            canvas[:, row, column] = item.image
-            corner = torch.tensor([column.start, row.start] * 2, dtype=item.boxes.dtype)
-            items.append(item._replace(boxes=item.boxes + corner))
-        boxes, labels = (torch.cat(tensors) for tensors in zip(*((item.boxes, item.labels) for item in items)))
-        return Item(canvas, boxes, labels, items[0].info, sum((item.unreadable for item in items), ()))
 
     def _usable(self, key: SampleKey) -> tuple[int, Image.Image | NDArray[np.uint8], tuple[str, ...]]:
         """A picture's index, the picture as the backend takes it, and what was wrong with those tried before it. Raises
@@ -280,11 +250,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
             f"{source.annotation_file}: {len(source)} pictures do not fill one batch of {data.train_batch_size} in "
             f"each of {world_size} processes; lower data.train_batch_size"
         )
-    mosaic_epochs = 0
-    if augment.mosaic_prob > 0:
-        epochs, most = settled(cfg.train.epochs), cfg.train.max_iterations * cfg.train.accumulate / len(batches)
-        mosaic_epochs = round(augment.mosaic_share * (min(epochs, most) if most else epochs))
-    samples = TrainingSamples(source, augmentation, seed, augment.backend, augment.mosaic_prob, mosaic_epochs)
+    samples = TrainingSamples(source, augmentation, seed, augment.backend)
     return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
 
 

@@ -59,12 +59,12 @@ class Augmentation:
         self.crop_prob = crop_prob
         self.flip_prob = flip_prob
 
-    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, expand_too: bool = True) -> Recipe:
+    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator) -> Recipe:
         """A recipe for a picture of `size` (h, w) with these boxes."""
         height, width = size
         colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
         window = Window(0, 0, width, height)
-        if expand_too and rng.random() < self.expand_prob:
+        if rng.random() < self.expand_prob:
             window = expand(window, self.expand_max_ratio, rng)
         if rng.random() < self.crop_prob:
             window = crop(window, boxes, rng)

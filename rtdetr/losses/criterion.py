@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy, giou, iou
-from rtdetr.config import ClassLoss, Config, LossConfig
+from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
-from rtdetr.losses.functional import at_least_float32, matchability_loss, mean_over_processes, varifocal_loss
+from rtdetr.losses.functional import at_least_float32, mean_over_processes, varifocal_loss
 from rtdetr.losses.matcher import match_together
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
-
-CLASS_LOSSES: dict[ClassLoss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    "varifocal": varifocal_loss,
-    "matchability": matchability_loss,
-}
 
 
 class SetLosses(NamedTuple):
@@ -68,17 +63,16 @@ class Criterion:
         num_groups = one_to_one.logits.shape[1]
         num_boxes = self._mean_num_boxes(targets, 1, group)
         losses: dict[str, Tensor] = {}
-        sums = set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets, self.cfg.classes)
+        sums = set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)
         losses |= self._entries(sums, 1 / (num_boxes * num_groups), "")
         if denoising is not None:
-            index = denoising_index(denoising, targets)
-            sums = set_losses(denoising.logits, denoising.boxes, index, targets, self.cfg.classes)
+            sums = set_losses(denoising.logits, denoising.boxes, denoising_index(denoising, targets), targets)
             # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
             # parameter a gradient on every process, which DDP waits for.
             switch = targets.mask.any()
             losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:
-            sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets, self.cfg.classes)
+            sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
             scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)
             losses |= self._entries(sums, scale, "_o2m_branch")
         total = torch.stack(list(losses.values())).sum()
@@ -122,9 +116,7 @@ class Criterion:
             )
 
 
-def set_losses(
-    logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets, classes: ClassLoss = "varifocal"
-) -> SetLosses:
+def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -> SetLosses:
     """Losses of queries with logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4) cxcywh normalised, each query paired with
     box index (K, G, B, Q) of its picture, or background where that is -1. index may broadcast over K and G."""
     logits, boxes = at_least_float32(logits), at_least_float32(boxes)
@@ -139,10 +131,10 @@ def set_losses(
     scores = torch.where(matched, iou(corners.detach(), wanted_corners), 0)
     labels = targets.labels[picture, safe_index][..., None]
     is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels, matched[..., None])
-    class_loss = CLASS_LOSSES[classes](logits, is_class * scores[..., None], is_class)
+    classes = varifocal_loss(logits, is_class * scores[..., None], is_class)
     l1 = torch.where(matched[..., None], (boxes - wanted).abs(), 0)
     overlap = torch.where(matched, 1 - giou(corners, wanted_corners), 0)
-    return SetLosses(class_loss.sum((1, 2, 3, 4)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
+    return SetLosses(classes.sum((1, 2, 3, 4)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
 
 
 def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:

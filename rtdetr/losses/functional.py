@@ -23,13 +23,6 @@ def varifocal_loss(logits: Tensor, scores: Tensor, positive: Tensor, alpha: floa
     return weight * F.binary_cross_entropy_with_logits(logits, scores, reduction="none")
 
 
-def matchability_loss(logits: Tensor, scores: Tensor, positive: Tensor, gamma: float = 1.5) -> Tensor:
-    """Matchability-aware loss (..., C) of the same arguments (DEIM, arXiv 2412.04234): the target of a matched query is
-    IoU ** gamma and its weight 1, so that one whose box is still poor is not left alone."""
-    weight = torch.where(positive, 1.0, logits.detach().sigmoid().pow(gamma))
-    return weight * F.binary_cross_entropy_with_logits(logits, scores.pow(gamma), reduction="none")
-
-
 def varifocal_loss_of_probabilities(
     probabilities: Tensor, scores: Tensor, positive: Tensor, alpha: float = 0.75, gamma: float = 2.0
 ) -> Tensor:
