@@ -75,6 +75,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "optimizer.min_lr_ratio": (-0.1, 1.1),
     "optimizer.flat_ratio": (-0.1, 1.1),
     "optimizer.clip_grad_norm": (-0.1, 1e10),
+    "optimizer.muon_lr_multiplier": (-0.1, 1e10),
     "ema.decay": (-0.1, 1),
     "ema.warmup": (-1, 1e10),
     "train.epochs": (0, 10**9),

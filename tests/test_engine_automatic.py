@@ -65,7 +65,9 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     assert resumed.cfg == written
 
 
-@pytest.mark.parametrize(("weights", "tuning", "learnt"), [("", None, False), ("", "w.pth", True), ("w.pth", None, True)])
+@pytest.mark.parametrize(
+    ("weights", "tuning", "learnt"), [("", None, False), ("", "w.pth", True), ("w.pth", None, True)]
+)
 def test_the_backbone_follows_from_the_weights(data: Path, weights: str, tuning: str | None, learnt: bool) -> None:
     updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto"]
     updates += [f"model.backbone.weights={weights}"] if weights else []
@@ -75,9 +77,7 @@ def test_the_backbone_follows_from_the_weights(data: Path, weights: str, tuning:
     assert len(lines) == 2 and all("auto is" in line and ("starts from" in line) == learnt for line in lines)
 
 
-def test_a_resumed_run_keeps_the_backbone_it_had(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_keeps_the_backbone_it_had(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto", "train.max_iterations=1"]
     monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     Trainer(tiny_config(data, *updates), tmp_path / "first", CPU).run()

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import OptimizerConfig, settled
+from rtdetr.engine.muon import MuonAdamW
 
 # Stages res2 to res5. The stem belongs to the backbone too, but trains at the full rate
 # (official repo: ppdet/modeling/backbones/resnet.py; optimizer state measured on R18).
 BACKBONE_STAGES = re.compile(r"^backbone\.stages\.")
-# Look-up tables, and last layers that start at 0 or answer for a class each: AdamW's, as always with Muon.
+# The first layer, look-up tables, and last layers, which start at 0 or answer for a class each: AdamW's wherever Muon
+# is used.
 NOT_MATRICES = re.compile(
     r"embedding|score_head|class_head|box_head|sampling_offsets|attention_weights|backbone\.stem\.0"
 )
@@ -50,60 +52,6 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     on_cuda = next(model.parameters()).is_cuda
     kind = MuonAdamW if cfg.muon_lr_multiplier > 0 else torch.optim.AdamW
     return kind(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
-
-
-class MuonAdamW(torch.optim.AdamW):
-    """AdamW that steps the groups marked `muon` by Muon: momentum, made orthogonal, as long as AdamW's step would be
-    (Keller Jordan, kellerjordan.github.io/posts/muon; the length is that of Moonlight, arXiv 2502.16982)."""
-
-    MOMENTUM, LENGTH = 0.95, 0.2
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        unsound = getattr(self, "found_inf", None)
-        for group in self.param_groups:
-            if not group.get("muon"):
-                continue
-            alike: dict[torch.Size, list[Tensor]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    alike.setdefault(parameter.shape, []).append(parameter)
-            for parameters in alike.values():
-                self._orthogonal_step(parameters, group["lr"], group["weight_decay"], unsound)
-        super().step()
-
-    def _orthogonal_step(
-        self, parameters: list[Tensor], lr: float, weight_decay: float, unsound: Tensor | None
-    ) -> None:
-        gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
-        for parameter in parameters:
-            if not self.state[parameter]:  # AdamW looks for its step count when it reads a file
-                self.state[parameter] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(parameter)}
-        buffers = [self.state[parameter]["momentum"] for parameter in parameters]
-        momentum = torch.stack(buffers).lerp(gradients, 1 - self.MOMENTUM)
-        update = orthogonal(gradients.lerp(momentum, self.MOMENTUM).flatten(2)).reshape_as(gradients)
-        rows, columns = gradients.flatten(2).shape[1:]
-        update = update * (self.LENGTH * max(rows, columns) ** 0.5) + weight_decay * torch.stack(parameters)
-        if unsound is not None:
-            momentum = torch.where(unsound > 0, torch.stack(buffers), momentum)
-            update = torch.where(unsound > 0, 0, update)
-        torch._foreach_copy_(buffers, momentum.unbind())
-        torch._foreach_add_(parameters, update.unbind(), alpha=-lr)
-        for parameter in parameters:
-            parameter.grad = None  # AdamW passes over it
-
-
-def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Roughly the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton and Schulz in bfloat16."""
-    a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices.bfloat16()
-    tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x
-    x = x / x.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-7).bfloat16()
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).to(matrices.dtype)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
