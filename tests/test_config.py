@@ -115,10 +115,10 @@ def leaves(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_number(hint: Any) -> bool:
-    inner = typing.get_args(hint)[:1] or (hint,)
-    return (
-        inner[0] in (int, float, declared.CountOrAuto.__origin__) or type(inner[0]) is int
-    )  # Annotated[int, ...], int, Literal[18, ...]
+    (inner,) = typing.get_args(hint)[:1] or (hint,)
+    if typing.get_origin(inner) is typing.Union:  # a number or `auto`
+        inner = typing.get_args(inner)[0]
+    return inner in (int, float) or type(inner) is int  # Annotated[int, ...], int, Literal[18, ...]
 
 
 def given(dotted: str, value: object) -> str:
@@ -170,6 +170,7 @@ def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
     assert dataclasses.replace(small, name="", model=other.model) == dataclasses.replace(other, name="")
     assert (small.model.backbone.norm, small.model.backbone.freeze_stem, small.train.epochs) == ("train", False, "auto")
     assert small.data.train.annotations == small.data.val.annotations == ""
+    assert (small.model.backbone.freeze_stages, small.optimizer.backbone_lr_multiplier) == ("auto", "auto")
 
 
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:
