@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 
 import pytest
 import torch
+from engine_helpers import tiny_config, tiny_data
 from torch import nn
 
 from rtdetr.config import OptimizerConfig
 from rtdetr.engine.muon import MuonAdamW, orthogonal
 from rtdetr.engine.optim import build_optimizer, load_optimizer, parameter_groups, set_lr
+from rtdetr.engine.trainer import Trainer
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 24, 24)])
@@ -85,3 +89,19 @@ def test_muon_goes_on_from_a_saved_state() -> None:
     after.step()
     for a, b in zip(straight.parameters(), second.parameters()):
         assert torch.equal(a, b)
+
+
+def test_a_resumed_run_ends_in_the_same_weights_and_asks_for_muon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    data, cpu = tiny_data(tmp_path / "data"), torch.device("cpu")
+    one, two = (tiny_config(data, "optimizer.muon_lr_multiplier=3", f"train.max_iterations={n}") for n in (1, 2))
+    Trainer(two, tmp_path / "straight", cpu).run()
+    Trainer(one, tmp_path / "halved", cpu).run()
+    last = tmp_path / "halved" / "last.pth"
+    with pytest.raises(CheckpointError, match=r"the optimiser state does not fit .* or Muon off\?"):
+        Trainer(tiny_config(data), tmp_path, cpu, resume=last)
+    Trainer(two, tmp_path / "halved", cpu, resume=last).run()
+    straight, halved = (load_checkpoint(tmp_path / name / "last.pth")["model"] for name in ("straight", "halved"))
+    assert all(torch.equal(straight[name], halved[name]) for name in straight)
