@@ -37,6 +37,8 @@ Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
 CountOrNone = Annotated[int, Range(0, 100_000)]
 Iterations = Annotated[int, Range(0, 1_000_000_000)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+SeedOrAuto = Annotated[int | Literal["auto"], Range(0, 2**32 - 1)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
@@ -201,7 +203,9 @@ class TrainConfig:
     patience: CountOrNone = 0
     min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    seed: Seed = 0
+    # Of the order of pictures and of what is done to them, whatever the number of data workers; auto: that of `seed`.
+    data_seed: SeedOrAuto = "auto"
     deterministic: bool = False  # on a GPU the same bits every time, as a CPU gives anyway; slower
     # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,
     # for which a GPU has to wait.
