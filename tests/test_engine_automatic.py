@@ -101,7 +101,8 @@ def test_a_tenth_of_the_memory_stays_free(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
-    cfg = tiny_config(data, f"train.graphs={graphs}", "loss.match_backend=auto")
+    monkeypatch.setattr(rehearsal, "why_not_capture", lambda *_: None if graphs == "on" else "off")
+    cfg = tiny_config(data)
     fits = rehearsal.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
     assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
 
@@ -135,7 +136,8 @@ def test_the_forecast_is_said_before_the_first_step(
 ) -> None:
     monkeypatch.setattr(rehearsal, "measure", lambda *_: need)
     monkeypatch.setattr(rehearsal, "_free", lambda _: FREE)
-    cfg = tiny_config(data, updates, "loss.match_backend=auto")
+    monkeypatch.setattr(rehearsal, "why_not_capture", lambda *_: None if updates.endswith("on") else "off")
+    cfg = tiny_config(data)
     if need is None:
         with pytest.raises(ConfigError) as refused:
             forecast(cfg, open_train_set(cfg), torch.device("cuda"))

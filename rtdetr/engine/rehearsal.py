@@ -44,22 +44,24 @@ def forecast(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
     boxes = int(source.boxes_per_picture().max())
     batch = f"the worst batch of the set ({size} pictures of {side} x {side}, up to {boxes} boxes in one)"
     needs = distributed.gather_objects((measure(cfg, source, size, device), _free(device)))
-    advice = what_to_lower(cfg)
+    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    advice, times = what_to_lower(cfg, captured), times_of(cfg, source) if captured else 1
     if any(need is None for need, _ in needs):
         free = min(free for _, free in needs) / GIB
         raise ConfigError(
             f"{batch} does not fit into the {free:.1f} GiB that are free on {device}; {advice}, stop what else uses "
             "the GPU, or train without this rehearsal with train.rehearsal=false"
         )
-    need, free = max((need.total(times_of(cfg, source, device)), free) for need, free in needs if need is not None)
+    need, free = max((need.total(times), free) for need, free in needs if need is not None)
     line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, by a rehearsal of {batch}"
     if need <= free:
         return [line]
     return [line, f"warning: the run may end for lack of memory; {advice}"]
 
 
-def what_to_lower(cfg: Config) -> str:
-    """The settings that a training which does not fit into its GPU can change, with their values."""
+def what_to_lower(cfg: Config, captured: bool) -> str:
+    """The settings that a training which does not fit into its GPU can change, with their values. captured: its steps
+    are graphs."""
     accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its pictures"
     advice = [
         f"data.train_batch_size ({accumulated})",
@@ -67,16 +69,13 @@ def what_to_lower(cfg: Config) -> str:
         f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
     ]
     settings = [] if cfg.train.checkpoint_activations else ["train.checkpoint_activations=true"]
-    if why_not_capture(cfg.train, torch.device("cuda"), cfg.loss.match_backend) is None:
-        settings.append("train.graphs=off")
+    settings += ["train.graphs=off"] if captured else []
     return (f"set {' and '.join(settings)}, or " if settings else "") + f"lower {', '.join(advice)}"
 
 
-def times_of(cfg: Config, source: DetectionSet, device: torch.device) -> int:
-    """How often the memory of a step is needed at the same time: graphs have memory of their own, beside that of the
-    plain steps that come before the next kind of batch is captured."""
-    if why_not_capture(cfg.train, device, cfg.loss.match_backend) is not None:
-        return 1
+def times_of(cfg: Config, source: DetectionSet) -> int:
+    """How often the memory of a step that is captured is needed at the same time: graphs have memory of their own,
+    beside that of the plain steps that come before the next kind of batch is captured."""
     counts, denoising = source.boxes_per_picture(), cfg.model.supervision.num_denoising
     alike = slots_for(int(counts.min()), denoising) == slots_for(int(counts.max()), denoising)
     return 1 if alike and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
@@ -84,7 +83,8 @@ def times_of(cfg: Config, source: DetectionSet, device: torch.device) -> int:
 
 def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
     """A function that tells whether a batch of so many pictures fits into the memory of the GPU that is free now."""
-    times = times_of(cfg, source, device)
+    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    times = times_of(cfg, source) if captured else 1
 
     def fits(batch_size: int) -> bool:
         room = (1.0 - RESERVE) * _free(device)

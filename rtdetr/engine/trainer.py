@@ -145,8 +145,9 @@ class Trainer:
             try:
                 stopped = self._go_on()
             except torch.cuda.OutOfMemoryError as error:
-                last = self.output_dir / LAST
-                raise out_of_memory(self.cfg, self.state.iteration, last, self.state.evaluation_due) from error
+                last, evaluating = self.output_dir / LAST, self.state.evaluation_due
+                captured = self.graphs is not None
+                raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             finally:
                 self.saver.wait()
                 self.watch.close()
