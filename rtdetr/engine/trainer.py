@@ -64,8 +64,7 @@ class Trainer:
         self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)
         rank, world_size = distributed.rank(), distributed.world_size()
-        data_seed = cfg.train.seed if cfg.train.data_seed == "auto" else cfg.train.data_seed
-        self.train_loader = build_train_loader(cfg, data_seed, rank, world_size)
+        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
         self.classes = self.train_loader.classes
         _check_boxes(self.train_loader.source)
         if cfg.num_classes not in (0, len(self.classes)):
