@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "denoising detached",
         "rtdetr/models/query_groups.py",
-        "DenoisingOutputs(logits[:, :, :, :n], boxes[:, :, :, :n], queries.num_copies)",
-        "DenoisingOutputs(logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach(), queries.num_copies)",
+        "noised = logits[:, :, :, :n], boxes[:, :, :, :n]",
+        "noised = logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach()",
         "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(
