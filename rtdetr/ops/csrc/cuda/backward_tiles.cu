@@ -22,7 +22,7 @@ template <class A> struct alignas(16) Entry {
 template <class A> constexpr int kPointBytes = sizeof(Entry<A>) + 2 * sizeof(int);
 
 template <class T, int V, int kLanes>
-__global__ void __launch_bounds__(kBlock, kLanes ? 6 : 1)
+__global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
     tile_kernel(const T* __restrict__ grad_output, const __grid_constant__ LevelTable levels,
                 const Acc<T>* __restrict__ locations, const Acc<T>* __restrict__ weights, T* __restrict__ grad_value,
                 const __grid_constant__ Shape shape) {
