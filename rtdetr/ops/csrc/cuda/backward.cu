@@ -90,18 +90,16 @@ const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_
   }
   const bool by_points = grad_locations != nullptr || grad_weights != nullptr;
   if (grad_value == nullptr) return by_points ? point_gradients(call, false) : nullptr;
-  switch (choose(sizes, levels, deterministic)) {
-    case ValueGradient::reduced: return point_gradients(call, true);
-    case ValueGradient::tiled: {
-      const char* error = tiled_value_gradient(call, levels);
-      return error == nullptr && by_points ? point_gradients(call, false) : error;
-    }
-    case ValueGradient::sorted: break;
-  }
-  if (!by_points) return sorted_value_gradient(call, levels, deterministic);
-  // The sort waits for memory most of the time, in few blocks: the other gradients fit in between.
+  const ValueGradient way = choose(sizes, levels, deterministic);
+  if (way == ValueGradient::reduced) return point_gradients(call, true);
+  const auto by_value = [&] {
+    return way == ValueGradient::tiled ? tiled_value_gradient(call, levels)
+                                       : sorted_value_gradient(call, levels, deterministic);
+  };
+  if (!by_points) return by_value();
+  // What waits for memory most of the time, in few blocks, leaves room for the other gradients.
   Beside beside(call.stream);
-  const char* error = sorted_value_gradient(call, levels, deterministic);
+  const char* error = by_value();
   if (error == nullptr) {
     Backward second = call;
     second.stream = beside.stream();

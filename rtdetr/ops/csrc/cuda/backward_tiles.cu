@@ -7,11 +7,11 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kTile = 8;                             // pixels on a side
-constexpr int kRow = kTile + 1, kCells = kRow * kRow;  // cells that touch a tile: one more on the left and above
-constexpr int kBatch = 5;                            // points whose loads are in flight together
+constexpr int kTileWidth = 8, kTileHeight = 16;
+constexpr int kRow = kTileWidth + 1, kCells = kRow * (kTileHeight + 1);  // that touch a tile: one more to the left and above
+constexpr int kBatch = 5;  // points whose loads are in flight together
 constexpr int kShared = 40 * 1024;
-constexpr int64_t kMostLooks = 8'000'000;
+constexpr int64_t kMostLooks = 20'000'000;
 
 template <class A> struct alignas(16) Entry {
   A fraction_x, fraction_y, weight;
@@ -39,12 +39,12 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   const int64_t batch = blockIdx.y;
   Level level = levels[level_index];
   for (; level_index > 0; level = levels[--level_index]) {
-    const int tiles = ceil_div(level.width, kTile) * ceil_div(level.height, kTile);
+    const int tiles = ceil_div(level.width, kTileWidth) * ceil_div(level.height, kTileHeight);
     if (tile < tiles) break;
     tile -= tiles;
   }
-  const int tiles_per_row = ceil_div(level.width, kTile), tile_y = tile / tiles_per_row;
-  const int left = (tile - tile_y * tiles_per_row) * kTile, top = tile_y * kTile;
+  const int tiles_per_row = ceil_div(level.width, kTileWidth), tile_y = tile / tiles_per_row;
+  const int left = (tile - tile_y * tiles_per_row) * kTileWidth, top = tile_y * kTileHeight;
 
   for (int i = threadIdx.x; i <= kCells; i += kBlock) counts[i] = 0;
   if (threadIdx.x == 0) listed = 0;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
     for (int j = 0; j < kBatch; ++j) {
       const Cell<A> cell = locate(location[j].x, location[j].y, level);
       const int x = cell.x + 1 - left, y = cell.y + 1 - top;
-      if (!cell.inside || x < 0 || x >= kRow || y < 0 || y >= kRow) continue;
+      if (!cell.inside || x < 0 || x >= kRow || y < 0 || y > kTileHeight) continue;
       const int position = atomicAdd(&listed, 1), rank = atomicAdd(counts + y * kRow + x, 1);
       entries[position] = {cell.fraction_x, cell.fraction_y, weight[j], query[j]};
       cell_of_entry[position] = rank * kCells + y * kRow + x;
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
 
   const int lanes = kLanes ? kLanes : shape.lanes, lane = threadIdx.x % lanes;
   const uint32_t row = uint32_t(shape.heads * shape.channels);
-  for (int pixel = threadIdx.x / lanes; pixel < kTile * kTile; pixel += kBlock / lanes) {
-    const int column = pixel % kTile, line = pixel / kTile, x = left + column, y = top + line;
+  for (int pixel = threadIdx.x / lanes; pixel < kTileWidth * kTileHeight; pixel += kBlock / lanes) {
+    const int column = pixel % kTileWidth, line = pixel / kTileWidth, x = left + column, y = top + line;
     if (x >= level.width || y >= level.height) continue;
     const int64_t cell = batch * shape.cells + level.start + y * level.width + x;
     for (int channel = lane * V; channel < shape.channels; channel += lanes * V) {
@@ -132,7 +132,8 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
 int64_t count_tiles(const Sizes& sizes, const Levels& levels) {
   int64_t tiles = 0;
   for (int64_t l = 0; l < sizes.L; ++l) {
-    const int64_t rows = (levels.hw[2 * l] + kTile - 1) / kTile, columns = (levels.hw[2 * l + 1] + kTile - 1) / kTile;
+    const int64_t rows = (levels.hw[2 * l] + kTileHeight - 1) / kTileHeight;
+    const int64_t columns = (levels.hw[2 * l + 1] + kTileWidth - 1) / kTileWidth;
     tiles += rows * columns;
   }
   return tiles;

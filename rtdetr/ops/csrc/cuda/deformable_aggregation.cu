@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
 
 // Gradients of locations and weights by dot products, that of features by reductions. Null: not needed.
 template <class T, int V, int kLanes>
-__global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
+__global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
     aggregate_backward_kernel(const T* __restrict__ grad_output, const T* __restrict__ features,
                               const __grid_constant__ LevelTable levels, const Acc<T>* __restrict__ locations,
                               const Acc<T>* __restrict__ weights, Acc<T>* __restrict__ grad_features,
