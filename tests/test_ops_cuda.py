@@ -101,9 +101,10 @@ def test_deterministic_is_bitwise_equal(dtype: torch.dtype) -> None:
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("queries", [400, 4000], ids=["tiles", "sorted"])
-def test_all_points_in_one_cell(queries: int, mode: str) -> None:
-    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+def test_all_points_in_one_cell(dtype: torch.dtype, queries: int, mode: str) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     locations = locations * 1e-3 + 0.5
     _compare(_run((value, locations, weights, gradient), MAPS, "cuda"), (value, locations, weights, gradient), MAPS)
 
@@ -128,18 +129,20 @@ def test_backward_in_a_graph_without_a_call_before_it() -> None:
     _compare([ms_deform_attn(inputs[0], MAPS, None, *inputs[1:3]), *results], inputs, MAPS)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("queries", [20, 500, 4000], ids=["tiles", "reductions", "sorted"])
-def test_points_outside_touch_nothing(queries: int) -> None:
-    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+def test_points_outside_touch_nothing(dtype: torch.dtype, queries: int) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     value.fill_(float("inf"))
     far = locations.sign() * 1e30 - 5
     output, *gradients = _run((value, far, weights, gradient), MAPS, "cuda")
     assert not output.any() and not any(g.any() for g in gradients)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("queries", [20, 500, 4000], ids=["tiles", "reductions", "sorted"])
-def test_nan_stays_with_its_item(queries: int) -> None:
-    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+def test_nan_stays_with_its_item(dtype: torch.dtype, queries: int) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     locations[1, 7, 2, 1, 3, 0] = float("nan")
     output, by_value, by_location, by_weight = _run((value, locations, weights, gradient), MAPS, "cuda")
     wrong = output.view(2, queries, 8, 32).isnan()

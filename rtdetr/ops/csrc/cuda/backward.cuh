@@ -24,7 +24,7 @@ struct Backward {
 int64_t reduction_scratch_bytes(const Sizes& sizes);
 const char* point_gradients(const Backward& call, bool reduce_value);
 
-// Gradient of value by tiles of pixels that look for their points, if that is the fastest.
+// Gradient of 16-bit values by tiles of pixels that look for their points, if that is the fastest.
 bool tiles_are_faster(const Sizes& sizes, const Levels& levels);
 const char* tiled_value_gradient(const Backward& call, const Levels& levels);
 

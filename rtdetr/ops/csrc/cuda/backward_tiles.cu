@@ -1,5 +1,5 @@
-// Gradient of value for small problems, in one launch: a block owns a tile of pixels of one (batch, head, level), looks
-// through all of that level's points, keeps those that touch the tile, puts them in order of their cells and gathers.
+// Gradient of 16-bit values for small problems, in one launch: a block owns a tile of pixels of one (batch, head, level),
+// looks through all of that level's points, keeps those that touch the tile, puts them in order of their cells and gathers.
 // Nothing is zeroed, added up in global memory or cast. Each point is looked at once per tile, which does not pay for many.
 #include "backward.cuh"
 
@@ -10,27 +10,26 @@ constexpr int kBlock = 256;
 constexpr int kTileWidth = 8, kTileHeight = 16;
 constexpr int kRow = kTileWidth + 1, kCells = kRow * (kTileHeight + 1);  // that touch a tile: one more to the left and above
 constexpr int kBatch = 5;  // points whose loads are in flight together
-constexpr int kShared = 40 * 1024;
-constexpr int64_t kMostLooks = 20'000'000;
+constexpr int kShared = 40 * 1024;  // bytes for the points of a level, all of which may touch one tile
+constexpr int64_t kMostLooks = 20'000'000;  // by all tiles, at points
 
-template <class A> struct alignas(16) Entry {
-  A fraction_x, fraction_y, weight;
+struct alignas(16) Entry {
+  float fraction_x, fraction_y, weight;
   int query;
 };
 
 // Shared memory for a point: its entry, its cell and number within it, and its place in the order of cells.
-template <class A> constexpr int kPointBytes = sizeof(Entry<A>) + 2 * sizeof(int);
+constexpr int kPointBytes = sizeof(Entry) + 2 * sizeof(int);
 
 template <class T, int V, int kLanes>
 __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
     tile_kernel(const T* __restrict__ grad_output, const __grid_constant__ LevelTable levels,
-                const Acc<T>* __restrict__ locations, const Acc<T>* __restrict__ weights, T* __restrict__ grad_value,
+                const float* __restrict__ locations, const float* __restrict__ weights, T* __restrict__ grad_value,
                 const __grid_constant__ Shape shape) {
-  using A = Acc<T>;
   extern __shared__ __align__(16) char shared[];
   __shared__ int counts[kCells + 1], listed;
   const int num_points = shape.queries * shape.points;
-  auto* const entries = reinterpret_cast<Entry<A>*>(shared);
+  auto* const entries = reinterpret_cast<Entry*>(shared);
   int *const cell_of_entry = reinterpret_cast<int*>(entries + num_points), *const order = cell_of_entry + num_points;
 
   // Neighbouring blocks write neighbouring heads. The last level, with most points to a pixel, goes first.
@@ -53,19 +52,19 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   const uint32_t stride = uint32_t(shape.heads) * shape.level_points, points = shape.points;
   for (int begin = threadIdx.x; begin < num_points; begin += kBlock * kBatch) {
     int query[kBatch];
-    Two<A> location[kBatch];
-    A weight[kBatch];
+    Two<float> location[kBatch];
+    float weight[kBatch];
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {  // all loads before the first use
       const int i = begin + j * kBlock;
       query[j] = int(uint32_t(i) / points);
       const int64_t index = first + uint64_t(uint32_t(query[j])) * stride + (i - query[j] * int(points));
-      location[j] = i < num_points ? load_two(locations + 2 * index) : Two<A>{A(-4), A(-4)};  // outside
-      weight[j] = i < num_points ? __ldg(weights + index) : A(0);
+      location[j] = i < num_points ? load_two(locations + 2 * index) : Two<float>{-4.0f, -4.0f};  // outside
+      weight[j] = i < num_points ? __ldg(weights + index) : 0.0f;
     }
 #pragma unroll
     for (int j = 0; j < kBatch; ++j) {
-      const Cell<A> cell = locate(location[j].x, location[j].y, level);
+      const Cell<float> cell = locate(location[j].x, location[j].y, level);
       const int x = cell.x + 1 - left, y = cell.y + 1 - top;
       if (!cell.inside || x < 0 || x >= kRow || y < 0 || y > kTileHeight) continue;
       const int position = atomicAdd(&listed, 1), rank = atomicAdd(counts + y * kRow + x, 1);
@@ -109,16 +108,16 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
     const int64_t cell = batch * shape.cells + level.start + y * level.width + x;
     for (int channel = lane * V; channel < shape.channels; channel += lanes * V) {
       const T* gradient = grad_output + (batch * shape.queries * shape.heads + head) * shape.channels + channel;
-      A sums[V] = {};
+      float sums[V] = {};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the cells above the pixel, then those below: each a run of the order
         const int first_cell = (line + r) * kRow + column;
         const int middle = counts[first_cell + 1], end = counts[first_cell + 2];
 #pragma unroll 4
         for (int k = counts[first_cell]; k < end; ++k) {
-          const Entry<A> entry = entries[order[k]];
-          const A across = k < middle ? entry.fraction_x : A(1) - entry.fraction_x;  // in a left cell the pixel is right
-          const A share = across * (r == 0 ? entry.fraction_y : A(1) - entry.fraction_y) * entry.weight;
+          const Entry entry = entries[order[k]];
+          const float across = k < middle ? entry.fraction_x : 1 - entry.fraction_x;  // in a left cell the pixel is right
+          const float share = across * (r == 0 ? entry.fraction_y : 1 - entry.fraction_y) * entry.weight;
           const auto channels = Channels<T, V>::load(gradient + uint64_t(uint32_t(entry.query)) * row);
 #pragma unroll
           for (int i = 0; i < V; ++i) sums[i] = fused_multiply_add(share, channels[i], sums[i]);
@@ -141,31 +140,31 @@ int64_t count_tiles(const Sizes& sizes, const Levels& levels) {
 
 template <class T, int V, int kLanes> const char* launch(const Backward& call, const Levels& levels) {
   const dim3 blocks(unsigned(count_tiles(call.sizes, levels) * call.sizes.H), unsigned(call.sizes.B));
-  const int bytes = int(call.sizes.Q * call.sizes.P) * kPointBytes<Acc<T>>;
+  const int bytes = int(call.sizes.Q * call.sizes.P) * kPointBytes;
   tile_kernel<T, V, kLanes><<<blocks, kBlock, bytes, call.stream>>>(
-      static_cast<const T*>(call.grad_output), call.levels, static_cast<const Acc<T>*>(call.locations),
-      static_cast<const Acc<T>*>(call.weights), static_cast<T*>(call.grad_value), make_shape(call.sizes, V));
+      static_cast<const T*>(call.grad_output), call.levels, static_cast<const float*>(call.locations),
+      static_cast<const float*>(call.weights), static_cast<T*>(call.grad_value), make_shape(call.sizes, V));
   return launch_error();
 }
 
 }  // namespace
 
+// Float32 gradients are zeroed and added up in place, which nothing here beat.
 bool tiles_are_faster(const Sizes& sizes, const Levels& levels) {
-  if (levels.hw == nullptr || sizes.dtype == DType::f64 || sizes.B > 65535) return false;
-  const int64_t looks = count_tiles(sizes, levels) * sizes.B * sizes.H * sizes.Q * sizes.P;  // at points, by all tiles
-  return sizes.Q * sizes.P * kPointBytes<float> <= kShared && looks <= kMostLooks;
+  if (levels.hw == nullptr || element_size(sizes.dtype) != 2 || sizes.B > 65535) return false;
+  const int64_t looks = count_tiles(sizes, levels) * sizes.B * sizes.H * sizes.Q * sizes.P;
+  return sizes.Q * sizes.P * kPointBytes <= kShared && looks <= kMostLooks;
 }
 
 const char* tiled_value_gradient(const Backward& call, const Levels& levels) {
   return with_type(call.sizes.dtype, [&](auto zero) -> const char* {
     using T = decltype(zero);
-    if constexpr (sizeof(T) <= 4) {
-      constexpr int V = 16 / sizeof(T);
-      if (call.sizes.D == 32) return launch<T, V, 32 / V>(call, levels);
-      if (call.sizes.D % V == 0) return launch<T, V, 0>(call, levels);
+    if constexpr (sizeof(T) == 2) {
+      if (call.sizes.D == 32) return launch<T, 8, 4>(call, levels);
+      if (call.sizes.D % 8 == 0) return launch<T, 8, 0>(call, levels);
       return launch<T, 1, 0>(call, levels);
     }
-    return "tiles are for float32 and 16-bit values";
+    return "tiles are for 16-bit values";
   });
 }
 

@@ -8,7 +8,7 @@
 namespace rtdetr::cuda {
 namespace {
 
-constexpr int kSortBlock = 1024, kGatherBlock = 256;
+constexpr int kSortBlock = 512, kGatherBlock = 256;
 constexpr int kBandCells = 11 * 1024;  // counted in shared memory by one block: below 48 KB
 constexpr int kSortBlocks = 128;  // that sort at least, if need be by reading the points more than once
 constexpr int kTileWidth = 4;
@@ -84,7 +84,7 @@ __device__ __forceinline__ void for_each_point(const A* locations, const A* weig
 }
 
 template <class A, int kPoints>
-__global__ void __launch_bounds__(kSortBlock, kResident<2, kSortBlock>)
+__global__ void __launch_bounds__(kSortBlock)
     sort_kernel(const A* __restrict__ locations, const A* __restrict__ weights, const __grid_constant__ LevelTable levels,
                 Entry<A>* __restrict__ entries, int* __restrict__ ends, int* __restrict__ cell_of_entry,
                 const SortPlan plan, const __grid_constant__ Shape shape) {
