@@ -35,7 +35,7 @@ from rtdetr.engine.watch import StepFailed, StepRecord, Watch, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
-from rtdetr.types import Batch, Targets
+from rtdetr.types import Batch, Targets, as_floats
 from rtdetr.weights.load import warm_start
 
 
@@ -92,8 +92,12 @@ class Trainer:
         seed_everything(cfg.train.seed + rank)
         if resume is not None and (changed := self.state.load(resume)) is not None:
             say(changed)
+        self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
+        self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
         self.parallel: nn.Module = self.model
-        if world_size > 1:
+        if world_size > 1 and self.graphs is not None:
+            distributed.take_from_main(self.model.state_dict().values())
+        elif world_size > 1:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
@@ -104,8 +108,6 @@ class Trainer:
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, self.model))
-        self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self.saver = Saver(self.state, output_dir, resume)
 
@@ -140,13 +142,13 @@ class Trainer:
             finally:
                 self.saver.wait()
                 self.watch.close()
-                self._release()
+                self.release()
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
                     draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
             return self.signals.agreed() if stopped else None
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Ends the data workers and gives back the memory of graphs, whoever keeps this trainer."""
         for loader in (self.train_loader, self.val_loader):
             loader.close()
@@ -275,7 +277,7 @@ class Trainer:
     def _backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> tuple[tuple[str, ...], Tensor]:
         dtype, share = AUTOCAST.get(self.cfg.train.precision), max(1, len(group))
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            outputs = self.parallel(images, targets, self.draws)
+            outputs = self.parallel(as_floats(images), targets, self.draws)
         losses = self.criterion(outputs, targets, self.state.epoch, group)
         self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
         return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share

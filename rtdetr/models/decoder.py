@@ -21,6 +21,7 @@ from rtdetr.models.layers import (
     MLP,
     ConvNorm,
     Group,
+    LayerNorm,
     SelfAttention,
     box_head,
     in_weight_type,
@@ -124,12 +125,12 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attn = SelfAttention(dim, num_heads)
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = LayerNorm(dim)
         self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points, msda_backend)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = LayerNorm(dim)
         self.linear1 = xavier_linear(dim, feedforward_dim)
         self.linear2 = xavier_linear(feedforward_dim, dim)
-        self.norm3 = nn.LayerNorm(dim)
+        self.norm3 = LayerNorm(dim)
 
     def forward(
         self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, groups: Sequence[Group]
@@ -188,6 +189,7 @@ class Decoder(nn.Module):
         content: (B, Q, dim); box_logits: (B, Q, 4) where each query starts; groups: of queries that see one another.
         """
         logits, boxes = [], []
+        content = content.to(memory.tokens.dtype)  # 16 bits under autocast, and so through all layers
         reference = box_logits.sigmoid()
         previous = reference  # the previous layer's box with its gradient
         for i, layer in enumerate(self.layers):
