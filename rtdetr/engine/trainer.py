@@ -93,7 +93,8 @@ class Trainer:
         if resume is not None and (changed := self.state.load(resume)) is not None:
             say(changed)
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
+        repeats = cfg.model.supervision.one_to_many_repeats
+        self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
         self.parallel: nn.Module = self.model
         if world_size > 1 and self.graphs is not None:
             distributed.take_from_main(self.model.state_dict().values())
