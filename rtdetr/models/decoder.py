@@ -95,7 +95,7 @@ class QuerySelector(nn.Module):
         super().__init__()
         self.num_queries = num_queries
         self.proj = xavier_linear(dim, dim)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
         self.score_head = score_head(dim, num_classes)
         self.box_head = box_head(dim)
 
@@ -199,10 +199,11 @@ class Decoder(nn.Module):
                 content = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 content = layer(*arguments)
-            delta = in_weight_type(self.box_heads[i], content).to(reference.dtype)
+            exact = content.to(next(self.box_heads[i].parameters()).dtype)  # for both heads
+            delta = in_weight_type(self.box_heads[i], exact).to(reference.dtype)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
-                logits.append(in_weight_type(self.score_heads[i], content))
+                logits.append(in_weight_type(self.score_heads[i], exact))
                 # Look forward twice: the reported box has the same value as `refined`, but its gradient also
                 # reaches the previous layer and head.
                 boxes.append(refined if i == 0 else (delta + inverse_sigmoid(previous)).sigmoid())

@@ -179,7 +179,7 @@ def add_profile(result: Measurement, run: Callable[[], object]) -> None:
         torch.cuda.synchronize()
     kernels: dict[str, list[float]] = {}
     for event in record.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
             entry = kernels.setdefault(event.name, [0, 0])
             entry[0] += 1 / NUM_BATCHES
             entry[1] += event.time_range.elapsed_us() / 1e3 / NUM_BATCHES
