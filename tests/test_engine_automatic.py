@@ -96,6 +96,7 @@ def test_a_tenth_of_the_memory_stays_free(
         return 0
 
     monkeypatch.setattr(rehearsal, "train_on_worst", train)
+    monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
@@ -133,6 +134,7 @@ FREE = 20 * 2**30
 def test_the_forecast_is_said_before_the_first_step(
     updates: str, need: Need | None, said: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(rehearsal, "measure", lambda *_: need)
     monkeypatch.setattr(rehearsal, "_free", lambda _: FREE)
     cfg = tiny_config(data, updates, "loss.match_backend=auto")

@@ -36,11 +36,15 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, match_backend: str) 
         reason = "train.accumulate adds up the gradients of several batches"
     elif match_backend in ("scipy", "cpu"):
         reason = f"loss.match_backend={match_backend} works on the host"
-    elif match_backend == "auto" and (why_not := why_not_compiled(torch.empty(0, device=device))):
+    elif match_backend == "auto" and (why_not := why_no_kernels(device)):
         reason = f"boxes are matched on the host: {why_not}"
     if reason is not None and cfg.graphs == "on":
         raise ConfigError(f"train.graphs=on cannot be: {reason}; set it to auto")
     return reason
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    return why_not_compiled(torch.empty(0, device=device))
 
 
 def slots_for(num_boxes: int, num_denoising: int) -> int:
