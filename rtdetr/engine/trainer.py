@@ -63,16 +63,7 @@ class Trainer:
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)
-        rank, world_size = distributed.rank(), distributed.world_size()
-        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
-        self.classes = self.train_loader.classes
-        _check_boxes(self.train_loader.source)
-        if cfg.num_classes not in (0, len(self.classes)):
-            raise ConfigError(
-                f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
-                "set it to 0 to take them from the file"
-            )
-        self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
+        self._open_data(cfg)
         if device.type == "cuda":
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
@@ -89,33 +80,49 @@ class Trainer:
             if weights and resume is None:
                 self._warm_start(weights)
         self.model.to(device).to(memory_format=layout_of(device))
-        if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
+        if distributed.world_size() > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
-        seed_everything(cfg.train.seed + rank)
+        seed_everything(cfg.train.seed + distributed.rank())
         if resume is not None and (changed := self.state.load(resume)) is not None:
             say(changed)
+        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
+        self._prepare_step(cfg, device)
+        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
+        self.watch = Watch(self.state, output_dir, device, self.train_loader)
+        self.saver = Saver(self.state, output_dir, resume)
+
+    def _open_data(self, cfg: Config) -> None:
+        rank, world_size = distributed.rank(), distributed.world_size()
+        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
+        self.classes = self.train_loader.classes
+        _check_boxes(self.train_loader.source)
+        if cfg.num_classes not in (0, len(self.classes)):
+            raise ConfigError(
+                f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
+                "set it to 0 to take them from the file"
+            )
+        self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
+
+    def _prepare_step(self, cfg: Config, device: torch.device) -> None:
+        """How the step of the model as it is now runs: captured or not, on how many processes, compiled or not."""
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
         repeats = cfg.model.supervision.one_to_many_repeats
         self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
         self.parallel: nn.Module = self.model
-        if world_size > 1 and self.graphs is not None:
+        if self.graphs is not None:  # which averages gradients itself
             distributed.take_from_main(self.model.state_dict().values())
-        elif world_size > 1:
+        elif distributed.world_size() > 1:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
-        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
-        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
-        self.watch = Watch(self.state, output_dir, device, self.train_loader)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, self.model))
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
-        self.saver = Saver(self.state, output_dir, resume)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
