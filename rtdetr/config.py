@@ -191,7 +191,8 @@ class TrainConfig:
     epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of pictures
     precision: Precision = "bf16"
     accumulate: Count = 1  # batches per optimiser step
-    # CUDA graphs of forward pass, losses and gradients; auto: on one GPU, when batches are not accumulated
+    # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
+    # kernel, and several processes train through DistributedDataParallel
     graphs: Switch = "auto"
     rehearsal: bool = True  # on a GPU, of the worst batch before the first step: does it fit?
     checkpoint_activations: bool = False  # decoder layers run twice instead of keeping what lies between: less memory
