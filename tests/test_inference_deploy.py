@@ -99,7 +99,7 @@ def test_only_the_sizes_seen_last_are_remembered() -> None:
     [
         (Plan(half=True), "half: expected auto or False on cpu"),
         (Plan(graphs=True), "graphs: expected auto or False on cpu"),
-        (Plan(fuse_relu=True), "fuse_relu: expected False on cpu"),
+        (Plan(fuse_relu=True), "fuse_relu: expected auto or False on cpu"),
         (Plan(fold=False, half=True), "half: expected"),
     ],
 )
@@ -109,9 +109,12 @@ def test_what_a_processor_cannot(plan: Plan, sentence: str) -> None:
 
 
 def test_plans() -> None:
-    assert Plan().on(CPU) == Plan(half=False, graphs=False)
-    assert Plan().on(torch.device("cuda")) == Plan(half=True, graphs="auto")
-    assert Plan(fold=False).on(torch.device("cuda")) == Plan(fold=False, half=False, graphs="auto")
+    cuda = torch.device("cuda")
+    assert Plan().on(CPU) == Plan(half=False, graphs=False, fuse_relu=False)
+    assert Plan().on(cuda) == Plan(half=True, graphs="auto", fuse_relu=True)
+    assert Plan(half=False).on(cuda) == Plan(half=False, fuse_relu=False)
+    assert Plan(half=False, fuse_relu=True).on(cuda) == Plan(half=False, fuse_relu=True)
+    assert Plan(fold=False).on(cuda) == Plan(fold=False, half=False, graphs="auto", fuse_relu=False)
     with pytest.raises(ValueError, match="fold: expected True with half or fuse_relu, got False"):
         Plan(fold=False, half=True).on(torch.device("cuda"))
     with pytest.raises(TypeError, match="speed"):
@@ -247,7 +250,7 @@ def test_reading_ahead_is_bounded_and_ends_with_the_results(cfg: Config, tmp_pat
             asked += 1
             yield file
 
-    results = predictor(cfg).predict_files(counted(), batch_size=2)
+    results = predictor(cfg).predict_files(counted(), batch_size=2, num_threads=1)
     next(results)
     assert asked <= 6  # the batch at work, the next one, and one that is begun
     results.close()

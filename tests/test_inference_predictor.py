@@ -15,8 +15,9 @@ from PIL import Image
 
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.pictures import read_picture
 from rtdetr.engine.evaluator import detect
-from rtdetr.inference.predictor import Predictor, read_picture
+from rtdetr.inference.predictor import Predictor
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Batch, Detections, ImageInfo, Targets
 from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint

@@ -37,10 +37,10 @@ class Search(NamedTuple):
     def files(self, files: Iterable[File]) -> Iterator[Found]:
         """What becomes of each file or address, in their order."""
         limit = self.predictor.cfg.data.max_megapixels
-        read = Opener(limit, allow_private=True).picture  # whoever types an address trusts it
+        opener = Opener(limit, allow_private=True)  # whoever types an address trusts it
         if self.slices is not None:
-            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, read)
-        return self.predictor.predict_files(files, self.batch_size, read=read)
+            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.picture)
+        return self.predictor.predict_files(files, self.batch_size, read=opener.pixels)
 
     def pictures(self, pictures: list[Image.Image]) -> list[list[Detection]]:
         """Detections of each picture, best first."""

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.pictures import read_picture
+from rtdetr.data.pictures import read_pixels
 from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_there
-from rtdetr.inference.deploy import Plan, build_detector
+from rtdetr.inference.ahead import one_opencv_thread
+from rtdetr.inference.deploy import Plan, build_detector, waking
 from rtdetr.inference.draw import Detection
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
 from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
+
+MAX_THREADS = 16  # that read files, unless more are asked for
 
 
 class Found(NamedTuple):
@@ -36,6 +42,9 @@ class Found(NamedTuple):
     error: str = ""
 
 
+Picture = NDArray[np.uint8]  # (H, W, 3) RGB
+
+
 class HostPixels:
     """A batch of pictures that get the network's size on the host.
 
@@ -46,10 +55,9 @@ class HostPixels:
         self.pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
         self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the pictures
 
-    def put(self, index: int, picture: Image.Image) -> None:
-        resized = resize_cubic(as_rgb_array(picture), (self.pixels.shape[1], self.pixels.shape[2]))
-        self.pixels[index].numpy()[:] = resized
-        self.sizes[index] = torch.tensor([picture.height, picture.width])
+    def put(self, index: int, picture: Picture) -> None:
+        self.pixels[index].numpy()[:] = resize_cubic(picture, (self.pixels.shape[1], self.pixels.shape[2]))
+        self.sizes[index].numpy()[:] = picture.shape[:2]
 
     def on(self, device: torch.device) -> Tensor:
         """(B, h, w, 3) uint8; a place without a picture holds anything."""
@@ -64,10 +72,10 @@ class DevicePixels:
         self.pictures = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
         self.sizes = torch.ones(number, 2, pin_memory=pinned)
 
-    def put(self, index: int, picture: Image.Image) -> None:
-        pixels = torch.from_numpy(as_rgb_array(picture).copy())
-        self.pictures[index] = pixels.pin_memory() if self.pinned else pixels
-        self.sizes[index] = torch.tensor([picture.height, picture.width])
+    def put(self, index: int, picture: Picture) -> None:
+        self.pictures[index] = torch.empty(picture.shape, dtype=torch.uint8, pin_memory=self.pinned)
+        self.pictures[index].numpy()[:] = picture
+        self.sizes[index].numpy()[:] = picture.shape[:2]
 
     def on(self, device: torch.device) -> Tensor:
         """(B, h, w, 3) uint8; a place without a picture is black."""
@@ -77,7 +85,7 @@ class DevicePixels:
 
 Pixels = HostPixels | DevicePixels
 File = Path | str
-Read = Callable[[File], Image.Image]  # raises DataError
+Read = Callable[[File], Picture]  # raises DataError
 
 
 class Pending(NamedTuple):
@@ -99,7 +107,8 @@ class Predictor:
     def __init__(
         self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5, **options: Any
     ) -> None:
-        self._set_up(*model_from_checkpoint(checkpoint), device, threshold, options)
+        with waking(torch.device(device)):
+            self._set_up(*model_from_checkpoint(checkpoint), device, threshold, options, in_place=True)
 
     @classmethod
     def of(
@@ -125,6 +134,7 @@ class Predictor:
         device: torch.device | str,
         threshold: float,
         options: dict[str, Any],
+        in_place: bool = False,
     ) -> None:
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
@@ -132,7 +142,7 @@ class Predictor:
         self.cfg, self.classes = cfg, classes
         check_backend(cfg.model, self.device)
         self.plan = Plan(**options).on(self.device)
-        self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan)
+        self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def predict(self, pictures: list[Image.Image]) -> list[list[Detection]]:
@@ -142,7 +152,7 @@ class Predictor:
             return []
         batch = self._empty_batch(len(pictures))
         for i, picture in enumerate(pictures):
-            batch.put(i, picture)
+            batch.put(i, as_rgb_array(picture))
         return [detections for detections, _ in self._reported(self._start(batch))]
 
     def predict_files(
@@ -154,21 +164,23 @@ class Predictor:
     ) -> Iterator[Found]:
         """One after the other. A file that is no picture costs that file alone.
 
-        read: makes a picture of each, by default of a file.
-        num_threads: that read the next batch while the present one is at work; by default one per processor, at most 8.
+        read: makes RGB pixels (H, W, 3) of each, by default of a file.
+        num_threads: that read the next batches while the present one is at work; by default one per processor, at most
+        MAX_THREADS.
         """
+        num_threads = num_threads or min(MAX_THREADS, os.cpu_count() or 1)
         waiting: deque[tuple[list[File], list[Image.Image | DataError], Pending]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
-        pool = ThreadPoolExecutor(num_threads or min(8, os.cpu_count() or 1), "rtdetr-read")
+        begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file)
         try:
-            for batch, pixels, reading in self._read_ahead(pool, iter(files), batch_size, read or self.read_file):
+            for batch, pixels, reading in begun:
                 waiting.append((batch, [each.result() for each in reading], self._start(pixels)))
                 while len(waiting) > at_work:
                     yield from self._found(*waiting.popleft())
             while waiting:
                 yield from self._found(*waiting.popleft())
         finally:
-            pool.shutdown(cancel_futures=True)
+            begun.close()
 
     def predict_tensors(self, images: Tensor, sizes: Tensor | None = None) -> Detections:
         """Scores, labels and boxes of every picture, on the predictor's device, without threshold and not clipped.
@@ -194,22 +206,27 @@ class Predictor:
         return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
 
     def _read_ahead(
-        self, pool: ThreadPoolExecutor, files: Iterator[File], batch_size: int, read: Read
-    ) -> Iterator[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]]]:
-        """Batches of files, what becomes of their pixels and the pictures; the next one is begun before the present
-        one is asked for."""
+        self, files: Iterator[File], batch_size: int, num_threads: int, read: Read
+    ) -> Generator[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]], None, None]:
+        """Batches of files, what becomes of their pixels and the pictures; so many are begun before the first one is
+        asked for that every thread has two pictures to go on with."""
         begun: deque[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]]] = deque()
-        while batch := list(islice(files, batch_size)):
-            pixels = self._empty_batch(len(batch))
-            reading = [pool.submit(self._read, read, file, pixels, i) for i, file in enumerate(batch)]
-            begun.append((batch, pixels, reading))
-            if len(begun) > 1:
-                yield begun.popleft()
-        yield from begun
+        pool = ThreadPoolExecutor(num_threads, "rtdetr-read")
+        try:
+            with one_opencv_thread():
+                while batch := list(islice(files, batch_size)):
+                    pixels = self._empty_batch(len(batch))
+                    reading = [pool.submit(self._read, read, file, pixels, i) for i, file in enumerate(batch)]
+                    begun.append((batch, pixels, reading))
+                    if len(begun) > math.ceil(2 * num_threads / batch_size):
+                        yield begun.popleft()
+                yield from begun
+        finally:
+            pool.shutdown(cancel_futures=True)
 
-    def read_file(self, file: File) -> Image.Image:
-        """The RGB picture of a file. Raises DataError."""
-        return read_picture(Path(file), max_megapixels=self.cfg.data.max_megapixels)
+    def read_file(self, file: File) -> Picture:
+        """The RGB pixels of a file. Raises DataError."""
+        return read_pixels(Path(file), max_megapixels=self.cfg.data.max_megapixels)
 
     def _read(self, read: Read, file: File, pixels: Pixels, index: int) -> Image.Image | DataError:
         """The picture, after its pixels were put in their place; a place without a picture stays as it is."""
@@ -218,7 +235,7 @@ class Predictor:
         except DataError as error:
             return error
         pixels.put(index, picture)
-        return picture
+        return Image.fromarray(picture)
 
     def _start(self, batch: Pixels) -> Pending:
         """Detects in a batch; on a GPU this returns before anything is done."""
@@ -241,23 +258,19 @@ class Predictor:
         """Detections of each picture that reach the threshold, clipped, and its best score; waits for the GPU."""
         if pending.done is not None:
             pending.done.synchronize()
-        extent = pending.sizes.flip(1).repeat(1, 2)[:, None]  # (B, 1, 4) width, height, width, height
-        boxes = pending.found.boxes.clamp(min=0).minimum(extent)
-        inside = (boxes[..., :2] < boxes[..., 2:]).all(dim=-1)
-        scores = pending.found.scores.double()  # compared with the threshold as it was given
-        best = scores.where(inside, 0.0).amax(dim=1).tolist()
+        # by NumPy: torch would start threads that wait for one another, beside those that read
+        scores, labels, boxes = (each.numpy() for each in pending.found)
+        boxes = boxes.clip(0, np.tile(pending.sizes.numpy()[:, None, ::-1], 2))  # width, height, width, height
+        inside = (boxes[..., :2] < boxes[..., 2:]).all(axis=-1)
+        scores = scores.astype(np.float64)  # compared with the threshold as it was given
         shown = inside & (scores >= self.threshold)
+        best = np.where(inside, scores, 0).max(axis=1, initial=0)
         ids, names = self.classes.category_ids, self.classes.names
-        return [
-            (
-                [
-                    Detection(ids[label], names[label], score, (x1, y1, x2, y2))
-                    for score, label, (x1, y1, x2, y2) in zip(*(each[keep].tolist() for each in picture))
-                ],
-                best_score,
-            )
-            for *picture, keep, best_score in zip(scores, pending.found.labels, boxes, shown, best)
-        ]
+        every = (
+            Detection(ids[label], names[label], score, (x1, y1, x2, y2))
+            for score, label, (x1, y1, x2, y2) in zip(*(each[shown].tolist() for each in (scores, labels, boxes)))
+        )
+        return [(list(islice(every, n)), score) for n, score in zip(shown.sum(axis=1).tolist(), best.tolist())]
 
     def _found(self, files: list[File], pictures: list[Image.Image | DataError], pending: Pending) -> Iterator[Found]:
         for file, picture, (detections, best) in zip(files, pictures, self._reported(pending)):

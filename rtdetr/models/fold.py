@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd
-from rtdetr.models.decoder import Decoded, Decoder, Memory, gather_rows
+from rtdetr.models.decoder import Decoded, Decoder, DecoderLayer, Memory, gather_rows
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
-from rtdetr.models.layers import ConvNorm, Group, in_weight_type
-from rtdetr.ops.conv_relu import conv_relu
+from rtdetr.models.layers import MLP, ConvNorm, Group, in_weight_type
+from rtdetr.ops.conv_relu import conv_relu, linear_relu
+from rtdetr.ops.top_k import top_k
 from rtdetr.types import Predictions
 
 
@@ -55,15 +56,18 @@ def deploy(
     channels_last: bool = True,
     remember_sizes: bool = False,
     fuse_relu: bool = False,
+    in_place: bool = False,
 ) -> DeployedModel:
-    """A folded copy of the parts; they stay as they are.
+    """A folded copy of the parts; they stay as they are, unless in_place.
 
     dtype: of weights and features. Heads (see FoldedDecoder.heads), reference boxes, anchors and results are float32 at
     least.
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
-    not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
+    not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN, linear layer and ReLU one of
+    cuBLAS; on a GPU only.
     """
-    backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
+    if not in_place:
+        backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
     for part in (backbone, encoder, decoder):
         _fold(part)
     folded, detecting = FoldedEncoder(encoder), FoldedDecoder(decoder)
@@ -230,7 +234,7 @@ class FoldedDecoder(Decoder):
         selector = self.selector
         projected = torch.where(memory.valid, selector.proj(memory.tokens), selector.proj.bias)
         features = selector.norm(projected)
-        cells = in_weight_type(selector.score_head, features).amax(dim=-1).topk(selector.num_queries, dim=1).indices
+        _, cells = top_k(in_weight_type(selector.score_head, features).amax(dim=-1), selector.num_queries)
         content = gather_rows(features, cells)
         box_logits = in_weight_type(selector.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return content, box_logits
@@ -261,14 +265,20 @@ def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
 
 def _fuse_relu(model: nn.Module) -> None:
     """Convolutions followed by a ReLU, with a residual before it or without, become one call each; the first one, whose
-    three channels do not suit 16-bit kernels, does not."""
+    three channels do not suit 16-bit kernels, does not. So do linear layers."""
     for name, child in model.named_children():
+        if isinstance(child, MLP | DecoderLayer):
+            child.linear_relu = _linear_relu
         if isinstance(child, BasicBlock | Bottleneck):
             child = FusedBlock(child)
         elif isinstance(child, ConvNorm) and child.activation is F.relu and child.conv.in_channels % 8 == 0:
             child = ConvRelu(child.conv)
         setattr(model, name, child)
         _fuse_relu(child)
+
+
+def _linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
+    return linear_relu(x, linear.weight, linear.bias)
 
 
 class ConvRelu(nn.Module):
