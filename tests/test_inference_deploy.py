@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -31,6 +32,7 @@ from rtdetr.inference.deploy import (
     Plan,
     Recordings,
     Size,
+    waking,
 )
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd
@@ -257,6 +259,26 @@ def test_reading_ahead_is_bounded_and_ends_with_the_results(cfg: Config, tmp_pat
     assert asked <= 6
 
 
+def test_opencv_works_in_the_threads_that_read(cfg: Config, tmp_path: Path) -> None:
+    """Its own threads would wait, spinning, beside them."""
+    files, before, seen = write_pictures(tmp_path, 6), cv2.getNumThreads(), []
+
+    def read(file: Path | str) -> np.ndarray:
+        seen.append(cv2.getNumThreads())
+        return np.zeros((8, 8, 3), np.uint8)
+
+    cv2.setNumThreads(3)
+    try:
+        first, second = (predictor(cfg).predict_files(files, 2, 1, read) for _ in range(2))
+        next(first), next(second)
+        first.close()
+        assert cv2.getNumThreads() == 1  # the second one is not done
+        assert len([*second]) == 5 and cv2.getNumThreads() == 3
+        assert set(seen) == {1}
+    finally:
+        cv2.setNumThreads(before)
+
+
 def test_no_pictures(cfg: Config) -> None:
     assert predictor(cfg).predict([]) == []
 
@@ -311,6 +333,15 @@ def test_half_against_float32(cfg: Config, cuda: torch.device) -> None:
     for _ in range(RECORD_AT + 1):
         scores = [each.predict_tensors(images).scores for each in (half, whole)]
         torch.testing.assert_close(*scores, atol=2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_wakes_beside_other_work(cuda: torch.device) -> None:
+    with waking(cuda):
+        there = torch.ones(3, device=cuda)
+    assert there.sum().item() == 3
+    with pytest.raises(ConfigError, match="no weights"), waking(cuda):
+        raise ConfigError("no weights")
 
 
 WAITING = """
