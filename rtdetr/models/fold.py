@@ -264,14 +264,14 @@ def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
 
 
 def _fuse_relu(model: nn.Module) -> None:
-    """Convolutions followed by a ReLU, with a residual before it or without, become one call each; the first one, whose
-    three channels do not suit 16-bit kernels, does not. So do linear layers."""
+    """Convolutions followed by a ReLU, with a residual before it or without, become one call each; so do linear
+    layers."""
     for name, child in model.named_children():
         if isinstance(child, MLP | DecoderLayer):
             child.linear_relu = _linear_relu
         if isinstance(child, BasicBlock | Bottleneck):
             child = FusedBlock(child)
-        elif isinstance(child, ConvNorm) and child.activation is F.relu and child.conv.in_channels % 8 == 0:
+        elif isinstance(child, ConvNorm) and child.activation is F.relu:
             child = ConvRelu(child.conv)
         setattr(model, name, child)
         _fuse_relu(child)
@@ -286,11 +286,15 @@ class ConvRelu(nn.Module):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        self.conv = conv
+        # 16-bit kernels take channels by eight. For a picture's three cuDNN would add the others itself, at every call.
+        self.lacking = -conv.in_channels % 8
+        self.conv = _set(conv, F.pad(conv.weight, (0, 0, 0, 0, 0, self.lacking)), conv.bias)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         conv = self.conv
         assert conv.bias is not None
+        if self.lacking:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.lacking))
         return conv_relu(x, conv.weight, conv.bias, residual, conv.stride[0], int(conv.padding[0]))
 
 
