@@ -172,6 +172,8 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
     """Each takes as long to import as torch itself."""
     code = (
         "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
+        "from rtdetr.commands import predict_manifest, predict_video, search\n"
+        "from rtdetr.inference import results, sources\n"
         f"Predictor({str(checkpoint)!r}).predict([Image.new('RGB', (9, 9))])\n"
         "print(*sorted({'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
