@@ -56,7 +56,8 @@ class HostPixels:
         self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the pictures
 
     def put(self, index: int, picture: Picture) -> None:
-        self.pixels[index].numpy()[:] = resize_cubic(picture, (self.pixels.shape[1], self.pixels.shape[2]))
+        place = self.pixels[index].numpy()
+        resize_cubic(picture, (place.shape[0], place.shape[1]), place)
         self.sizes[index].numpy()[:] = picture.shape[:2]
 
     def on(self, device: torch.device) -> Tensor:

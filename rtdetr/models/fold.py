@@ -55,6 +55,7 @@ def deploy(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = True,
     remember_sizes: bool = False,
+    fuse_linear: bool = False,
     fuse_relu: bool = False,
     in_place: bool = False,
 ) -> DeployedModel:
@@ -63,8 +64,8 @@ def deploy(
     dtype: of weights and features. Heads (see FoldedDecoder.heads), reference boxes, anchors and results are float32 at
     least.
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
-    not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN, linear layer and ReLU one of
-    cuBLAS; on a GPU only.
+    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS. fuse_relu: convolution, bias, residual
+    and ReLU are one call of cuDNN; on a GPU only.
     """
     if not in_place:
         backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
@@ -72,6 +73,10 @@ def deploy(
         _fold(part)
     folded, detecting = FoldedEncoder(encoder), FoldedDecoder(decoder)
     model = DeployedModel(backbone, folded, detecting, dtype, channels_last).eval().requires_grad_(False)
+    if fuse_linear:
+        for module in model.modules():
+            if isinstance(module, MLP | DecoderLayer):
+                module.linear_relu = _linear_relu
     if fuse_relu:
         _fuse_relu(model)
     islands = {id(parameter) for head in detecting.heads(dtype) for parameter in head.parameters()}
@@ -200,6 +205,18 @@ class FoldedEncoder(HybridEncoder):
         return self._up(maps)
 
 
+class InOwnType(nn.Linear):
+    """A linear layer that takes features of any type and computes in that of its weights."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)  # the weights are there
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class FoldedDecoder(Decoder):
     """A Decoder, its parts folded, that detects and hands boxes on as logits."""
 
@@ -211,12 +228,17 @@ class FoldedDecoder(Decoder):
         self.official_rectangles = decoder.official_rectangles
         self.input_proj, self.selector, self.query_pos = decoder.input_proj, decoder.selector, decoder.query_pos
         self.layers, self.box_heads, self.score_heads = decoder.layers, decoder.box_heads, decoder.score_heads[-1:]
+        for head in (self.selector.box_head, *self.box_heads):
+            head.layers[-1] = InOwnType(head.linears()[-1])
 
     def heads(self, dtype: torch.dtype) -> list[nn.Module]:
-        """Those that stay in float32 where all else is of this type. The selector's scores only rank cells, of which
-        the last ones matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
-        ranking = [] if dtype == torch.float16 else [self.selector.score_head]
-        return [*ranking, self.selector.box_head, *self.box_heads, *self.score_heads]
+        """Those that stay in float32 where all else is of this type. In float16 of the box heads only the last layer
+        does, whose result would be rounded to pixels. The selector's scores only rank cells, of which the last ones
+        matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
+        box_heads = [self.selector.box_head, *self.box_heads]
+        if dtype == torch.float16:
+            return [*(head.linears()[-1] for head in box_heads), *self.score_heads]
+        return [self.selector.score_head, *box_heads, *self.score_heads]
 
     def remember(self, maps: list[Tensor]) -> Memory:
         """As Decoder.remember, but for `valid_tokens`, which are all tokens: see `select`."""
@@ -264,11 +286,8 @@ def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
 
 
 def _fuse_relu(model: nn.Module) -> None:
-    """Convolutions followed by a ReLU, with a residual before it or without, become one call each; so do linear
-    layers."""
+    """Convolutions followed by a ReLU, with a residual before it or without, become one call each."""
     for name, child in model.named_children():
-        if isinstance(child, MLP | DecoderLayer):
-            child.linear_relu = _linear_relu
         if isinstance(child, BasicBlock | Bottleneck):
             child = FusedBlock(child)
         elif isinstance(child, ConvNorm) and child.activation is F.relu:

@@ -32,9 +32,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "float32 eager": {"fold": False, "graphs": False},
     "autocast eager": {"fold": False, "graphs": False, "autocast": True},
     "deployed eager": {"graphs": False},
-    "deployed, unfused ReLU + graph": {"fuse_relu": False},
     "deployed + graph": {},
-    "deployed, unfused ReLU + compile + graph": {"compile": True, "fuse_relu": False},
+    "deployed, fused ReLU + graph": {"fuse_relu": True},
     "deployed + compile + graph": {"compile": True},
     "deployed + compile max + graph": {"compile": "max"},
 }
@@ -291,7 +290,7 @@ def measure_files(
         f"lists of detections, {batch} pictures": host.latency(lambda: predictor._reported(pending)),
     }
     rates = {}
-    cores = os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for num_threads in sorted({1, max(1, cores // 2), cores}):
         least = files if num_threads > 1 else files[: max(batch, number // 8)]
         start = time.perf_counter()

@@ -24,7 +24,7 @@ template <>
 struct Key<float> {
   static constexpr int kBits = 32;
   static __device__ unsigned of(float value) {
-    const unsigned bits = __float_as_uint(value);
+    const unsigned bits = __float_as_uint(value + 0.0f);  // -0 becomes 0
     return value != value ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
   }
   static __device__ float value(unsigned key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
@@ -34,7 +34,7 @@ template <>
 struct Key<__half> {
   static constexpr int kBits = 16;
   static __device__ unsigned of(__half value) {
-    const unsigned bits = __half_as_ushort(value);
+    const unsigned bits = __half_as_ushort(__hadd(value, __ushort_as_half(0)));  // -0 becomes 0
     return __hisnan(value) ? 0xffffu : bits & 0x8000u ? ~bits & 0xffffu : bits | 0x8000u;
   }
   static __device__ __half value(unsigned key) {
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
 #pragma unroll
   for (int j = 0; j < kEach; ++j) keys[j] = t + j * kThreads < n ? Key<T>::of(row[t + j * kThreads]) : 0;
   int turn = 0, reaching = n;
-  unsigned bound = 0;  // the k-th largest key
-  for (int bit = Key<T>::kBits - 1; bit >= 0; --bit) {
+  unsigned bound = 0;  // the first bits of the k-th largest key, as many as tell it from the next one
+  for (int bit = Key<T>::kBits - 1; bit >= 0 && reaching > k; --bit) {
     const unsigned trial = bound | 1u << bit;
     int mine = 0;
 #pragma unroll
