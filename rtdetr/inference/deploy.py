@@ -48,7 +48,8 @@ class Plan(NamedTuple):
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`; "auto": with half and compile. resize: where pictures get the network's size, on the host or on the device.
+    `fold.deploy`; "auto": with half and compile. resize: where pictures get the network's size, on the host or on the
+    device.
     """
 
     fold: bool = True

@@ -64,8 +64,8 @@ def deploy(
     dtype: of weights and features. Heads (see FoldedDecoder.heads), reference boxes, anchors and results are float32 at
     least.
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
-    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS. fuse_relu: convolution, bias, residual
-    and ReLU are one call of cuDNN; on a GPU only.
+    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS. fuse_relu: convolution, bias,
+    residual and ReLU are one call of cuDNN; on a GPU only.
     """
     if not in_place:
         backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
