@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -24,6 +24,7 @@ from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_ther
 from rtdetr.inference.ahead import one_opencv_thread
 from rtdetr.inference.deploy import Plan, build_detector, waking
 from rtdetr.inference.draw import Detection
+from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
 from rtdetr.types import Detections
@@ -36,10 +37,11 @@ class Found(NamedTuple):
     """What became of one file: a picture with detections, or the sentence why there is none."""
 
     file: Path | str  # str: an address
-    picture: Image.Image | None
+    picture: Image.Image | None  # None too where processes read it
     detections: list[Detection]
     best_score: float = 0.0  # of all detections, those below the threshold included
     error: str = ""
+    size: tuple[int, int] = (0, 0)  # width, height of the picture, where it was searched whole
 
 
 Picture = NDArray[np.uint8]  # (H, W, 3) RGB
@@ -95,6 +97,16 @@ class Pending(NamedTuple):
     found: Detections
     sizes: Tensor  # (B, 2)
     done: torch.cuda.Event | None
+
+
+# Files, their pixels at the network's size, and their pictures, where they come along, or why there is none.
+Batches = Generator[tuple[list[File], Pixels, Sequence[Image.Image | DataError | None]], None, None]
+
+
+def _when_read(
+    files: list[File], pixels: Pixels, reading: list[Future[Image.Image | DataError]]
+) -> tuple[list[File], Pixels, list[Image.Image | DataError]]:
+    return files, pixels, [each.result() for each in reading]
 
 
 class Predictor:
@@ -162,20 +174,24 @@ class Predictor:
         batch_size: int = 8,
         num_threads: int | None = None,
         read: Read | None = None,
+        num_processes: int = 0,
     ) -> Iterator[Found]:
         """One after the other. A file that is no picture costs that file alone.
 
         read: makes RGB pixels (H, W, 3) of each, by default of a file.
         num_threads: that read the next batches while the present one is at work; by default one per processor, at most
         MAX_THREADS.
+        num_processes: that do so instead; they do not share Python's lock, and what is found comes without its picture.
         """
         num_threads = num_threads or min(MAX_THREADS, os.cpu_count() or 1)
-        waiting: deque[tuple[list[File], list[Image.Image | DataError], Pending]] = deque()
+        waiting: deque[tuple[list[File], Sequence[Image.Image | DataError | None], Pending]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
         begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file)
+        if num_processes:
+            begun = self._read_by_processes(iter(files), batch_size, num_processes, read or self.read_file)
         try:
-            for batch, pixels, reading in begun:
-                waiting.append((batch, [each.result() for each in reading], self._start(pixels)))
+            for batch, pixels, pictures in begun:
+                waiting.append((batch, pictures, self._start(pixels)))
                 while len(waiting) > at_work:
                     yield from self._found(*waiting.popleft())
             while waiting:
@@ -206,9 +222,7 @@ class Predictor:
         kind = HostPixels if self.plan.resize == "host" else DevicePixels
         return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
 
-    def _read_ahead(
-        self, files: Iterator[File], batch_size: int, num_threads: int, read: Read
-    ) -> Generator[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]], None, None]:
+    def _read_ahead(self, files: Iterator[File], batch_size: int, num_threads: int, read: Read) -> Batches:
         """Batches of files, what becomes of their pixels and the pictures; so many are begun before the first one is
         asked for that every thread has two pictures to go on with."""
         begun: deque[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]]] = deque()
@@ -220,10 +234,23 @@ class Predictor:
                     reading = [pool.submit(self._read, read, file, pixels, i) for i, file in enumerate(batch)]
                     begun.append((batch, pixels, reading))
                     if len(begun) > math.ceil(2 * num_threads / batch_size):
-                        yield begun.popleft()
-                yield from begun
+                        yield _when_read(*begun.popleft())
+                while begun:
+                    yield _when_read(*begun.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def _read_by_processes(self, files: Iterator[File], batch_size: int, num_processes: int, read: Read) -> Batches:
+        """`_read_ahead` without the pictures themselves."""
+        size = self.cfg.data.image_size
+        with ReadingProcesses(num_processes, batch_size, size, read) as processes:
+            for batch, pixels, results in processes.batches(files):
+                kept = HostPixels(len(batch), size, pinned=self._upload is not None)
+                kept.pixels.numpy()[:] = pixels
+                for i, result in enumerate(results):
+                    if not isinstance(result, DataError):
+                        kept.sizes[i].numpy()[:] = result
+                yield batch, kept, [each if isinstance(each, DataError) else None for each in results]
 
     def read_file(self, file: File) -> Picture:
         """The RGB pixels of a file. Raises DataError."""
@@ -273,9 +300,12 @@ class Predictor:
         )
         return [(list(islice(every, n)), score) for n, score in zip(shown.sum(axis=1).tolist(), best.tolist())]
 
-    def _found(self, files: list[File], pictures: list[Image.Image | DataError], pending: Pending) -> Iterator[Found]:
-        for file, picture, (detections, best) in zip(files, pictures, self._reported(pending)):
+    def _found(
+        self, files: list[File], pictures: Sequence[Image.Image | DataError | None], pending: Pending
+    ) -> Iterator[Found]:
+        sizes = pending.sizes.int().tolist()
+        for file, picture, (height, width), (detections, best) in zip(files, pictures, sizes, self._reported(pending)):
             if isinstance(picture, DataError):
                 yield Found(file, None, [], error=str(picture))
             else:
-                yield Found(file, picture, detections, best)
+                yield Found(file, picture, detections, best, size=(width, height))

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
   const int t = threadIdx.x;
   if (t == 0) num_found = 0;
   if (t < slots) found[t] = 0;
+  __syncthreads();
   unsigned keys[kEach];
 #pragma unroll
   for (int j = 0; j < kEach; ++j) keys[j] = t + j * kThreads < n ? Key<T>::of(row[t + j * kThreads]) : 0;
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
     const int all = sum_of_block(mine, sums, turn++);
     if (all >= k) bound = trial, reaching = all;
   }
-  int last = n;  // place up to which keys equal to the bound count
+  int last = n - 1;  // place up to which keys equal to the bound count
   if (reaching > k) {
     int equal = 0;
 #pragma unroll
