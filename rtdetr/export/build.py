@@ -156,14 +156,14 @@ def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[I
         else:
             write_program(graph, metadata, path)
         return
-    converted = format in ("openvino", "tensorrt") or metadata.precision == "int8"  # from a float32 ONNX file
+    converted = format == "openvino" or metadata.precision == "int8"  # from a float32 ONNX file
     graph = make_graph(model, replace(metadata, precision="fp32") if converted else metadata, "torch")
     first = path.with_name("float32.onnx") if format == "openvino" or metadata.precision == "int8" else path
-    write_onnx(graph, replace(metadata, precision="fp32") if format == "tensorrt" else metadata, first)
+    write_onnx(graph, metadata, first)
     if format == "openvino":
         write_openvino(first, metadata, path)
     elif format == "tensorrt":
-        write_script(path, metadata, fp16=metadata.precision == "fp16")
+        write_script(path, metadata)
     elif metadata.precision == "int8":
         quantize(first, metadata, calibration, path)
 

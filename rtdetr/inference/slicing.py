@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import torch
 from PIL import Image
-from torchvision.ops import batched_nms
 
 from rtdetr.data.classes import DataError
 from rtdetr.inference.ahead import ahead
@@ -93,6 +92,8 @@ def predict_sliced(
 
 def merge(detections: list[Detection]) -> list[Detection]:
     """The detections without those that overlap a better one of their class, best first."""
+    from torchvision.ops import batched_nms  # here, because torchvision takes as long as torch to import
+
     if not detections:
         return []
     boxes = torch.tensor([each.box for each in detections])
