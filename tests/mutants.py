@@ -97,9 +97,16 @@ MUTANTS = (
     Mutant(
         "no denoising",
         "rtdetr/models/query_groups.py",
-        "queries.num_copies) if n else None",
-        "queries.num_copies) if False else None",
+        "queries.crowd) if n else None",
+        "queries.crowd) if False else None",
         TRAIN,
+    ),
+    Mutant(
+        "denoising detached",
+        "rtdetr/models/query_groups.py",
+        "DenoisingOutputs(logits[:, :, :, :n], boxes[:, :, :, :n], queries.num_copies)",
+        "DenoisingOutputs(logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach(), queries.num_copies)",
+        "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(
         "no noise masks",

@@ -361,6 +361,16 @@ def test_the_clean_copy_of_another_format_is_coco(
     assert cli.main(["doctor", str(out), "--images", str(images)]) == 0
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, pictures: Path) -> None:
+    path, folder = write_case(CASES[0], tmp_path, pictures)
+    command = [sys.executable, "-m", "rtdetr", "doctor", str(path), "--images", str(folder), "--fast"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 MEASURED = """
 import sys
 from pathlib import Path

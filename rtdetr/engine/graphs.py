@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from rtdetr.config import ConfigError, TrainConfig
 from rtdetr.engine import distributed
+from rtdetr.ops.assignment import MAX_COLUMNS
+from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Batch, Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
@@ -33,9 +35,15 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, match_backend: str) 
         reason = "train.accumulate adds up the gradients of several batches"
     elif match_backend in ("scipy", "cpu"):
         reason = f"loss.match_backend={match_backend} works on the host"
+    elif match_backend == "auto" and (why_not := why_no_kernels(device)):
+        reason = f"boxes are matched on the host: {why_not}"
     if reason is not None and cfg.graphs == "on":
         raise ConfigError(f"train.graphs=on cannot be: {reason}; set it to auto")
     return reason
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    return why_not_compiled(torch.empty(0, device=device))
 
 
 def slots_for(num_boxes: int, num_denoising: int) -> int:
@@ -76,11 +84,12 @@ class StepGraphs:
     """Runs `backward(images, targets)`, which leaves gradients in `parameters` and returns named values, by graphs: one
     for each size of pictures and number of slots, captured when it comes for the third time, the oldest given up.
 
-    The plain call is the twin. All graphs share their memory and end in the same gradients.
+    The plain call is the twin, and takes pictures with more boxes than the GPU can match when each is offered
+    `repeats` times. All graphs share their memory and end in the same gradients.
     """
 
-    def __init__(self, backward: Backward, parameters: Sequence[nn.Parameter]) -> None:
-        self.backward, self.parameters = backward, parameters
+    def __init__(self, backward: Backward, parameters: Sequence[nn.Parameter], repeats: int) -> None:
+        self.backward, self.parameters, self.max_slots = backward, parameters, MAX_COLUMNS // repeats
         self.gradients = [torch.zeros_like(parameter) for parameter in parameters]
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
@@ -91,7 +100,7 @@ class StepGraphs:
         key = (images.shape, targets.labels.shape, kind)
         if key in self.captured:
             self.captured.move_to_end(key)
-        elif self.seen.get(key, 0) < RUNS_BEFORE:
+        elif self.seen.get(key, 0) < RUNS_BEFORE or targets.labels.shape[1] > self.max_slots:
             self.seen[key] = self.seen.get(key, 0) + 1
             return self.backward(images, targets)
         else:

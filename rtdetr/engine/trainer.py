@@ -27,11 +27,12 @@ from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.graphs import StepGraphs, layout_of, on_device, why_not_capture
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.rehearsal import forecast
 from rtdetr.engine.replay import AUTOCAST
-from rtdetr.engine.run_state import RunState, seed_everything, with_absolute_paths
+from rtdetr.engine.run_state import LAST, RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
-from rtdetr.engine.watch import StepFailed, StepRecord, Watch, say, writing
+from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
@@ -75,6 +76,10 @@ class Trainer:
         if device.type == "cuda":
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
+            if cfg.train.deterministic:
+                be_deterministic()
+            if cfg.train.rehearsal:
+                say(*forecast(cfg, self.train_loader.source, device))
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         network = build_model(cfg.model, len(self.classes))
         network.decoder.recompute = cfg.train.checkpoint_activations
@@ -105,7 +110,8 @@ class Trainer:
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, self.model))
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        self.graphs = StepGraphs(self._backward, self.parameters) if self.why_not_captured is None else None
+        repeats = cfg.model.supervision.one_to_many_repeats
+        self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
         self.saver = Saver(self.state, output_dir, resume)
 
@@ -137,6 +143,9 @@ class Trainer:
             self.watch.open()
             try:
                 stopped = self._go_on()
+            except torch.cuda.OutOfMemoryError as error:
+                last = self.output_dir / LAST
+                raise out_of_memory(self.cfg, self.state.iteration, last, self.state.evaluation_due) from error
             finally:
                 self.saver.wait()
                 self.watch.close()
@@ -293,7 +302,7 @@ class Trainer:
         state.evaluation_due = False
         state.early_stop.see(distributed.from_main(lambda: result.figures if result else {}), state.iteration)
         if result is not None:
-            self.watch.log_evaluation(result.figures)
+            self.watch.log_evaluation(result, self.val_loader.source, classes)
             seconds = time.perf_counter() - started
             say(f"epoch {state.epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
             if result.figures["AP"] > state.best_ap:

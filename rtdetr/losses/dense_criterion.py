@@ -15,6 +15,8 @@ from rtdetr.losses.functional import (
 )
 from rtdetr.types import DenseOutputs, Targets
 
+MOST_PAIRS = 2**27  # of boxes and cells in a tensor; the pictures of a crowded batch are assigned part by part
+
 
 def dense_losses(
     outputs: DenseOutputs,
@@ -43,10 +45,15 @@ def dense_losses(
     probabilities = logits.sigmoid()
 
     predicted = boxes.detach() * strides
-    if task_aligned:
-        positive, labels, wanted, scores = assign_task_aligned(points, probabilities.detach(), predicted, targets)
-    else:
-        positive, labels, wanted, scores = assign_atss(points, strides, outputs.level_cells, predicted, targets)
+    pictures = max(1, MOST_PAIRS // (targets.labels.shape[1] * len(points)))
+    parts = []
+    for start in range(0, len(predicted), pictures):
+        part, some = slice(start, start + pictures), targets.part(start, start + pictures)
+        if task_aligned:
+            parts.append(assign_task_aligned(points, probabilities[part].detach(), predicted[part], some))
+        else:
+            parts.append(assign_atss(points, strides, outputs.level_cells, predicted[part], some))
+    positive, labels, wanted, scores = map(torch.cat, zip(*parts)) if len(parts) > 1 else parts[0]
     wanted = torch.where(positive[..., None], wanted / strides, boxes.detach())
     total_score = (mean_over_processes(scores.sum()).clamp(min=1) / share).to(logits.dtype)
 
