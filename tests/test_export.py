@@ -29,7 +29,7 @@ from rtdetr.export.onnx import changed_weights, initializers_sha256
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.quantize import quantize
 from rtdetr.export.tensorrt import check_script, write_script
-from rtdetr.inference.runtimes import load, open_exported
+from rtdetr.inference.runtimes import ExportedModel, load, open_exported
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
@@ -267,6 +267,19 @@ def test_chance_among_queries_is_not_held_against_a_file(folder: Path, model: RT
     assert tied.undecided == 1 and not tied.passed
     only = compare(file, case, moved, torch.zeros(2), BOUNDS["fp32"])
     assert only.undecided == 2 and only.detections == 0
+
+
+def test_noise_does_not_decide_about_8_bits(folder: Path, model: RTDETRv3) -> None:
+    """It lies outside of the ranges that they were calibrated for; what is not finite is broken all the same."""
+    file = open_exported(folder / "model.onnx")
+    case = Case("random", noise(1, 64, 96), torch.tensor([[64, 96]]))
+    expected, gaps = reference(model, case, 300)
+    far = expected._replace(boxes=expected.boxes + 500)
+    assert not compare(file, case, far, gaps, BOUNDS["fp16"]).passed
+    assert compare(file, case, far, gaps, BOUNDS["int8"]).passed
+    assert not compare(file, case._replace(kind="pictures"), far, gaps, BOUNDS["int8"]).passed
+    broken = ExportedModel(file.path, file.metadata, "x", lambda feed: [each * torch.nan for each in file.run(feed)])
+    assert not compare(broken, case, expected, gaps, BOUNDS["int8"]).passed
 
 
 def test_half_keeps_the_heads(folder: Path, model: RTDETRv3) -> None:
