@@ -114,8 +114,7 @@ def test_what_a_processor_cannot(plan: Plan, sentence: str) -> None:
 def test_plans() -> None:
     cuda = torch.device("cuda")
     assert Plan().on(CPU) == Plan(half=False, graphs=False, fuse_relu=False)
-    assert Plan().on(cuda) == Plan(half=True, graphs="auto", fuse_relu=False)
-    assert Plan(compile=True).on(cuda) == Plan(half=True, compile=True, fuse_relu=True)
+    assert Plan().on(cuda) == Plan(half=True, graphs="auto", fuse_relu=True)
     assert Plan(half=False).on(cuda) == Plan(half=False, fuse_relu=False)
     assert Plan(half=False, fuse_relu=True).on(cuda) == Plan(half=False, fuse_relu=True)
     assert Plan(fold=False).on(cuda) == Plan(fold=False, half=False, graphs="auto", fuse_relu=False)

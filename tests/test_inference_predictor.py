@@ -174,7 +174,12 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
         "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
         "from rtdetr.commands import predict_manifest, predict_video, search\n"
         "from rtdetr.inference import results, sources\n"
-        f"Predictor({str(checkpoint)!r}).predict([Image.new('RGB', (9, 9))])\n"
+        f"predictor = Predictor({str(checkpoint)!r})\n"
+        "predictor.predict([Image.new('RGB', (9, 9))])\n"
+        "import torch; from rtdetr.ops import conv_relu\n"  # called on a GPU only
+        "with torch.no_grad():\n"
+        "    conv_relu.conv_relu(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), torch.ones(1))\n"
+        "    conv_relu.linear_relu(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))\n"
         "print(*sorted({'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

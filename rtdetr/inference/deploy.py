@@ -48,7 +48,7 @@ class Plan(NamedTuple):
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`; "auto": with half and compile. resize: where pictures get the network's size, on the host or on the
+    `fold.deploy`; "auto": with half. resize: where pictures get the network's size, on the host or on the
     device.
     """
 
@@ -74,8 +74,7 @@ class Plan(NamedTuple):
         if self.resize not in ("host", "device"):
             raise ConfigError(f"resize: expected host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)
-        # cuDNN takes seconds to begin with its fused kernels, which compiling outlasts anyway
-        fuse_relu = half and cuda and bool(self.compile) if self.fuse_relu == "auto" else self.fuse_relu
+        fuse_relu = half and cuda if self.fuse_relu == "auto" else self.fuse_relu
         return self._replace(half=half, graphs=self.graphs if cuda else False, fuse_relu=fuse_relu)
 
 
