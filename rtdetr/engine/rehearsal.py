@@ -20,7 +20,7 @@ from rtdetr.engine.optim import build_optimizer, clip_grad_norm
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.losses.functional import by_itself
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.types import Batch, ImageInfo, Targets, as_floats
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
 STEPS = 2  # the second has the optimiser's moments from the start
@@ -148,7 +148,7 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
     for _ in range(STEPS):
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            outputs = model(images, targets, None)
+            outputs = model(as_floats(images), targets, None)
         criterion(outputs, targets, 0)["loss"].backward()
         clip_grad_norm(parameters, cfg.optimizer.clip_grad_norm)
         optimizer.step()

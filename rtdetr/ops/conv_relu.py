@@ -1,6 +1,7 @@
-"""ReLU of a convolution, a bias and a residual in one kernel where cuDNN has it.
+"""ReLU of a convolution, a bias and a residual in one kernel where cuDNN has it, and of a linear layer by cuBLAS.
 
-PyTorch knows cuDNN's fused call, but torch.compile does not know its result, hence an operator of our own.
+PyTorch knows both fused calls, but torch.compile does not know the first one's result and takes the second one apart,
+hence operators of our own.
 """
 
 from __future__ import annotations
@@ -40,3 +41,27 @@ def _conv_relu(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None,
 
 _conv_relu.register_kernel("cpu")(conv_relu_reference)
 _conv_relu.register_fake(conv_relu_reference)
+
+
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x @ weight.T + bias), (..., C'). No gradient.
+
+    x: (..., C); weight: (C', C); bias: (C',). On a GPU one kernel, elsewhere two plain calls.
+    """
+    result: Tensor = _linear_relu(x, weight, bias)
+    return result
+
+
+def linear_relu_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The plain twin."""
+    return F.relu(F.linear(x, weight, bias))
+
+
+@torch.library.custom_op("rtdetr::linear_relu", mutates_args=(), device_types="cuda")
+def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    flat = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t())
+    return flat.view(*x.shape[:-1], -1)
+
+
+_linear_relu.register_kernel("cpu")(linear_relu_reference)
+_linear_relu.register_fake(linear_relu_reference)
