@@ -1,5 +1,6 @@
 # make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
 # make test   formatter, linter, type checker and all tests that run on this machine
+# make docs   the documentation as a site in site/, every link checked
 # make wheels a wheel for processors and one for GPUs, in dist/, each tried away from the clone
 #
 # An active environment (venv or conda) that has torch is used as it is; else .venv is made with PYTHON.
@@ -19,7 +20,7 @@ PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
 READY_DEV := $(BIN)/.rtdetr-ready-dev
 
-.PHONY: demo test lint mutants setup wheels clean
+.PHONY: demo test docs lint mutants setup wheels clean
 
 setup: $(READY)
 
@@ -52,6 +53,9 @@ lint: $(READY_DEV)
 test: lint
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile
 
+docs: $(READY_DEV)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 mutants: $(READY_DEV)
 	$(PY) tests/mutants.py
 
@@ -59,4 +63,4 @@ wheels: $(READY)
 	$(PY) tools/wheels.py
 
 clean:
-	rm -rf build *.egg-info rtdetr/ops/*.so
+	rm -rf build site *.egg-info rtdetr/ops/*.so

@@ -1,7 +1,7 @@
 """The command line: `rtdetr COMMAND ...`. The files in tools/ call the same functions.
 
 Exit codes: 0 done; 1 the run failed, or some pictures could not be read; 2 the command, a config, data, a weight file
-or an output path cannot be used; 128 + n stopped by signal n (130 is Ctrl-C).
+or an output path cannot be used; 128 + n stopped by signal n (130 is Ctrl-C, 141 that nobody read on).
 
 Help is quick because this file and the heads of rtdetr/commands import nothing that is slow.
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 import difflib
 import io
 import logging
+import os
+import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -68,10 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
         with making_room():
-            return COMMANDS[name].run(rest)
+            done = COMMANDS[name].run(rest)
+        sys.stdout.flush()
+        return done
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        return 141
     except (ValueError, RuntimeError) as error:
         code = _exit_code(error)
         if code is None:
@@ -80,19 +88,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
 
+def _nobody_reads() -> bool:
+    """Whether it is the standard output that broke, as in `rtdetr doctor SET | head`; what it holds is dropped then."""
+    number, watched = sys.stdout.fileno(), select.poll()
+    watched.register(number, 0)
+    if not any(event & select.POLLERR for _, event in watched.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return True
+
+
 def _exit_code(error: Exception) -> int | None:
     """1 or 2 for what the user can mend, which becomes one line; None for everything else, which stays a traceback."""
     from rtdetr.commands.outputs import OutputError, RunFailed
     from rtdetr.config import ConfigError
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
+    from rtdetr.engine.lifeline import ProcessLost
     from rtdetr.engine.watch import TrainingFailed
     from rtdetr.export import ExportFailed
     from rtdetr.weights.checkpoint import CheckpointError
 
     if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):
         return 2
-    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed)) else None
+    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed, ProcessLost)) else None
 
 
 def _help() -> str:

@@ -22,7 +22,7 @@ class Targets(NamedTuple):
     boxes_pixel: Tensor  # (B, M, 4) xyxy, pixels of the network input; 0 in padding
     mask: Tensor  # (B, M) bool, True for a real box
     counts: tuple[int, ...]  # boxes per picture, known on the host so that nobody has to ask the device; () in a CUDA
-    # graph, which serves batches of any counts: there the mask alone tells
+    # graph, which serves batches of any counts, and for a part of the boxes: there the mask alone tells
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
         labels, boxes, boxes_pixel, mask = (t.to(device, non_blocking=non_blocking) for t in self[:4])
@@ -39,6 +39,17 @@ class Targets(NamedTuple):
         boxes, boxes_pixel = (F.pad(tensor, (0, 0, 0, room)) for tensor in (self.boxes, self.boxes_pixel))
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
+    def part(self, start: int, stop: int) -> Targets:
+        """Those of pictures start to stop - 1."""
+        labels, boxes, boxes_pixel, mask = (t[start:stop] for t in self[:4])
+        return Targets(labels, boxes, boxes_pixel, mask, self.counts[start:stop])
+
+    def of(self, slots: Tensor) -> Targets:
+        """The boxes in slots (B, S) int64 of their pictures alone; how many of them are real, the mask says."""
+        labels, mask = self.labels.gather(1, slots), self.mask.gather(1, slots)
+        boxes, boxes_pixel = (x.gather(1, slots[..., None].expand(-1, -1, 4)) for x in (self.boxes, self.boxes_pixel))
+        return Targets(labels, boxes, boxes_pixel, mask, counts=())
+
     @staticmethod
     def stack(labels: list[Tensor], boxes: list[Tensor], boxes_pixel: list[Tensor]) -> Targets:
         """Pads per-picture labels (n,), boxes (n, 4) cxcywh normalised and boxes_pixel (n, 4) xyxy into one batch."""
@@ -52,6 +63,11 @@ class Targets(NamedTuple):
             padded_labels[i, :n], padded_boxes[i, :n], padded_pixel[i, :n] = labels[i], boxes[i], boxes_pixel[i]
             mask[i, :n] = True
         return Targets(padded_labels, padded_boxes, padded_pixel, mask, counts)
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """Images of a batch as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
+    return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
 
 
 class ImageInfo(NamedTuple):
@@ -70,11 +86,6 @@ class Batch(NamedTuple):
     targets: Targets
     infos: tuple[ImageInfo, ...]
     unreadable: tuple[str, ...] = ()  # about pictures that could not be used and were replaced
-
-    def images_on(self, device: torch.device) -> Tensor:
-        """The images there as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
-        images = self.images.to(device, non_blocking=True)
-        return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
 
     def pin_memory(self) -> Batch:
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos, self.unreadable)
@@ -103,12 +114,13 @@ class QueryOutputs(NamedTuple):
 
 
 class DenoisingOutputs(NamedTuple):
-    """Predictions for the noised ground truth, decoder layers only. N = num_copies * 2 * M slots, laid out as
-    [copy][positives, negatives][box], so that slot s of a copy's positives belongs to ground-truth box s."""
+    """Predictions for the noised ground truth, decoder layers only. N = num_copies * 2 * S slots, laid out as
+    [copy][positives, negatives][box], so that slot s of a copy's positives belongs to ground-truth box crowd[:, s]."""
 
     logits: Tensor  # (K - 1, G, B, N, C)
     boxes: Tensor  # (K - 1, G, B, N, 4) cxcywh, normalised
     num_copies: int
+    crowd: Tensor | None = None  # (B, S) int64; None: all boxes in their order, S = M
 
 
 class DenseOutputs(NamedTuple):

@@ -44,10 +44,10 @@ MUTANTS = (
         f"{COMPONENTS}::TestLosses::test_varifocal_and_its_gradient",
     ),
     Mutant(
-        "dense varifocal weight detached",
+        "varifocal weight without its gradient",
         "rtdetr/losses/functional.py",
-        "alpha * probabilities.pow(gamma)",
-        "alpha * probabilities.detach().pow(gamma)",
+        "rest.mul_(miss).mul_(gamma).add_(miss_slope).mul_(weight)",
+        "miss_slope.mul(weight)",
         TRAIN,
     ),
     Mutant(
@@ -97,9 +97,16 @@ MUTANTS = (
     Mutant(
         "no denoising",
         "rtdetr/models/query_groups.py",
-        "queries.num_copies) if n else None",
-        "queries.num_copies) if False else None",
+        "queries.crowd) if n else None",
+        "queries.crowd) if False else None",
         TRAIN,
+    ),
+    Mutant(
+        "denoising detached",
+        "rtdetr/models/query_groups.py",
+        "noised = logits[:, :, :, :n], boxes[:, :, :, :n]",
+        "noised = logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach()",
+        "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(
         "no noise masks",

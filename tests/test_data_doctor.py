@@ -28,6 +28,7 @@ from rtdetr.engine.evaluator import score
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.types import as_floats
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def loss_or_sentence(annotations: Path, folder: Path, with_loss: bool = True) ->
     torch.manual_seed(0)
     model = build_model(cfg.model, len(loader.classes)).train()
     criterion = build_criterion(cfg, len(loader.classes))
-    images, targets = batches[0].images_on(torch.device("cpu")), batches[0].targets
+    images, targets = as_floats(batches[0].images), batches[0].targets
     return float(criterion(model(images, targets), targets, 0)["loss"].detach())
 
 
@@ -359,6 +360,16 @@ def test_the_clean_copy_of_another_format_is_coco(
     assert cli.main(["doctor", str(tmp_path / "set"), "--fix", str(out)]) == 1
     images = tmp_path / "set" / ("JPEGImages" if write is write_voc else "")
     assert cli.main(["doctor", str(out), "--images", str(images)]) == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, pictures: Path) -> None:
+    path, folder = write_case(CASES[0], tmp_path, pictures)
+    command = [sys.executable, "-m", "rtdetr", "doctor", str(path), "--images", str(folder), "--fast"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 MEASURED = """

@@ -9,6 +9,7 @@ import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_data
 
 from rtdetr.config import ConfigError, TrainConfig
+from rtdetr.engine import graphs
 from rtdetr.engine.graphs import RUNS_BEFORE, slots_for, why_not_capture
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, Targets
@@ -57,6 +58,17 @@ def test_losses_and_gradients_are_those_of_the_plain_step(data: Path, tmp_path: 
 
 
 @pytest.mark.gpu
+def test_a_picture_too_crowded_to_be_matched_on_the_gpu_is_not_captured(data: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
+    assert trainer.graphs is not None
+    trainer.model.train()
+    for seed in range(RUNS_BEFORE + 2):
+        record = trainer.train_step([made_up_batch((trainer.graphs.max_slots + 1, 2), seed)])
+        assert torch.isfinite(record.values).all()
+    assert not trainer.graphs.captured
+
+
+@pytest.mark.gpu
 def test_a_spoilt_picture_is_named_from_a_graph(data: Path, tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
     trainer.model.train()
@@ -96,9 +108,14 @@ def test_padding_changes_no_loss_but_by_its_random_numbers() -> None:
         ({}, "cpu", "auto", "no GPU"),
         ({"accumulate": 2}, "cuda", "auto", "train.accumulate"),
         ({}, "cuda", "scipy", "loss.match_backend=scipy"),
+        ({}, "cuda", "auto", "matched on the host: no compiler"),
     ],
 )
-def test_when_steps_are_captured(changes: dict[str, object], device: str, match: str, reason: str | None) -> None:
+def test_when_steps_are_captured(
+    changes: dict[str, object], device: str, match: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_kernels = "no compiler" if reason and "no compiler" in reason else None
+    monkeypatch.setattr(graphs, "why_no_kernels", lambda device: no_kernels)  # there may be no GPU here
     found = why_not_capture(TrainConfig(**changes), torch.device(device), match)  # type: ignore[arg-type]
     assert found is None if reason is None else found is not None and reason in found
     if reason is not None and "graphs" not in changes:

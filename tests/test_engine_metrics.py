@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import resource
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from engine_helpers import tiny_config, tiny_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rtdetr.engine.board import FOUND, OBJECT, SIDE, Board, album
 from rtdetr.engine.metrics import MetricsLog, curves, draw_curves, read_rows
 from rtdetr.engine.trainer import Trainer
 
@@ -34,17 +37,49 @@ def test_figures_that_do_not_exist_are_empty(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, None)
     log.write("train", 1, 0, {"loss_bbox_aux": 0.1237652450799942, "lr": 2.5e-7})
     log.write("eval", 1, 1, {"AP": 0.5, "APs": None})
-    log.close()
     lines = ["kind,iteration,epoch,l1_aux,lr,AP,APs", "train,1,0,0.123765,2.5e-07,,", "eval,1,1,,,0.5,"]
     assert (tmp_path / "metrics.csv").read_text().splitlines() == lines
     assert scalars(tmp_path).keys() == {"train/l1_aux", "train/lr", "eval/AP"}
+
+
+def test_the_board_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    board = Board(tmp_path / "tensorboard", None)
+    board.add_numbers(1, {"train/loss": 3.0})
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (board.path.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            board.add_numbers(2, {"train/loss": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    board.add_numbers(3, {"train/loss": 1.0})
+    Board(tmp_path / "tensorboard", 3).add_numbers(3, {"train/loss": 0.5})  # a run that goes on from step 2
+    assert scalars(tmp_path) == {"train/loss": [(1, 3.0), (3, 0.5)]}
+
+
+def test_the_board_shows_pictures_of_every_evaluation(tmp_path: Path) -> None:
+    data = tiny_data(tmp_path / "shapes")
+    updates = ("train.max_iterations=6", "train.eval_every=1", "data.augment.crop_prob=0")
+    trainer = Trainer(tiny_config(data, *updates), tmp_path / "run", torch.device("cpu"))
+    trainer.run()
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert events.Tags()["images"] == [f"pictures/{number}" for number in range(4)]
+    assert [each.step for each in events.Images("pictures/0")] == [3, 6]
+    source, image = trainer.val_loader.source, events.Images("pictures/0")[0]
+    assert (image.width, image.height) == (SIDE, SIDE)
+    box, found = source.targets(0)[0][0].tolist(), {"image_id": source.info(0).image_id, "score": 0.9}
+    found |= {"category_id": trainer.classes.category_ids[0], "bbox": [1.0, 2.0, 30.0, 20.0]}
+    picture = next(album(source, trainer.classes, [found]))
+    zoom = SIDE / source.info(0).width
+    assert picture.getpixel((round(zoom * box[0]), round(zoom * (box[1] + box[3]) / 2))) == OBJECT
+    assert picture.getpixel((round(zoom), round(zoom * 12))) == FOUND
 
 
 def test_files_of_before_go_on_with_the_columns_of_today(tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_text(OLD)
     log = MetricsLog(tmp_path, 3, 3)
     log.write("eval", 6, 2, {"AP": 0.5, "APs": None})
-    log.close()
     header, *rows = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == NEW
     assert rows == ["train,3,0,0.1237652450799942,2.5,1.5,0.5,0.25,40.5,16.0,0.002,,", "eval,3,1" + "," * 9 + "0.25,",

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import Config, LossConfig
+from rtdetr.losses import dense_criterion, matcher
 from rtdetr.losses.criterion import Criterion, build_criterion
 from rtdetr.types import DenoisingOutputs, DenseOutputs, QueryOutputs, Targets, TrainingOutputs
 
@@ -227,3 +228,49 @@ def test_cuda_equals_cpu_and_never_waits(counts: tuple[int, ...], epoch: int) ->
     assert losses.pop("spoilt_picture") == 0
     for name, value in CRITERION(outputs, targets, epoch).items():
         torch.testing.assert_close(losses[name].cpu(), value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_crowd_in_whatever_order_has_the_loss_of_all_its_boxes() -> None:
+    outputs, targets = _problem((3, 2))
+    plain = CRITERION(outputs, targets, 0)
+    order = torch.tensor([[2, 0, 1], [1, 0, 2]])
+    denoising = outputs.denoising
+    slots = (torch.arange(COPIES * 2)[:, None, None] * 3 + order).movedim(1, 0).flatten(1)  # (B, N)
+    index = slots[None, None, ..., None]
+    logits = denoising.logits.gather(3, index.expand(denoising.logits.shape))
+    boxes = denoising.boxes.gather(3, index.expand(denoising.boxes.shape))
+    turned = outputs._replace(denoising=DenoisingOutputs(logits, boxes, COPIES, order))
+    for name, value in CRITERION(turned, targets, 0).items():
+        torch.testing.assert_close(value, plain[name], rtol=1e-12, atol=1e-12)
+
+
+def test_boxes_that_are_denoised_speak_for_the_others() -> None:
+    """Four equal boxes of which two are denoised: the loss is that of all four."""
+    outputs, targets = _problem((4,))
+    for each in targets[:3]:
+        each[:] = each[:, :1]
+    logits, boxes = (each[:, :, :, :1].expand(-1, -1, -1, COPIES * 2 * 4, -1) for each in outputs.denoising[:2])
+    whole = outputs._replace(denoising=DenoisingOutputs(logits, boxes, COPIES))
+    few = DenoisingOutputs(logits[:, :, :, : COPIES * 4], boxes[:, :, :, : COPIES * 4], COPIES, torch.tensor([[3, 1]]))
+    wanted, found = CRITERION(whole, targets, 0), CRITERION(outputs._replace(denoising=few), targets, 0)
+    for name in ("loss_class_dn", "loss_bbox_dn", "loss_giou_dn", "loss_bbox_aux_dn"):
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("limit", "repeats"), [(5, 3), (4, 2), (2, 1), (1, 1)])
+def test_boxes_of_a_crowd_are_repeated_less_often(limit: int, repeats: int) -> None:
+    outputs, targets = _problem((5, 1))
+    limited = Criterion(LossConfig(), NUM_CLASSES, REPEATS, limit)(outputs, targets, 0)
+    plain = Criterion(LossConfig(), NUM_CLASSES, repeats)(outputs, targets, 0)
+    assert all(torch.equal(value, limited[name]) for name, value in plain.items())
+
+
+@pytest.mark.parametrize("task_aligned", [False, True])
+def test_a_crowded_batch_is_matched_and_assigned_in_parts(monkeypatch: pytest.MonkeyPatch, task_aligned: bool) -> None:
+    epoch = 99 if task_aligned else 0
+    outputs, targets = _problem((3, 0, 5))
+    together = CRITERION(outputs, targets, epoch)
+    for module in (matcher, dense_criterion):
+        monkeypatch.setattr(module, "MOST_PAIRS", 1)
+    for name, value in CRITERION(outputs, targets, epoch).items():
+        assert torch.equal(value, together[name]), name

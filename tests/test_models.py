@@ -75,6 +75,19 @@ def test_training_outputs_have_the_stated_shapes() -> None:
     assert outputs.dense.distances.shape == (2, 336, 4, 17)
 
 
+@pytest.mark.parametrize(("counts", "slots"), [((7, 3), 7), ((8, 3), 8), ((9, 3), 8), ((200, 3), 8)])
+def test_queries_of_a_crowd_are_bounded(counts: tuple[int, ...], slots: int) -> None:
+    """Eight boxes are denoised at most: no random number is drawn below that, and real ones come first."""
+    torch.manual_seed(3)
+    targets = targets_of(*counts)
+    denoising = train_step(nano(crowd_limit=8, num_denoising=7), targets).denoising
+    assert denoising is not None and denoising.boxes.shape[3] == 2 * slots
+    assert (denoising.crowd is None) == (max(counts) <= 8)
+    if denoising.crowd is not None:
+        assert targets.mask.gather(1, denoising.crowd).sum(1).tolist() == [8, 3]
+        assert all(len(set(row)) == 8 for row in denoising.crowd.tolist())
+
+
 @pytest.mark.parametrize("counts", [(3, 0), (0, 0)])
 def test_every_parameter_has_a_gradient_also_without_boxes(counts: tuple[int, ...]) -> None:
     model = nano()
@@ -221,6 +234,17 @@ def test_look_forward_twice_reaches_the_previous_head() -> None:
     assert grad is not None and grad.abs().sum() > 0
     first = model.decoder.box_heads[0].layers[0].weight.grad
     assert first is None or first.abs().sum() == 0, "twice, not thrice"
+
+
+def test_denoising_teaches_embedding_decoder_and_encoder() -> None:
+    model = nano()
+    denoising = train_step(model, targets_of(2, 1)).denoising
+    assert denoising is not None and denoising.logits.requires_grad
+    (denoising.logits.square().mean() + denoising.boxes.mean()).backward()
+    embedding = model.query_groups.label_embedding
+    assert embedding is not None
+    for part in (embedding, model.decoder.layers[0], model.encoder):
+        assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in part.parameters()), part
 
 
 def test_query_groups_without_selectors_have_no_idle_parameters() -> None:

@@ -92,6 +92,7 @@ class TestDenoising:
             num_denoising=100,
             label_noise_ratio=0.5,
             box_noise_scale=1.0,
+            crowd_limit=200,
         )
         copies, num_dn, num_queries = (int(n) for n in arrays["num_group_split"])
         assert (noised.num_copies, noised.labels.shape[2]) == (copies, num_dn)

@@ -90,15 +90,12 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:
-    import torch
-
     from rtdetr.commands.configs import find_config
     from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import config_from_dict, load_config
     from rtdetr.engine import distributed
     from rtdetr.engine.run_state import load_run
     from rtdetr.engine.trainer import Trainer
-    from rtdetr.engine.watch import out_of_memory
 
     if args.config is None:
         cfg = config_from_dict(load_run(args.resume)["config"], str(args.resume), args.update)
@@ -107,10 +104,7 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     with distributed.process_group(args.device) as device:
         folder = distributed.from_main(lambda: choose_folder(args.output_dir, args.resume, cfg.name, args.overwrite))
         trainer = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals)
-        try:
-            stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
-        except torch.cuda.OutOfMemoryError as error:
-            raise out_of_memory(cfg, trainer.state.iteration, folder / "last.pth") from error
+        stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
     if stopped_by is not None:
         print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by

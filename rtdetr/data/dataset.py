@@ -105,6 +105,10 @@ class DetectionSet:
         counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
         return counts
 
+    def boxes_per_picture(self) -> NDArray[np.int64]:
+        """(N,), in the order of the pictures."""
+        return np.diff(self._offsets)
+
     def __len__(self) -> int:
         return len(self._ids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,7 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rtdetr.engine.lifeline import Lifeline, ProcessLost
+
 Result = TypeVar("Result")
+LOOKING = 5.0  # seconds, when a collective has failed, for the news that a process is gone
 
 
 class DeviceError(ValueError):
@@ -41,7 +45,7 @@ def process_group(device: str) -> Iterator[torch.device]:
 
     device: "auto" (GPU if there is one), "cpu", "cuda" or "cuda:1". Under torchrun every process takes the GPU of its
     LOCAL_RANK. Hosts talk over gloo also then, so that their decisions (stop now?) cost no device synchronisation.
-    Raises DeviceError for a device that is not there.
+    Raises DeviceError for a device that is not there, and ProcessLost when another process has died.
     """
     chosen = choose_device(device)
     if chosen.type == "cuda":
@@ -53,10 +57,22 @@ def process_group(device: str) -> Iterator[torch.device]:
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
     else:
         dist.init_process_group("gloo")
+    line, well = Lifeline(rank(), world_size(), gather_objects), False
+    if line.why_not:
+        print(f"warning: {line.why_not}", file=sys.stderr)
     try:
         yield chosen
+        well = True
+    except RuntimeError as error:
+        # What torch says when it cannot reach another process; only its own errors are nothing but that.
+        torchs = type(error) is RuntimeError or isinstance(error, dist.DistError)
+        if torchs and (sentence := line.lost(LOOKING)) is not None:
+            raise ProcessLost(sentence) from error
+        raise
     finally:
-        dist.destroy_process_group()
+        line.close(well)
+        if well:  # with a process missing it may wait for ever
+            dist.destroy_process_group()
 
 
 def choose_device(device: str) -> torch.device:
@@ -114,6 +130,17 @@ def take_from_main(tensors: Iterable[Tensor]) -> None:
         return
     for tensor in tensors:
         dist.broadcast(tensor, src=0)
+
+
+def average(tensor: Tensor) -> None:
+    """Puts the mean of all processes in the place of a tensor that each of them has."""
+    if world_size() == 1:
+        return
+    if tensor.is_cuda:
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    else:  # gloo knows no mean
+        dist.all_reduce(tensor)
+        tensor /= world_size()
 
 
 def any_process(flag: bool) -> bool:

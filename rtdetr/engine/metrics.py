@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.tensorboard import SummaryWriter
+from rtdetr.engine.board import Board
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class MetricsLog:
                 row["iteration"] = math.ceil(int(row["iteration"]) * resume_at / saved_at)
             self._rewrite(rows, [])
         purge = None if resume_at is None else resume_at + 1
-        self.board = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self.board = Board(folder / "tensorboard", purge)
 
     def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
         """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.
@@ -62,9 +62,8 @@ class MetricsLog:
         row |= {name: "" if value is None else f"{value:.6g}" for name, value in shown.items()}
         self._waiting.append(row)
         self._append()
-        for name, value in shown.items():
-            if value is not None:
-                self.board.add_scalar(f"{kind}/{name}", value, iteration)
+        numbers = {f"{kind}/{name}": value for name, value in shown.items() if value is not None}
+        self.board.add_numbers(iteration, numbers)
 
     def _append(self) -> None:
         before = list(self.columns)
@@ -83,9 +82,6 @@ class MetricsLog:
             os.truncate(self.path, size)  # no half row
             raise
         self._waiting.clear()
-
-    def close(self) -> None:
-        self.board.close()
 
     def _rewrite(self, rows: list[Row], new_columns: list[str]) -> None:
         if rows:

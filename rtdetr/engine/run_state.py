@@ -194,6 +194,12 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def be_deterministic() -> None:
+    """From now on kernels of a GPU that give other bits each time are replaced by slower ones, or refused."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU's first matrices are multiplied
+    torch.use_deterministic_algorithms(True)
+
+
 def rng_state() -> dict[str, Any]:
     """The state of Python's, numpy's and torch's generators, in types that a weights-only load accepts."""
     numpy_state: Any = np.random.get_state()

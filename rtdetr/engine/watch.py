@@ -20,9 +20,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rtdetr.config import Config, config_to_dict
+from rtdetr.data.classes import Classes
+from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
+from rtdetr.engine.board import album
+from rtdetr.engine.evaluator import EvalResult
 from rtdetr.engine.metrics import MetricsLog
+from rtdetr.engine.rehearsal import what_to_lower
 from rtdetr.engine.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.matcher import SPOILT
@@ -67,19 +72,13 @@ def writing(path: Path) -> Iterator[None]:
         raise CannotWrite(path, cause.strerror or str(cause)) from error
 
 
-def out_of_memory(cfg: Config, iteration: int, last: Path) -> TrainingFailed:
+def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
     """What a run that does not fit into its GPU can change."""
-    accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its pictures"
-    advice = [
-        f"data.train_batch_size ({accumulated})",
-        f"the sizes in data.augment.batch_sizes (up to {max(cfg.data.augment.batch_sizes)})",
-        f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
-    ]
-    recompute = "" if cfg.train.checkpoint_activations else "set train.checkpoint_activations=true, or "
+    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg, captured)
     go_on = f"; go on with -r {last}" if last.is_file() else ""
     return TrainingFailed(
-        f"iteration {iteration}: CUDA out of memory; {recompute}lower {', '.join(advice)}, or stop what else uses the "
-        f"GPU{go_on}"
+        f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
+        f"else uses the GPU{go_on}"
     )
 
 
@@ -129,7 +128,6 @@ class Watch:
     def close(self) -> None:
         if self._bar is not None and self._metrics is not None:
             self._bar.close()
-            self._metrics.close()
 
     def restart_clock(self) -> None:
         """Pictures per second, and the time that passes waiting for them, are counted from here on."""
@@ -246,7 +244,7 @@ class Watch:
         speed, data_wait = pictures / seconds, (self.loader.seconds_waited - self._waited) / seconds
         self.restart_clock()
         if self.device.type == "cuda":
-            memory = torch.cuda.max_memory_allocated(self.device) / 2**30
+            memory = torch.cuda.max_memory_reserved(self.device) / 2**30
         else:
             memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
@@ -275,20 +273,31 @@ class Watch:
                 f"data.max_unreadable={share:g} allows; `rtdetr doctor CONFIG` names them all"
             )
 
-    def log_evaluation(self, figures: dict[str, float]) -> None:
-        if self._metrics is not None:
-            existing = {name: None if value < 0 else value for name, value in figures.items()}  # COCO's -1
-            self._log("eval", self.state.iteration, existing)
+    def log_evaluation(self, result: EvalResult, source: DetectionSet, classes: Classes) -> None:
+        """source, classes: of the pictures that were evaluated, under the ids of the detections."""
+        if self._metrics is None:
+            return
+        existing = {name: None if value < 0 else value for name, value in result.figures.items()}  # COCO's -1
+        self._log("eval", self.state.iteration, existing)
+        for number, picture in enumerate(album(source, classes, result.detections)):
+            with self._waiting_for_room():
+                self._metrics.board.add_picture(self.state.iteration, f"pictures/{number}", picture)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
         """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""
         if self._metrics is None:
             return
-        try:
+        with self._waiting_for_room():
             self._metrics.write(kind, iteration, self.state.epoch, values)
+
+    @contextmanager
+    def _waiting_for_room(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if not self._log_waits:
-                say(f"{self._metrics.path}: cannot be written ({error.strerror or error}); its rows wait for room")
+                path = self.output_dir / "metrics.csv"
+                say(f"{path}: cannot be written ({error.strerror or error}); its rows wait for room")
             self._log_waits = True
         else:
             self._log_waits = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from rtdetr.boxes import cxcywh_to_xyxy, giou, iou
 from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
-from rtdetr.losses.functional import at_least_float32, mean_over_processes, varifocal_loss
+from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
 from rtdetr.losses.matcher import match_together
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
@@ -27,10 +28,13 @@ class SetLosses(NamedTuple):
 class Criterion:
     """All losses; names of the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py."""
 
-    def __init__(self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int) -> None:
+    def __init__(
+        self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, crowd_limit: int = sys.maxsize
+    ) -> None:
         self.cfg = cfg
         self.num_classes = num_classes
         self.one_to_many_repeats = one_to_many_repeats
+        self.crowd_limit = crowd_limit
 
     def __call__(
         self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int] = ()
@@ -56,8 +60,10 @@ class Criterion:
     ) -> dict[str, Tensor]:
         one_to_one, one_to_many, denoising, dense = outputs
         problems = [(one_to_one, 1)]
+        offers = self.one_to_many_repeats * self.crowd_limit
+        repeats = min(self.one_to_many_repeats, max(1, offers // targets.labels.shape[1]))
         if one_to_many is not None:
-            problems.append((one_to_many, self.one_to_many_repeats))
+            problems.append((one_to_many, repeats))
         indices, spoilt = match_together(problems, targets, self.cfg)
 
         num_groups = one_to_one.logits.shape[1]
@@ -70,10 +76,12 @@ class Criterion:
             # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
             # parameter a gradient on every process, which DDP waits for.
             switch = targets.mask.any()
+            if denoising.crowd is not None:  # those that are denoised speak for the others
+                switch = targets.mask.sum() / targets.of(denoising.crowd).mask.sum().clamp(min=1)
             losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:
             sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
-            scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)
+            scale = 1 / self._mean_num_boxes(targets, repeats, group)
             losses |= self._entries(sums, scale, "_o2m_branch")
         total = torch.stack(list(losses.values())).sum()
         if dense is not None:
@@ -129,28 +137,30 @@ def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -
     corners, wanted_corners = cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(wanted)
 
     scores = torch.where(matched, iou(corners.detach(), wanted_corners), 0)
-    labels = targets.labels[picture, safe_index][..., None]
-    is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels, matched[..., None])
-    classes = varifocal_loss(logits, is_class * scores[..., None], is_class)
+    labels = targets.labels[picture, safe_index]
+    classes: Tensor = VarifocalOfMatches.apply(logits, labels, scores.to(logits.dtype), matched)
     l1 = torch.where(matched[..., None], (boxes - wanted).abs(), 0)
     overlap = torch.where(matched, 1 - giou(corners, wanted_corners), 0)
-    return SetLosses(classes.sum((1, 2, 3, 4)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
+    return SetLosses(classes.sum((1, 2, 3)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
 
 
 def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:
     """Box (B, N) of every denoising query: its own for a positive, -1 for a negative and for padding."""
-    size = targets.mask.shape[1]
+    batch, size = targets.mask.shape
+    slots = torch.arange(size, device=targets.mask.device).expand(batch, -1)
+    if outputs.crowd is not None:
+        slots, size = outputs.crowd, outputs.crowd.shape[1]
     num_queries = outputs.logits.shape[3]
     if num_queries != outputs.num_copies * 2 * size:
         raise ValueError(
             f"denoising outputs must hold num_copies * 2 * {size} = {outputs.num_copies * 2 * size} queries for these "
             f"targets, got {num_queries}; make them from the same targets."
         )
-    slots = torch.arange(size, device=targets.mask.device)
-    positives = torch.where(targets.mask, slots, -1)  # (B, M)
+    positives = torch.where(targets.mask.gather(1, slots), slots, -1)  # (B, S)
     return torch.cat((positives, torch.full_like(positives, -1)), dim=1).repeat(1, outputs.num_copies)
 
 
 def build_criterion(cfg: Config, num_classes: int) -> Criterion:
     """The criterion of a configuration."""
-    return Criterion(cfg.loss, num_classes, cfg.model.supervision.one_to_many_repeats)
+    supervision = cfg.model.supervision
+    return Criterion(cfg.loss, num_classes, supervision.one_to_many_repeats, supervision.crowd_limit)

@@ -35,20 +35,33 @@ def match_together(
 
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
-    indices = []
+    indices: list[Tensor] = []
     counts = targets.counts or targets.mask.sum(1)
     spoilt = torch.zeros(len(targets.labels), dtype=torch.bool, device=targets.labels.device)
     for outputs, repeats in problems:
-        cost = matching_cost(outputs, targets, cfg)
-        index, bad = linear_assignment_checked(cost, counts, repeats, backend=cfg.match_backend)
-        if bad.device.type == "cpu" and bad.any():
-            layer, group, picture = bad.nonzero()[0].tolist()
-            raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
-        indices.append(index)
-        spoilt |= bad.flatten(0, 1).any(0)
+        layers = []
+        for first, part in _parts(outputs, targets):
+            cost = matching_cost(part, targets, cfg)
+            index, bad = linear_assignment_checked(cost, counts, repeats, backend=cfg.match_backend)
+            if bad.device.type == "cpu" and bad.any():
+                layer, group, picture = bad.nonzero()[0].tolist()
+                layer += first
+                raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
+            layers.append(index)
+            spoilt |= bad.flatten(0, 1).any(0)
+        indices.append(torch.cat(layers))
     return indices, spoilt
 
 
+def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutputs]]:
+    """All layers together, or of a crowded batch one after another; and the number of the first of each part."""
+    layers, groups, _, queries, _ = outputs.logits.shape
+    if layers * groups * queries * targets.labels.numel() <= MOST_PAIRS:
+        return [(0, outputs)]
+    return [(k, QueryOutputs(outputs.logits[k : k + 1], outputs.boxes[k : k + 1])) for k in range(layers)]
+
+
+MOST_PAIRS = 2**27  # of boxes and queries in a tensor of costs
 SPOILT = (
     "the matching cost is NaN or infinite, because the predicted logits or boxes, or the picture's ground-truth boxes, "
     "are not finite; check these boxes, then lower optimizer.lr or set train.precision to fp32."

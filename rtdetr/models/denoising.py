@@ -1,7 +1,8 @@
 """Noised ground truth as extra queries (training only), and every random number the model draws.
 
-Letters: G groups, B pictures, M boxes of the fullest picture, N = num_copies * 2 * M slots of a group, laid out as
-[copy][positives, negatives][box]. Source: official repo: ppdet/modeling/transformers/utils.py:309-420.
+Letters: G groups, B pictures, M boxes of the fullest picture, S of them that are noised (all M, but for crowds),
+N = num_copies * 2 * S slots of a group, laid out as [copy][positives, negatives][box]. Source: official repo:
+ppdet/modeling/transformers/utils.py:309-420.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from rtdetr.types import Targets
 
 
 class Draws:
-    """The random numbers of one training step. A test that replays stored ones overrides these five methods."""
+    """The random numbers of one training step. A test that replays stored ones overrides these methods."""
+
+    def crowd(self, mask: Tensor, number: int) -> Tensor:
+        """(B, number) int64: the boxes that stand for a crowd, of those that `mask` (B, M) marks, and padding after."""
+        return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).topk(number).indices
 
     def label_flip(self, like: Tensor) -> Tensor:
         """Uniform [0, 1) numbers shaped like `like` (G, B, N); a small one redraws the label."""
@@ -45,6 +50,8 @@ class NoisedTargets(NamedTuple):
     labels: Tensor  # (G, B, N) int64, num_classes in padding
     box_logits: Tensor  # (G, B, N, 4) cxcywh normalised, before the sigmoid
     num_copies: int
+    mask: Tensor  # (B, S) bool, True for a real box
+    crowd: Tensor | None  # (B, S) int64, the boxes that are noised; None: all
 
 
 def noise_targets(
@@ -56,8 +63,14 @@ def noise_targets(
     num_denoising: int,
     label_noise_ratio: float,
     box_noise_scale: float,
+    crowd_limit: int,
 ) -> NoisedTargets:
-    """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more."""
+    """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more. Where a
+    picture has more than `crowd_limit` boxes, so many of each picture, drawn at random."""
+    crowd = None
+    if targets.labels.shape[1] > crowd_limit:
+        crowd = draws.crowd(targets.mask, crowd_limit)
+        targets = targets.of(crowd)
     boxes = targets.boxes.to(torch.promote_types(targets.boxes.dtype, torch.float32))
     size = targets.labels.shape[1]
     num_copies = max(1, num_denoising // size)
@@ -75,7 +88,7 @@ def noise_targets(
     reach = (draws.box_part(boxes) + negative.flatten(0, 2)) * (draws.box_sign(boxes) * 2 - 1)
     half_size = boxes[..., 2:].repeat(1, 1, 1, 2) * (0.5 * box_noise_scale)
     noised = (cxcywh_to_xyxy(boxes) + reach * half_size).clamp(0.0, 1.0)
-    return NoisedTargets(labels, inverse_sigmoid(xyxy_to_cxcywh(noised)), num_copies)
+    return NoisedTargets(labels, inverse_sigmoid(xyxy_to_cxcywh(noised)), num_copies, targets.mask, crowd)
 
 
 class LabelEmbedding(nn.Module):

@@ -129,6 +129,15 @@ def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
     return linear
 
 
+class LayerNorm(nn.LayerNorm):
+    """Layer norm in the type that comes in, under autocast too, which would widen every token after it to 32 bits.
+    Mean and deviation are taken in float32 all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
 class Group(NamedTuple):
     """Consecutive queries that see one another and nobody else."""
 

@@ -29,6 +29,7 @@ class GroupedQueries(NamedTuple):
     selections: list[Selection]  # one-to-one groups first, then the one-to-many group if there is one
     num_copies: int  # denoising copies; 0 without denoising
     num_denoising: int  # N
+    crowd: Tensor | None  # the boxes that are noised, see DenoisingOutputs
 
 
 class QueryGroups(nn.Module):
@@ -55,6 +56,7 @@ class QueryGroups(nn.Module):
             contents += [self.memory_proj(gather_rows(detached, s.cells)) for s in selections[1:]]
         references = [s.box_logits.detach() for s in selections]
         num_copies = num_denoising = 0
+        used, crowd = targets.mask.any(0), None
         if self.label_embedding is not None:
             noised = noise_targets(
                 targets,
@@ -64,19 +66,27 @@ class QueryGroups(nn.Module):
                 num_denoising=self.cfg.num_denoising,
                 label_noise_ratio=self.cfg.label_noise_ratio,
                 box_noise_scale=self.cfg.box_noise_scale,
+                crowd_limit=self.cfg.crowd_limit,
             )
             num_copies, num_denoising = noised.num_copies, noised.labels.shape[2]
+            used, crowd = noised.mask.any(0), noised.crowd
             embedded = self.label_embedding(noised.labels).to(main.content.dtype)
             for g in range(self.num_groups):
                 contents[g] = torch.cat((embedded[g], contents[g]), dim=1)
                 references[g] = torch.cat((noised.box_logits[g].to(references[g].dtype), references[g]), dim=1)
-        groups = self._groups(num_copies, num_denoising, targets.mask.any(0), draws)
+        groups = self._groups(num_copies, num_denoising, used, draws)
         return GroupedQueries(
-            torch.cat(contents, dim=1), torch.cat(references, dim=1), groups, selections, num_copies, num_denoising
+            torch.cat(contents, dim=1),
+            torch.cat(references, dim=1),
+            groups,
+            selections,
+            num_copies,
+            num_denoising,
+            crowd,
         )
 
     def _groups(self, num_copies: int, num_denoising: int, used: Tensor, draws: Draws) -> tuple[Group, ...]:
-        """used: (M,) bool, the slots that hold a box of some picture."""
+        """used: (S,) bool, the slots that hold a box of some picture."""
         device, size = used.device, self.num_queries
         copy = torch.arange(num_denoising, device=device) // (num_denoising // max(1, num_copies) or 1)
         # A copy sees itself and the matching queries, which do not see it. Nobody sees slots that no picture uses.
@@ -99,25 +109,27 @@ class QueryGroups(nn.Module):
         self, decoded: Decoded, queries: GroupedQueries
     ) -> tuple[QueryOutputs, QueryOutputs | None, DenoisingOutputs | None]:
         """One-to-one, one-to-many and denoising predictions, out of the decoder's (layers, B, T, ...)."""
-        many = self.num_groups * (queries.num_denoising + self.num_queries)
+        n = queries.num_denoising
+        many = self.num_groups * (n + self.num_queries)
 
-        def grouped(x: Tensor) -> Tensor:  # (layers, B, T, n) -> (layers, G, B, N + Q, n)
-            return x[:, :, :many].unflatten(2, (self.num_groups, -1)).transpose(1, 2)
+        def taken_apart(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """(layers, G, B, N, ...), (layers, G, B, Q, ...) and the rest of x (layers, B, T, ...)."""
+            one, rest = x.split((many, x.shape[2] - many), dim=2)
+            noised, own = one.unflatten(2, (self.num_groups, -1)).transpose(1, 2).split((n, self.num_queries), dim=3)
+            return noised, own, rest
 
-        logits, boxes = grouped(decoded.logits), grouped(decoded.boxes)
+        (noised_logits, logits, many_logits), (noised_boxes, boxes, many_boxes) = map(taken_apart, decoded)
         selected = queries.selections[: self.num_groups]
         first_logits = torch.stack([s.logits for s in selected])[None]  # (1, G, B, Q, C)
         first_boxes = torch.stack([s.box_logits.sigmoid() for s in selected])[None]
-        n = queries.num_denoising
-        one_to_one = QueryOutputs(
-            torch.cat((first_logits, logits[:, :, :, n:])), torch.cat((first_boxes, boxes[:, :, :, n:]))
-        )
-        denoising = DenoisingOutputs(logits[:, :, :, :n], boxes[:, :, :, :n], queries.num_copies) if n else None
+        one_to_one = QueryOutputs(torch.cat((first_logits, logits)), torch.cat((first_boxes, boxes)))
+        noised = DenoisingOutputs(noised_logits, noised_boxes, queries.num_copies, queries.crowd)
+        denoising = noised if n else None
         one_to_many = None
         if self.cfg.num_one_to_many_queries:
             last = queries.selections[-1]
             one_to_many = QueryOutputs(
-                torch.cat((last.logits[None], decoded.logits[:, :, many:]))[:, None],
-                torch.cat((last.box_logits.sigmoid()[None], decoded.boxes[:, :, many:]))[:, None],
+                torch.cat((last.logits[None], many_logits))[:, None],
+                torch.cat((last.box_logits.sigmoid()[None], many_boxes))[:, None],
             )
         return one_to_one, one_to_many, denoising

@@ -1,0 +1,84 @@
+"""What TensorBoard shows of a run: the numbers of metrics.csv, and a few validation pictures with what was found."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from rtdetr.data.classes import Classes
+from rtdetr.data.dataset import DetectionSet
+
+PICTURES, SIDE = 6, 480  # pictures of the validation set, and pixels of their longer side
+SURE = 0.3  # score of the detections that are drawn
+OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
+
+
+class Board:
+    """A file of events. torch's SummaryWriter has a thread write it, which a full disk ends for good.
+
+    purge_step: what older files of the folder say from that step on no longer counts. Raises OSError.
+    """
+
+    def __init__(self, folder: Path, purge_step: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        if purge_step is not None:
+            started = SessionLog(status=SessionLog.START)
+            self._write(Event(wall_time=time.time(), step=purge_step, session_log=started))
+
+    def add_numbers(self, iteration: int, numbers: Mapping[str, float]) -> None:
+        """Raises OSError; the file stays whole."""
+        self._add(iteration, [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()])
+
+    def add_picture(self, iteration: int, tag: str, picture: Image.Image) -> None:
+        """Raises OSError; the file stays whole."""
+        packed = io.BytesIO()
+        picture.save(packed, "PNG")
+        size = {"height": picture.height, "width": picture.width, "colorspace": 3}
+        image = Summary.Image(**size, encoded_image_string=packed.getvalue())
+        self._add(iteration, [Summary.Value(tag=tag, image=image)])
+
+    def _add(self, iteration: int, values: Sequence[Summary.Value]) -> None:
+        self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
+
+    def _write(self, event: Event) -> None:
+        with open(self.path, "ab") as file:
+            size = file.tell()
+            try:
+                RecordWriter(file).write(event.SerializeToString())
+                file.flush()
+            except OSError:
+                os.truncate(self.path, size)  # no half record: readers stop there
+                raise
+
+
+def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str, Any]]) -> Iterator[Image.Image]:
+    """A few pictures, the same ones each time: objects green, detections red, with class and score. classes: those of
+    the detections, which are COCO results. Raises DataError."""
+    names = dict(zip(classes.category_ids, classes.names))
+    for index in np.linspace(0, len(source) - 1, min(PICTURES, len(source))).astype(int).tolist():
+        picture, image_id = source.image(index), source.info(index).image_id
+        zoom = SIDE / max(picture.size)
+        shown = picture.resize((max(1, round(picture.width * zoom)), max(1, round(picture.height * zoom))))
+        pen = ImageDraw.Draw(shown)
+        for box in source.targets(index)[0].tolist():
+            pen.rectangle([zoom * each for each in box], outline=OBJECT, width=2)
+        for found in detections:
+            if found["image_id"] != image_id or found["score"] < SURE:
+                continue
+            left, top, width, height = (zoom * each for each in found["bbox"])
+            pen.rectangle((left, top, left + max(0, width), top + max(0, height)), outline=FOUND, width=2)
+            text = f"{names[found['category_id']]} {found['score']:.2f}"
+            pen.text((left + 3, top + 1), text.encode("latin-1", "replace"), fill=FOUND)  # Pillow's font knows no more
+        yield shown

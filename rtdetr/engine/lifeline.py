@@ -1,0 +1,133 @@
+"""A line between the processes of a run: when one dies, the others end with a sentence instead of waiting for it.
+
+Each holds a connection to the first one. The system closes it with the process, however that ends; who ends well says
+goodbye before. A machine that is gone is noticed by the system's own questions after forty seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+GOODBYE = 0xFFFF  # on the line, in place of the rank that was lost
+GRACE = 20.0  # seconds that a process has to end by itself; it may wait for a GPU that waits for the one that died
+CONNECTING = 30.0  # seconds
+KEY, NUMBER = 16, 2  # bytes
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the run has died; the message is one sentence."""
+
+
+class Lifeline:
+    """gather: what every process gives, in the order of ranks, on all of them. Where no connection can be made, as
+    behind some firewalls, there is none, and `why_not` says so."""
+
+    def __init__(self, rank: int, world_size: int, gather: Callable[[Any], list[Any]]) -> None:
+        self.rank, self.world_size, self.why_not = rank, world_size, ""
+        self._lost: int | None = None
+        self._found, self._told, self._closed = threading.Event(), threading.Event(), threading.Event()
+        self._lines: dict[socket.socket, int] = {}  # and the rank at the other end
+        server = _server(world_size) if rank == 0 else None
+        port, key = gather((server.getsockname()[1], secrets.token_bytes(KEY)) if server else None)[0]
+        try:
+            if server is not None:
+                self._accept(server, key)
+            else:
+                line = socket.create_connection((os.environ.get("MASTER_ADDR", "127.0.0.1"), port), CONNECTING)
+                line.sendall(key + rank.to_bytes(NUMBER, "big"))
+                self._keep(line, 0)
+        except OSError as error:
+            self.why_not = f"no line to the first process ({error}): when one dies, others may wait for minutes"
+        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+
+    def lost(self, seconds: float) -> str | None:
+        """A sentence about the process that has died, or does so within that time; None: they are all there."""
+        if not self._found.wait(seconds):
+            return None
+        self._told.set()
+        return self._sentence()
+
+    def close(self, well: bool) -> None:
+        """well: this process did all it had to; the others are not to mind its end."""
+        self._closed.set()
+        for line in list(self._lines):
+            with contextlib.suppress(OSError):
+                if well:
+                    line.sendall(GOODBYE.to_bytes(NUMBER, "big"))
+                line.close()
+
+    def _accept(self, server: socket.socket, key: bytes) -> None:
+        """Lines of all others; strangers who knock are sent away."""
+        server.settimeout(CONNECTING)
+        with server:
+            while len(self._lines) < self.world_size - 1:
+                line, _ = server.accept()
+                line.settimeout(CONNECTING)
+                said = line.recv(KEY + NUMBER, socket.MSG_WAITALL)
+                if hmac.compare_digest(said[:KEY], key):
+                    self._keep(line, int.from_bytes(said[KEY:], "big"))
+                else:
+                    line.close()
+
+    def _keep(self, line: socket.socket, rank: int) -> None:
+        line.settimeout(None)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._lines[line] = rank
+
+    def _watch(self) -> None:
+        """Waits for the first line that breaks, passes the news on, and ends this process when it does not itself."""
+        with selectors.DefaultSelector() as selector:
+            for line in self._lines:
+                selector.register(line, selectors.EVENT_READ)
+            while selector.get_map() and self._lost is None:
+                for key, _ in selector.select():
+                    selector.unregister(key.fileobj)
+                    self._lost = self._news(cast(socket.socket, key.fileobj))
+        if self._lost is None or self._closed.is_set():
+            return
+        for line in self._lines:
+            with contextlib.suppress(OSError):
+                line.sendall(self._lost.to_bytes(NUMBER, "big"))
+        self._found.set()
+        if not self._told.wait(0.5) and not self._closed.is_set():  # who waits for the other one hears of it, too
+            print(f"error: {self._sentence()}", file=sys.stderr, flush=True)
+        # No thread of Python's: a library that waits for the other one may hold the interpreter, even at its end.
+        self._nowhere = open(os.devnull, "w")  # noqa: SIM115, for as long as the process lives
+        faulthandler.dump_traceback_later(GRACE, exit=True, file=self._nowhere)
+
+    def _news(self, line: socket.socket) -> int | None:
+        """The rank that was lost, if one was."""
+        try:
+            said = line.recv(NUMBER, socket.MSG_WAITALL)
+        except OSError:
+            said = b""
+        if len(said) < NUMBER:
+            return self._lines[line]
+        number = int.from_bytes(said, "big")
+        return None if number == GOODBYE else number
+
+    def _sentence(self) -> str:
+        return (
+            f"process {self._lost} of {self.world_size} has died, so process {self.rank} ends, too; its own message or "
+            "the system's log (out of memory?) says why; go on with -r and the run's last.pth"
+        )
+
+
+def _server(backlog: int) -> socket.socket:
+    """On any port, for those who come by IPv4 or IPv6."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=backlog)

@@ -1,0 +1,83 @@
+"""When one of several processes dies, the others end with a sentence, whatever they are waiting for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# argv: what rank 1 does in the third round, and what the others do then
+SCRIPT = """
+import os, signal, sys, time
+from rtdetr import cli
+from rtdetr.engine import distributed, lifeline
+lifeline.GRACE = 3.0 if sys.argv[2] == "stuck" else 20.0
+def run(_):
+    with distributed.process_group("cpu"):
+        for number in range(5):
+            distributed.any_process(False)
+            if number == 2 and distributed.rank() == 1:
+                if sys.argv[1] == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if sys.argv[1] == "fail":
+                    raise ValueError("mine alone")
+                return 0
+            if number == 2 and sys.argv[2] == "stuck":
+                time.sleep(60)
+            if sys.argv[2] == "alone":
+                return 0
+    return 0
+cli.COMMANDS["train"] = cli.Command(run, "")
+print("ends with", cli.main(["train"]))
+"""
+
+
+def run(first: str, others: str, world_size: int = 3) -> tuple[list[int], list[str], float]:
+    """Exit codes, what each said, and seconds until the last of them ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", SCRIPT, first, others]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**env, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "RANK": str(rank), "LOCAL_RANK": "0"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    processes[1].wait(120)
+    started = time.monotonic()
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    return [process.returncode for process in processes], said, time.monotonic() - started
+
+
+@pytest.mark.parametrize("others", ["waiting", "stuck"])
+def test_the_others_end_with_a_sentence(others: str) -> None:
+    codes, said, seconds = run("kill", others)
+    assert codes[1] == -signal.SIGKILL and seconds < 40
+    for rank in (0, 2):
+        sentence = f"error: process 1 of 3 has died, so process {rank} ends, too"
+        assert said[rank].count(sentence) == 1 and "Traceback" not in said[rank], said[rank]
+        assert codes[rank] == 1 if others == "stuck" else "ends with 1" in said[rank]
+
+
+def test_a_process_that_fails_takes_the_others_along() -> None:
+    codes, said, _ = run("fail", "waiting")
+    assert codes[1] == 1 and "ValueError: mine alone" in said[1]
+    assert "process 1 of 3 has died" in said[0] and "process 1 of 3 has died" in said[2]
+
+
+def test_who_ends_well_is_not_missed() -> None:
+    codes, said, _ = run("return", "alone")
+    assert codes == [0, 0, 0] and said == ["ends with 0\n"] * 3
