@@ -37,6 +37,8 @@ Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
 CountOrNone = Annotated[int, Range(0, 100_000)]
 Iterations = Annotated[int, Range(0, 1_000_000_000)]
+Seed = Annotated[int, Range(0, 2**32 - 1)]
+SeedOrAuto = Annotated[int | Literal["auto"], Range(0, 2**32 - 1)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
@@ -194,7 +196,8 @@ class TrainConfig:
     epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of pictures
     precision: Precision = "bf16"
     accumulate: Count = 1  # batches per optimiser step
-    # CUDA graphs of forward pass, losses and gradients; auto: on one GPU, when batches are not accumulated
+    # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
+    # kernel, and several processes train through DistributedDataParallel
     graphs: Switch = "auto"
     rehearsal: bool = True  # on a GPU, of the worst batch before the first step: does it fit?
     checkpoint_activations: bool = False  # decoder layers run twice instead of keeping what lies between: less memory
@@ -206,7 +209,9 @@ class TrainConfig:
     patience: CountOrNone = 0
     min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
-    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
+    seed: Seed = 0
+    # Of the order of pictures and of what is done to them, whatever the number of data workers; auto: that of `seed`.
+    data_seed: SeedOrAuto = "auto"
     deterministic: bool = False  # on a GPU the same bits every time, as a CPU gives anyway; slower
     # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,
     # for which a GPU has to wait.

@@ -137,8 +137,8 @@ def check_mention(text: str) -> None:
         for option, value in itertools.pairwise(given):
             if option in ("-c", "--config") and not (value.startswith("-") or PLACEHOLDER.fullmatch(value)):
                 check_updates(value, [])
-        keys = [each for each in given if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+=.+", each)]
-        check_updates("rtdetrv3_r18vd_6x_coco", [each for each in keys if not each.endswith("=")])
+        updates = [each for each in given if re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+=.+", each)]
+        check_updates("rtdetrv3_r18vd_6x_coco", updates)
 
 
 def _options(parser: argparse.ArgumentParser) -> Iterator[str]:

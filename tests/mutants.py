@@ -44,10 +44,10 @@ MUTANTS = (
         f"{COMPONENTS}::TestLosses::test_varifocal_and_its_gradient",
     ),
     Mutant(
-        "dense varifocal weight detached",
+        "varifocal weight without its gradient",
         "rtdetr/losses/functional.py",
-        "alpha * probabilities.pow(gamma)",
-        "alpha * probabilities.detach().pow(gamma)",
+        "rest.mul_(miss).mul_(gamma).add_(miss_slope).mul_(weight)",
+        "miss_slope.mul(weight)",
         TRAIN,
     ),
     Mutant(
@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "denoising detached",
         "rtdetr/models/query_groups.py",
-        "DenoisingOutputs(logits[:, :, :, :n], boxes[:, :, :, :n], queries.num_copies)",
-        "DenoisingOutputs(logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach(), queries.num_copies)",
+        "noised = logits[:, :, :, :n], boxes[:, :, :, :n]",
+        "noised = logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach()",
         "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(
