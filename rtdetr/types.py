@@ -65,6 +65,11 @@ class Targets(NamedTuple):
         return Targets(padded_labels, padded_boxes, padded_pixel, mask, counts)
 
 
+def as_floats(images: Tensor) -> Tensor:
+    """Images of a batch as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
+    return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
+
+
 class ImageInfo(NamedTuple):
     """What is known of a picture besides its pixels."""
 
@@ -81,11 +86,6 @@ class Batch(NamedTuple):
     targets: Targets
     infos: tuple[ImageInfo, ...]
     unreadable: tuple[str, ...] = ()  # about pictures that could not be used and were replaced
-
-    def images_on(self, device: torch.device) -> Tensor:
-        """The images there as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
-        images = self.images.to(device, non_blocking=True)
-        return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
 
     def pin_memory(self) -> Batch:
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos, self.unreadable)

@@ -44,10 +44,10 @@ MUTANTS = (
         f"{COMPONENTS}::TestLosses::test_varifocal_and_its_gradient",
     ),
     Mutant(
-        "dense varifocal weight detached",
+        "varifocal weight without its gradient",
         "rtdetr/losses/functional.py",
-        "alpha * probabilities.pow(gamma)",
-        "alpha * probabilities.detach().pow(gamma)",
+        "rest.mul_(miss).mul_(gamma).add_(miss_slope).mul_(weight)",
+        "miss_slope.mul(weight)",
         TRAIN,
     ),
     Mutant(

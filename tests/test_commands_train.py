@@ -214,3 +214,15 @@ def test_a_full_gpu_is_one_line_that_says_what_to_change(
     assert line.startswith("error: iteration 2: CUDA out of memory; ") and line.endswith("; go on with -r run/last.pth")
     assert "lower data.train_batch_size (" in line and "model.supervision.num_noise_groups (" in line
     assert ("checkpoint_activations" in line) == advice
+
+
+def test_an_evaluation_that_does_not_fit_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee documentation")
+
+    monkeypatch.setattr("rtdetr.engine.trainer.evaluate", full)
+    assert run(f"train -r run/last.pth --device cpu {MORE}") == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "CUDA out of memory in the evaluation; lower data.val_batch_size (" in line and "accumulate" not in line

@@ -28,6 +28,7 @@ from rtdetr.engine.evaluator import score
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.types import as_floats
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def loss_or_sentence(annotations: Path, folder: Path, with_loss: bool = True) ->
     torch.manual_seed(0)
     model = build_model(cfg.model, len(loader.classes)).train()
     criterion = build_criterion(cfg, len(loader.classes))
-    images, targets = batches[0].images_on(torch.device("cpu")), batches[0].targets
+    images, targets = as_floats(batches[0].images), batches[0].targets
     return float(criterion(model(images, targets), targets, 0)["loss"].detach())
 
 

@@ -65,6 +65,32 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     assert resumed.cfg == written
 
 
+@pytest.mark.parametrize(
+    ("weights", "tuning", "learnt"), [("", None, False), ("", "w.pth", True), ("w.pth", None, True)]
+)
+def test_the_backbone_follows_from_the_weights(data: Path, weights: str, tuning: str | None, learnt: bool) -> None:
+    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto"]
+    updates += [f"model.backbone.weights={weights}"] if weights else []
+    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU, None, Path(tuning) if tuning else None)
+    found = cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier
+    assert found == ((automatic.FROZEN, automatic.SLOWLY) if learnt else (0, 1.0))
+    assert len(lines) == 2 and all("auto is" in line and ("starts from" in line) == learnt for line in lines)
+
+
+def test_a_resumed_run_keeps_the_backbone_it_had(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto", "train.max_iterations=1"]
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    Trainer(tiny_config(data, *updates), tmp_path / "first", CPU).run()
+    tuned = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, tuning=tmp_path / "first" / "last.pth")
+    assert (tuned.cfg.model.backbone.freeze_stages, tuned.cfg.optimizer.backbone_lr_multiplier) == (
+        automatic.FROZEN,
+        automatic.SLOWLY,
+    )
+    tuned.run()
+    resumed = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, resume=tmp_path / "tuned" / "last.pth")
+    assert resumed.cfg == tuned.cfg
+
+
 def test_the_rate_counts_all_pictures_of_a_step(data: Path) -> None:
     updates = ["data.train_batch_size=auto", "train.accumulate=3", "optimizer.lr_batch=24", "optimizer.lr=0.002"]
     cfg, lines = automatic.settle(tiny_config(data, *updates), CPU)
@@ -89,20 +115,23 @@ def test_a_tenth_of_the_memory_stays_free(
     """100 units are free; a batch takes 10 a picture and gives them back, and above 11 pictures there is no more."""
     reserved = [7]
 
-    def train(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> int:
+    def train(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> tuple[int, Any]:
         if batch_size > 11:
             raise torch.cuda.OutOfMemoryError("full")
         reserved[0] = 7 + 10 * batch_size
-        return 0
+        return 0, None
 
     monkeypatch.setattr(rehearsal, "train_on_worst", train)
+    monkeypatch.setattr(rehearsal, "_detect", lambda *_: reserved.__setitem__(0, 7))
     monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(rehearsal.gc, "collect", lambda: None)  # it takes its time
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
-    cfg = tiny_config(data, f"train.graphs={graphs}", "loss.match_backend=auto")
+    monkeypatch.setattr(rehearsal, "why_not_capture", lambda *_: None if graphs == "on" else "off")
+    cfg = tiny_config(data)
     fits = rehearsal.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
     assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
 
@@ -115,17 +144,17 @@ FREE = 20 * 2**30
     [
         (
             "train.graphs=off",
-            Need(2**30, 2**30),
+            Need(2**30, 2**30, 2**30),
             "memory     up to 2.0 of the 20.0 GiB free on cuda, by a rehearsal of ",
         ),
         (
             "train.graphs=on",
-            Need(2**30, 2**30),
+            Need(2**30, 2**30, 2**30),
             "memory     up to 3.0 of the 20.0 GiB free on cuda, by a rehearsal of ",
         ),
         (
             "train.graphs=on",
-            Need(2**30, FREE),
+            Need(2**30, FREE, 0),
             "warning: the run may end for lack of memory; set train.checkpoint",
         ),
         ("train.graphs=on", None, "the worst batch of the set (4 pictures of 64 x 64, up to "),
@@ -137,7 +166,8 @@ def test_the_forecast_is_said_before_the_first_step(
     monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(rehearsal, "measure", lambda *_: need)
     monkeypatch.setattr(rehearsal, "_free", lambda _: FREE)
-    cfg = tiny_config(data, updates, "loss.match_backend=auto")
+    monkeypatch.setattr(rehearsal, "why_not_capture", lambda *_: None if updates.endswith("on") else "off")
+    cfg = tiny_config(data)
     if need is None:
         with pytest.raises(ConfigError) as refused:
             forecast(cfg, open_train_set(cfg), torch.device("cuda"))
@@ -146,6 +176,11 @@ def test_the_forecast_is_said_before_the_first_step(
     else:
         lines = forecast(cfg, open_train_set(cfg), torch.device("cuda"))
     assert lines[-1].startswith(said), lines
+
+
+def test_what_is_needed_at_the_same_time() -> None:
+    assert [Need(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
+    assert [Need(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]
 
 
 def test_losses_of_a_rehearsal_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,16 @@ def test_losses_and_weights_are_those_of_the_plain_step(data: Path, tmp_path: Pa
     assert count == 6, "backbone, encoder and dense head have a graph for each of two sizes"
 
 
+def test_one_process_or_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile stops at every SyncBatchNorm."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr("rtdetr.engine.distributed.world_size", lambda: 2)
+    for shared in (True, False):
+        cfg = TrainConfig(compile="auto", sync_batch_norm=shared)
+        assert (why_not_compile(cfg, torch.device("cuda"), WORTH_IT) is None) is not shared
+
+
 @pytest.mark.parametrize(
     ("setting", "device", "iterations", "reason"),
     [

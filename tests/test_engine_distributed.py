@@ -1,22 +1,26 @@
-"""Two gloo processes on the CPU, started as torchrun would."""
+"""Two processes, started as torchrun would: gloo on the CPU, NCCL on two GPUs."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, tiny_data
-from torch import nn
+from torch import Tensor, nn
 
-from rtdetr.config import Config
+from rtdetr.config import Config, ConfigError
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
+from rtdetr.engine.graphs import RUNS_BEFORE, FlatGradients
 from rtdetr.engine.trainer import Trainer
+from rtdetr.types import Batch
 
 # Boxes per picture of each global batch. Both halves have the same maximum, on which the number of denoising copies
 # depends, and enough boxes: losses are divided by "the mean over processes, but at least 1", and with less than that in
@@ -40,10 +44,38 @@ def train(cfg: Config, folder: Path, start: int, stop: int) -> Trainer:
     return trainer
 
 
-def worker(rank: int, port: int, data: Path, folder: Path) -> None:
+def two(work: Callable[..., None], *arguments: Path) -> None:
+    """Runs work(rank, *arguments) in two processes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(started, (port, work, *arguments), nprocs=2)
+
+
+def started(rank: int, port: int, work: Callable[..., None], *arguments: Path) -> None:
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank)}
     os.environ["LOCAL_RANK"] = str(rank)
+    work(rank, *arguments)
+
+
+def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
+    """The gradients of a batch, as DistributedDataParallel averages them and as FlatGradients does."""
+    found, both = [], trainer.parallel
+    for network in (both, copy.deepcopy(trainer.model)):
+        trainer.parallel = network
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        network.zero_grad()
+        torch.manual_seed(distributed.rank())
+        trainer._backward(batch.images, batch.targets)
+        if network is not both:
+            FlatGradients(parameters).average()
+        found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
+    trainer.parallel = both
+    return found
+
+
+def worker(rank: int, data: Path, folder: Path) -> None:
     with distributed.process_group("cpu") as device:
         cfg = config_of(data)
         trainer = train(cfg, folder, 2 * rank, 2 * rank + 2)
@@ -53,6 +85,7 @@ def worker(rank: int, port: int, data: Path, folder: Path) -> None:
         scored = evaluate(trainer.state.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
 
         trainer.draws = None
+        gradients = exchanged(trainer, made_up_batch((3, 2 + rank), seed=rank))
         lonely = trainer.train_step([made_up_batch((0, 0) if rank else (2, 1))])
         finite = bool(torch.isfinite(lonely.values).all())
         after = [p.detach().clone() for p in trainer.parameters[:5]]
@@ -69,7 +102,7 @@ def worker(rank: int, port: int, data: Path, folder: Path) -> None:
         stops = (before_signal, trainer._stopping())
         figures = None if scored is None else (scored.figures, sorted(d["image_id"] for d in scored.detections))
         result = {"weights": weights, "ema": average, "finite": finite, "after": after, "stops": stops, "eval": figures}
-        result["statistics"] = statistics
+        result["statistics"], result["gradients"] = statistics, gradients
         result["decided"] = [distributed.from_main(lambda: f"of {rank}"), refused_by_main()]
         torch.save(result, folder / f"rank{rank}.pth")
 
@@ -89,10 +122,7 @@ def refused_by_main() -> str:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, list[dict[str, Any]]]:
     """The trainer of one process with the global batch, and what two processes with half of it each left."""
     data, folder = tiny_data(tmp_path_factory.mktemp("data") / "shapes"), tmp_path_factory.mktemp("two")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(worker, (port, data, folder), nprocs=2)
+    two(worker, data, folder)
     results = [torch.load(folder / f"rank{rank}.pth", weights_only=True) for rank in range(2)]
     return train(config_of(data), folder / "one", 0, 4), results
 
@@ -117,6 +147,29 @@ def test_a_batch_without_boxes_on_one_process_goes_on(runs: tuple[Trainer, list[
     _, results = runs
     assert all(result["finite"] for result in results)
     assert all(torch.equal(a, b) for a, b in zip(results[0]["after"], results[1]["after"]))
+
+
+def test_flat_gradients_are_those_of_distributed_data_parallel(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
+    (usual, flat), (elsewhere, flat_elsewhere) = (result["gradients"] for result in runs[1])
+    assert len(usual) == len(flat) > 100
+    for each in (flat, elsewhere, flat_elsewhere):
+        for found, wanted in zip(each, usual, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_flat_gradients_keep_the_layout_of_the_weights() -> None:
+    convolution = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
+    gradients = FlatGradients([*convolution.parameters()])
+    convolution(torch.rand(1, 3, 8, 8)).sum().backward()
+    wanted = [parameter.grad.clone() for parameter in convolution.parameters() if parameter.grad is not None]
+    gradients.average()
+    for parameter, before in zip(convolution.parameters(), wanted, strict=True):
+        assert parameter.grad is not None and parameter.grad.stride() == parameter.stride()
+        assert torch.equal(parameter.grad, before)
+        assert parameter.grad.untyped_storage().data_ptr() == gradients.flat.untyped_storage().data_ptr()
+    convolution.zero_grad()
+    with pytest.raises(ConfigError, match=r"2 parameter\(s\) got no gradient"):
+        gradients.average()
 
 
 def test_processes_evaluate_the_statistics_that_get_saved(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:
@@ -150,3 +203,43 @@ def test_detections_of_both_processes_are_scored_together(runs: tuple[Trainer, l
     figures, image_ids = results[0]["eval"]
     assert image_ids == sorted(d["image_id"] for d in expected.detections)
     assert figures == pytest.approx(expected.figures, abs=1e-3)
+
+
+def graph_worker(rank: int, data: Path, folder: Path) -> None:
+    """Steps of two kinds, the other one first on the other GPU: by DistributedDataParallel, and by graphs."""
+    with distributed.process_group("cuda") as device:
+        found = []
+        for setting in ("off", "on"):
+            updates = ("train.precision=fp32", "train.compile=off", "optimizer.lr=1e-12", f"train.graphs={setting}")
+            updates = (*updates, "train.rehearsal=false")
+            trainer = Trainer(tiny_config(data, *updates), folder / setting, device)
+            torch.set_float32_matmul_precision("highest")
+            trainer.model.train()
+            torch.manual_seed(5 + rank)
+            for number in range(2 * (RUNS_BEFORE + 2)):
+                kind = (number + rank) % 2
+                record = trainer.train_step([made_up_batch(((3, 2), (9, 0))[kind], 10 * number + rank, 64 + 32 * kind)])
+                torch.cuda.synchronize()
+                gradients = torch.cat([p.grad.flatten().cpu() for p in trainer.parameters if p.grad is not None])
+                found.append((setting, record.values.clone(), gradients))
+            statistics = torch.cat([each.flatten().float().cpu() for each in trainer.model.buffers()])
+            found.append((setting, statistics, torch.zeros(0)))
+            assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 2)
+            trainer.release()
+        torch.save(found, folder / f"rank{rank}.pth")
+
+
+@pytest.mark.gpu
+def test_graphs_on_two_gpus_train_as_distributed_data_parallel_does(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    two(graph_worker, tiny_data(tmp_path / "shapes"), tmp_path)
+    ranks = [torch.load(tmp_path / f"rank{rank}.pth", weights_only=True) for rank in range(2)]
+    for results in ranks:
+        plain, graphs = ([each[1:] for each in results if each[0] == setting] for setting in ("off", "on"))
+        for (values, gradients), (wanted_values, wanted) in zip(graphs, plain, strict=True):
+            torch.testing.assert_close(values, wanted_values, atol=1e-3, rtol=2e-2)
+            assert (gradients - wanted).norm() <= 0.02 * wanted.norm() + 1e-6
+    for (_, values, gradients), (_, others, elsewhere) in zip(*ranks, strict=True):
+        assert torch.equal(gradients, elsewhere)
+        assert values.numel() < 100 or torch.equal(values, others), "statistics of batch norm differ"

@@ -361,3 +361,14 @@ def test_too_many_unreadable_pictures_stop_the_run(tmp_path: Path, share: float,
     sentence = rf"{bad} of the \d+ pictures .* data.max_unreadable={share:g} allows; `rtdetr doctor CONFIG`"
     with pytest.raises(TrainingFailed, match=sentence):
         trainer.run()
+
+
+def test_the_seed_of_the_data_alone_decides_on_them(data: Path, tmp_path: Path) -> None:
+    firsts, weights = [], []
+    for settings in (["train.seed=1"], ["train.seed=2", "train.data_seed=1"], ["train.seed=1", "train.data_seed=2"]):
+        trainer = Trainer(tiny_config(data, *settings), tmp_path, CPU)
+        firsts.append(next(iter(trainer.train_loader)))
+        weights.append(trainer.parameters[0].detach())
+    assert firsts[0].infos == firsts[1].infos and torch.equal(firsts[0].images, firsts[1].images)
+    assert firsts[0].infos != firsts[2].infos
+    assert torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[1])

@@ -28,6 +28,36 @@ def test_varifocal_equals_official_value_and_gradient() -> None:
     torch.testing.assert_close(logits.grad, _golden("vfl/grad_logit"), rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+def test_varifocal_of_matches_is_varifocal_of_all_their_classes(bounded: bool) -> None:
+    torch.manual_seed(3)
+    logits = (4 * torch.randn(3, 2, 4, 6, 5, dtype=torch.float64)).requires_grad_()
+    logits.data[0, 0] *= 60  # where logarithms end
+    matched = torch.rand(logits.shape[:-1]) < 0.4
+    labels, scores = torch.randint(5, matched.shape), torch.rand(matched.shape, dtype=torch.float64)
+    is_class = matched[..., None] & (torch.arange(5) == labels[..., None])
+    ours = functional.VarifocalOfMatches.apply(logits, labels, scores, matched, bounded)
+    if bounded:
+        of_all = functional.varifocal_loss_of_probabilities(logits.sigmoid(), is_class * scores[..., None], is_class)
+    else:
+        of_all = functional.varifocal_loss(logits, is_class * scores[..., None], is_class)
+    plain = of_all.sum(-1)
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-15)
+    weight = torch.rand(ours.shape, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((weight * ours).sum(), logits)
+    (expected,) = torch.autograd.grad((weight * plain).sum(), logits)
+    torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-15)
+
+
+def test_varifocal_of_matches_at_the_ends() -> None:
+    logits = torch.tensor([[-200.0, 30.0, 200.0, math.nan]]).unsqueeze(-1).requires_grad_()
+    label, no = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.bool)
+    loss = functional.VarifocalOfMatches.apply(logits, label, torch.zeros(1, 4), no)
+    torch.testing.assert_close(loss[0, :3], torch.tensor([0.0, 22.5, 150.0]))
+    loss[0, :3].sum().backward()
+    assert loss[0, 3].isnan() and logits.grad is not None and logits.grad[0, :3].isfinite().all()
+
+
 def test_varifocal_from_probabilities_equals_varifocal_from_logits() -> None:
     torch.manual_seed(0)
     logits = (3 * torch.randn(4, 7, 5, dtype=torch.float64)).requires_grad_()

@@ -121,11 +121,67 @@ def test_equals_naive_loop(
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_many_anchors_points_and_cameras(target: Target, dtype: torch.dtype) -> None:
-    """The sizes of Sparse4D with fewer anchors and smaller maps, against float64."""
-    shapes = (((16, 44), (8, 22), (4, 11), (2, 6)),) * 6
-    x = make_views(shapes, 1, 40, 13, 8, 256, dtype, spread=1.2)
+@pytest.mark.parametrize(
+    ("maps", "anchors", "points", "groups", "channels"),
+    [
+        (((16, 44), (8, 22), (4, 11), (2, 6)), 40, 13, 8, 256),  # the sizes of Sparse4D, with smaller maps
+        (((5, 4),), 3, 70, 2, 24),  # more points of an anchor than a block looks at together
+        (((5, 4), (3, 3)), 3, 4, 40, 80),  # more groups than a block has for them
+        (((5, 4), (3, 3)), 3, 4, 1, 300),  # more channels in a group than its lanes hold
+        (((5, 4), (3, 3)), 3, 4, 3, 192),  # 64 channels in a group
+    ],
+)
+def test_sizes_that_take_several_rounds(
+    target: Target,
+    dtype: torch.dtype,
+    maps: tuple[tuple[int, int], ...],
+    anchors: int,
+    points: int,
+    groups: int,
+    channels: int,
+) -> None:
+    x = make_views((maps,) * 6, 2, anchors, points, groups, channels, dtype, spread=1.2)
     assert_close(run(x, target), run(x.to(torch.float64), ("torch", "cpu")), TOLERANCE[dtype])
+
+
+def test_deterministic(target: Target) -> None:
+    """On CUDA the kernels of attention do it then; switched on after the forward pass it is an error."""
+    x = make_views()
+    if target == ("torch", "cuda"):
+        pytest.skip("grid_sample has no deterministic gradient on CUDA")
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = run(x, target), run(x, target)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(first, second))
+    assert_close(first, naive(x), TOLERANCE[torch.float32])
+
+
+@pytest.mark.gpu
+def test_deterministic_after_forward_is_an_error() -> None:
+    require("cuda", "cuda")
+    x = make_views().to("cuda")
+    leaves = x.leaves()
+    output = deformable_aggregation(leaves[0], x.shapes, None, *leaves[1:])
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError, match="deterministic algorithms were asked for after its forward pass"):
+            output.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_vmap(target: Target) -> None:
+    x, y = make_views(seed=1).to(target[1]), make_views(seed=2).to(target[1])
+
+    def aggregate(*t: Tensor) -> Tensor:
+        return deformable_aggregation(t[0], x.shapes, None, t[1], t[2], backend=target[0])
+
+    pairs = zip((x.features, x.locations, x.weights), (y.features, y.locations, y.weights))
+    mapped = torch.vmap(aggregate)(*(torch.stack(pair) for pair in pairs))
+    for output, one in zip(mapped, (x, y)):
+        assert relative(output, aggregate(one.features, one.locations, one.weights)) <= 1e-6
 
 
 def test_gradcheck(target: Target) -> None:
@@ -210,12 +266,15 @@ def test_compiles_in_one_graph_and_exports(target: Target) -> None:
     assert relative(exported.module()(*leaves), expected[0]) <= 1e-6
 
 
-@pytest.mark.parametrize("case", [BACKENDS[1], BACKENDS[3]])
-def test_opcheck_of_what_the_kernels_get(case: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "name"), [pytest.param(*BACKENDS[i].values, name, marks=BACKENDS[i].marks)
+                       for i, name in ((1, "ms_deform_attn"), (3, "deformable_aggregation"))]
+)  # fmt: skip
+def test_opcheck_of_what_the_kernels_get(case: Target, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     require(*case)
     calls: list[tuple[object, ...]] = []
-    operator = torch.ops.rtdetr.ms_deform_attn
-    monkeypatch.setattr(torch.ops.rtdetr, "ms_deform_attn", lambda *t: calls.append(t) or operator(*t))
+    operator = getattr(torch.ops.rtdetr, name)
+    monkeypatch.setattr(torch.ops.rtdetr, name, lambda *t: calls.append(t) or operator(*t))
     x = make_views().to(case[1])
     leaves = x.leaves()
     deformable_aggregation(leaves[0], x.shapes, None, *leaves[1:], backend=case[0])

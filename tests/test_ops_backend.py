@@ -119,6 +119,16 @@ def test_library_that_cannot_load(tmp_path: Path) -> None:
     assert why.endswith(f"to build them again: {compiled.BUILD}")
 
 
+def test_library_of_an_older_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pulled source tree with the libraries that were compiled before."""
+    if compiled.WHY_NOT["cpu"] is not None:
+        pytest.skip(compiled.WHY_NOT["cpu"])
+    monkeypatch.setattr(torch.ops, "rtdetr", object())
+    assert compiled.load("cpu", compiled.FOLDER, compiled.INFO) == (
+        "the cpu kernels are of an older version of this package; to build them again: pip install ."
+    )
+
+
 def test_cuda_library_beside_a_torch_without_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "_cuda.so").write_bytes(b"never read")
     monkeypatch.setattr(torch.version, "cuda", None)

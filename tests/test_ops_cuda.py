@@ -6,6 +6,8 @@ with the plain backend in float64 at sizes where it is the one that is chosen, a
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from ops_cases import misaligned, off_borders
@@ -70,8 +72,10 @@ def mode(request: pytest.FixtureRequest) -> object:
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-@pytest.mark.parametrize("size", [(1, 50), (4, 3000)], ids=["reductions", "sorted"])
-@pytest.mark.parametrize("channels, heads, points", [(32, 8, 4), (64, 2, 4), (24, 3, 3), (5, 2, 1)])
+@pytest.mark.parametrize("size", [(1, 50), (1, 500), (4, 3000)], ids=["tiles", "reductions", "sorted"])
+@pytest.mark.parametrize(
+    "channels, heads, points", [(32, 8, 4), (64, 2, 4), (24, 3, 4), (5, 2, 4), (24, 3, 3), (5, 2, 1)]
+)
 def test_every_algorithm(
     dtype: torch.dtype, size: tuple[int, int], channels: int, heads: int, points: int, mode: str
 ) -> None:
@@ -97,24 +101,48 @@ def test_deterministic_is_bitwise_equal(dtype: torch.dtype) -> None:
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
 
 
-def test_all_points_in_one_cell(mode: str) -> None:
-    value, locations, weights, gradient = _inputs(2, 4000, MAPS, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("queries", [400, 4000], ids=["tiles", "sorted"])
+def test_all_points_in_one_cell(dtype: torch.dtype, queries: int, mode: str) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     locations = locations * 1e-3 + 0.5
     _compare(_run((value, locations, weights, gradient), MAPS, "cuda"), (value, locations, weights, gradient), MAPS)
 
 
-@pytest.mark.parametrize("queries", [20, 4000], ids=["reductions", "sorted"])
-def test_points_outside_touch_nothing(queries: int) -> None:
-    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+def test_backward_in_a_graph_without_a_call_before_it() -> None:
+    """The sorted algorithm has a second stream, made on first use by each thread."""
+    inputs = _inputs(4, 3000, MAPS, torch.float32)
+    results: list[Tensor] = []
+
+    def capture() -> None:
+        operator, points = torch.ops.rtdetr.ms_deform_attn_backward, (inputs[1], inputs[2])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            hw = [size for pair in MAPS for size in pair]
+            grads = operator(inputs[3], inputs[0], hw, None, None, *points, True, True, True, False)
+        graph.replay()
+        results.extend(grads)
+
+    thread = threading.Thread(target=capture)
+    thread.start()
+    thread.join()
+    _compare([ms_deform_attn(inputs[0], MAPS, None, *inputs[1:3]), *results], inputs, MAPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("queries", [20, 500, 4000], ids=["tiles", "reductions", "sorted"])
+def test_points_outside_touch_nothing(dtype: torch.dtype, queries: int) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     value.fill_(float("inf"))
     far = locations.sign() * 1e30 - 5
     output, *gradients = _run((value, far, weights, gradient), MAPS, "cuda")
     assert not output.any() and not any(g.any() for g in gradients)
 
 
-@pytest.mark.parametrize("queries", [20, 4000], ids=["reductions", "sorted"])
-def test_nan_stays_with_its_item(queries: int) -> None:
-    value, locations, weights, gradient = _inputs(2, queries, MAPS, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("queries", [20, 500, 4000], ids=["tiles", "reductions", "sorted"])
+def test_nan_stays_with_its_item(dtype: torch.dtype, queries: int) -> None:
+    value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     locations[1, 7, 2, 1, 3, 0] = float("nan")
     output, by_value, by_location, by_weight = _run((value, locations, weights, gradient), MAPS, "cuda")
     wrong = output.view(2, queries, 8, 32).isnan()
@@ -125,7 +153,7 @@ def test_nan_stays_with_its_item(queries: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-@pytest.mark.parametrize("size", [(1, 50), (4, 3000)], ids=["reductions", "sorted"])
+@pytest.mark.parametrize("size", [(1, 50), (1, 500), (4, 3000)], ids=["tiles", "reductions", "sorted"])
 @pytest.mark.parametrize("channels", [32, 8])
 def test_every_tensor_may_be_misaligned(dtype: torch.dtype, size: tuple[int, int], channels: int, mode: str) -> None:
     inputs = _inputs(*size, MAPS, dtype, channels=channels)

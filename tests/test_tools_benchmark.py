@@ -1,15 +1,17 @@
-"""`tools/benchmark.py infer` on a processor, with the smallest model."""
+"""`tools/benchmark.py infer|train` on a processor, with the smallest model."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from engine_helpers import NANO, tiny_updates
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
@@ -60,3 +62,12 @@ def test_a_row_that_fails_costs_itself_alone(
     lines = capsys.readouterr().out.splitlines()
     assert "deployed eager" in lines[2] and "failed: " in lines[2] and lines[3].startswith("deployed + graph")
     assert json.loads((tmp_path / "rows.json").read_text())["measurements"] == [failed, good]
+
+
+@pytest.mark.slow  # two more processes import and build everything
+def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = tool(monkeypatch, "benchmarks.train")
+    monkeypatch.setenv("PYTHONPATH", str(TOOLS), prepend=os.pathsep)  # theirs, too
+    row = train.measure(NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY, gpus=2)
+    assert row.mode == "plain, 2 GPUs"
+    assert row.images_per_s == pytest.approx(2 * 2 * 1e3 / row.ms) and row.loss > 0

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     infer.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     infer.add_argument("--batch", nargs="+", type=int, default=[1, 32], help="pictures at a time (default: 1 32)")
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
-    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, benchmark_infer.FILES], help=text)
+    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES], help=text)
     infer.add_argument("--num-files", type=int, default=4096, help="JPEGs of the row `files` (default: %(default)s)")
     infer.add_argument("--profile", action="store_true", help="kernels of a call, and how long they keep the GPU busy")
     infer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train.add_argument("--size", type=int, default=640, help="side of the pictures (default: 640)")
     train.add_argument("--boxes", type=int, help="in every picture (default: COCO's numbers)")
     train.add_argument("--steps", type=int, default=40)
+    train.add_argument("--gpus", type=positive, default=1, help="of this machine, one process each (default: 1)")
     train.add_argument("--profile", action="store_true", help="kernels, waits and the time the GPU was busy")
     train.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     train.set_defaults(measure=measure_train)
@@ -133,7 +134,7 @@ def measure_train(args: argparse.Namespace) -> int:
             rows.append(
                 benchmark_train.measure(
                     find_config(config), mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
-                    args.update,
+                    args.update, args.gpus,
                 )
             )  # fmt: skip
             print(benchmark_train.row(rows[-1]), flush=True)

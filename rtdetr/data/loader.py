@@ -233,10 +233,13 @@ def collate(items: Sequence[Item]) -> Batch:
 
 def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 1) -> DetectionLoader:
     """Augmented training batches of this process. Call `set_epoch` before each epoch; `classes` come from the data.
+    seed: where train.data_seed is auto.
 
     Raises DataError for data that cannot be used.
     """
     data = cfg.data
+    if cfg.train.data_seed != "auto":
+        seed = cfg.train.data_seed
     source = open_train_set(cfg)
     augment = data.augment
     augmentation = Augmentation(

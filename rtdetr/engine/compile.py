@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from rtdetr.config import TrainConfig
+from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import RTDETRv3
 
 MAX_GRAPHS = 64  # of one function, before torch gives up on it
@@ -30,6 +31,8 @@ def why_not_compile(cfg: TrainConfig, device: torch.device, iterations: int, siz
         return "triton is not installed"
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
         return "triton finds no C compiler"
+    if distributed.world_size() > 1 and cfg.sync_batch_norm:  # pytorch/pytorch#161302
+        return "batch norm of several processes breaks what is compiled into pieces; see train.sync_batch_norm"
     if iterations < WORTH_IT * sizes:
         return f"{iterations} iterations do not win back what compiling {sizes} picture size(s) takes"
     return None

@@ -132,6 +132,17 @@ def take_from_main(tensors: Iterable[Tensor]) -> None:
         dist.broadcast(tensor, src=0)
 
 
+def average(tensor: Tensor) -> None:
+    """Puts the mean of all processes in the place of a tensor that each of them has."""
+    if world_size() == 1:
+        return
+    if tensor.is_cuda:
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
+    else:  # gloo knows no mean
+        dist.all_reduce(tensor)
+        tensor /= world_size()
+
+
 def any_process(flag: bool) -> bool:
     """True on every process when `flag` is true on one of them. Hosts only: no device synchronisation."""
     if world_size() == 1:

@@ -16,6 +16,7 @@ from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Batch, Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
+ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
 RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
 
 Values = tuple[tuple[str, ...], Tensor]
@@ -29,8 +30,8 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, match_backend: str) 
     reason = None
     if device.type != "cuda":
         reason = "there is no GPU"
-    elif distributed.world_size() > 1:
-        reason = "gradients are exchanged between processes while they are computed"
+    elif distributed.world_size() > 1 and cfg.find_unused_parameters:
+        reason = "train.find_unused_parameters is done by DistributedDataParallel"
     elif cfg.accumulate > 1:
         reason = "train.accumulate adds up the gradients of several batches"
     elif match_backend in ("scipy", "cpu"):
@@ -61,12 +62,37 @@ def layout_of(device: torch.device) -> torch.memory_format:
 
 
 def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[Tensor, Targets]:
-    """Pictures and boxes of a batch as a step takes them."""
-    images = batch.images_on(device).contiguous(memory_format=layout_of(device))
+    """Pictures and boxes of a batch there: bytes are made floats where the step begins."""
+    images = batch.images.to(device, non_blocking=True).contiguous(memory_format=layout_of(device))
     targets = batch.targets.to(device, non_blocking=True)
     if device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
         targets = targets.padded(slots_for(max(batch.targets.counts, default=0), num_denoising))
     return images, targets
+
+
+class FlatGradients:
+    """Gradients side by side in one tensor, which processes average at once."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        room = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+        self.parameters, self.flat = parameters, torch.zeros(sum(room), device=parameters[0].device)
+        pairs = zip(self.flat.split(room), parameters)
+        self.parts = [part.as_strided(parameter.shape, parameter.stride()) for part, parameter in pairs]
+
+    def average(self) -> None:
+        """Gives every parameter the mean of the processes' gradients, as DistributedDataParallel does. Raises
+        ConfigError when one has none."""
+        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        missing = len(self.parts) - len(found)
+        if missing:
+            raise ConfigError(
+                f"train.find_unused_parameters=false: {missing} parameter(s) got no gradient; set it to true"
+            )
+        if any(part is not gradient for part, gradient in zip(self.parts, found)):
+            torch._foreach_copy_(self.parts, found)
+        for parameter, part in zip(self.parameters, self.parts):
+            parameter.grad = part
+        distributed.average(self.flat)
 
 
 class Captured(NamedTuple):
@@ -85,19 +111,28 @@ class StepGraphs:
     for each size of pictures and number of slots, captured when it comes for the third time, the oldest given up.
 
     The plain call is the twin, and takes pictures with more boxes than the GPU can match when each is offered
-    `repeats` times. All graphs share their memory and end in the same gradients.
+    `repeats` times. All graphs share their memory, the tensor that holds pictures of their size, and the gradients they
+    end in. With several processes these are averaged after the graph; what the graph itself exchanges (statistics of
+    batch norm, numbers of boxes) comes in the same order from every one, captured there or not.
     """
 
     def __init__(self, backward: Backward, parameters: Sequence[nn.Parameter], repeats: int) -> None:
         self.backward, self.parameters, self.max_slots = backward, parameters, MAX_COLUMNS // repeats
-        self.gradients = [torch.zeros_like(parameter) for parameter in parameters]
+        self.gradients = FlatGradients(parameters)
+        self.images: dict[Hashable, Tensor] = {}  # what graphs read
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, images: Tensor, targets: Targets, kind: Hashable = None) -> Values:
         """kind: whatever else makes a graph another one."""
-        key = (images.shape, targets.labels.shape, kind)
+        values = self._run(images, targets, kind)
+        if distributed.world_size() > 1:
+            self.gradients.average()
+        return values
+
+    def _run(self, images: Tensor, targets: Targets, kind: Hashable) -> Values:
+        key = (images.shape, images.dtype, targets.labels.shape, kind)
         if key in self.captured:
             self.captured.move_to_end(key)
         elif self.seen.get(key, 0) < RUNS_BEFORE or targets.labels.shape[1] > self.max_slots:
@@ -120,10 +155,12 @@ class StepGraphs:
         """Gives up all graphs and their memory."""
         self.captured.clear()
         self.seen.clear()
+        self.images.clear()
 
     def _capture(self, images: Tensor, targets: Targets) -> Captured:
         labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
-        static = images.clone(), Targets(labels, boxes, boxes_pixel, mask, counts=())
+        pictures = self.images.setdefault((images.shape, images.dtype), torch.empty_like(images))
+        static = pictures, Targets(labels, boxes, boxes_pixel, mask, counts=())
         torch.cuda.empty_cache()  # what plain steps have used; graphs have memory of their own
         graph = torch.cuda.CUDAGraph()
         for parameter in self.parameters:
@@ -132,7 +169,7 @@ class StepGraphs:
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             names, values = self.backward(*static)
             found = [parameter.grad for parameter in self.parameters]
-            kept = [mine if grad is not None else None for mine, grad in zip(self.gradients, found)]
+            kept = [mine if grad is not None else None for mine, grad in zip(self.gradients.parts, found)]
             torch._foreach_copy_([g for g in kept if g is not None], [g for g in found if g is not None])
             for parameter in self.parameters:
                 parameter.grad = None

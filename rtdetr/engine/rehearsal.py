@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, ConfigError, settled
@@ -19,7 +20,7 @@ from rtdetr.engine.optim import build_optimizer, clip_grad_norm
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.losses.functional import by_itself
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.types import Batch, ImageInfo, Targets, as_floats
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
 STEPS = 2  # the second has the optimiser's moments from the start
@@ -32,9 +33,11 @@ class Need(NamedTuple):
 
     kept: int  # by weights, their average, gradients and the optimiser
     step: int  # by what a step has beside them, at its peak
+    evaluation: int  # likewise
 
-    def total(self, times: int) -> int:
-        return self.kept + times * self.step
+    def total(self, graphs: int) -> int:
+        """graphs: 0 without; 1 for a single one; more where plain steps come after the first."""
+        return self.kept + max(self.step * max(1, graphs), self.step * min(1, graphs) + self.evaluation)
 
 
 def forecast(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
@@ -44,22 +47,24 @@ def forecast(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
     boxes = int(source.boxes_per_picture().max())
     batch = f"the worst batch of the set ({size} pictures of {side} x {side}, up to {boxes} boxes in one)"
     needs = distributed.gather_objects((measure(cfg, source, size, device), _free(device)))
-    advice = what_to_lower(cfg)
+    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    advice, graphs = what_to_lower(cfg, captured), graphs_of(cfg, source) if captured else 0
     if any(need is None for need, _ in needs):
         free = min(free for _, free in needs) / GIB
         raise ConfigError(
             f"{batch} does not fit into the {free:.1f} GiB that are free on {device}; {advice}, stop what else uses "
             "the GPU, or train without this rehearsal with train.rehearsal=false"
         )
-    need, free = max((need.total(times_of(cfg, source, device)), free) for need, free in needs if need is not None)
+    need, free = max((need.total(graphs), free) for need, free in needs if need is not None)
     line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, by a rehearsal of {batch}"
     if need <= free:
         return [line]
     return [line, f"warning: the run may end for lack of memory; {advice}"]
 
 
-def what_to_lower(cfg: Config) -> str:
-    """The settings that a training which does not fit into its GPU can change, with their values."""
+def what_to_lower(cfg: Config, captured: bool) -> str:
+    """The settings that a training which does not fit into its GPU can change, with their values. captured: its steps
+    are graphs."""
     accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its pictures"
     advice = [
         f"data.train_batch_size ({accumulated})",
@@ -67,16 +72,13 @@ def what_to_lower(cfg: Config) -> str:
         f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
     ]
     settings = [] if cfg.train.checkpoint_activations else ["train.checkpoint_activations=true"]
-    if why_not_capture(cfg.train, torch.device("cuda"), cfg.loss.match_backend) is None:
-        settings.append("train.graphs=off")
+    settings += ["train.graphs=off"] if captured else []
     return (f"set {' and '.join(settings)}, or " if settings else "") + f"lower {', '.join(advice)}"
 
 
-def times_of(cfg: Config, source: DetectionSet, device: torch.device) -> int:
-    """How often the memory of a step is needed at the same time: graphs have memory of their own, beside that of the
-    plain steps that come before the next kind of batch is captured."""
-    if why_not_capture(cfg.train, device, cfg.loss.match_backend) is not None:
-        return 1
+def graphs_of(cfg: Config, source: DetectionSet) -> int:
+    """1 where all batches are of one kind, else 2, for any number. Graphs share their memory, and keep it; the plain
+    steps that come before the next kind is captured need theirs beside it."""
     counts, denoising = source.boxes_per_picture(), cfg.model.supervision.num_denoising
     alike = slots_for(int(counts.min()), denoising) == slots_for(int(counts.max()), denoising)
     return 1 if alike and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
@@ -84,12 +86,13 @@ def times_of(cfg: Config, source: DetectionSet, device: torch.device) -> int:
 
 def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
     """A function that tells whether a batch of so many pictures fits into the memory of the GPU that is free now."""
-    times = times_of(cfg, source, device)
+    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    graphs = graphs_of(cfg, source) if captured else 0
 
     def fits(batch_size: int) -> bool:
         room = (1.0 - RESERVE) * _free(device)
         need = measure(cfg, source, batch_size, device)
-        return need is not None and need.total(times) <= room
+        return need is not None and need.total(graphs) <= room
 
     return fits
 
@@ -101,14 +104,24 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
     before = torch.cuda.memory_reserved(device)
     try:
         with by_itself():
-            kept = train_on_worst(cfg, source, batch_size, device)
+            kept, model = train_on_worst(cfg, source, batch_size, device)
+        step = torch.cuda.max_memory_reserved(device) - before - kept
+        _free(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        between = torch.cuda.memory_reserved(device)
+        _detect(cfg, model, device)
+        del model
+        return Need(kept, step, torch.cuda.max_memory_reserved(device) - between)
     except torch.cuda.OutOfMemoryError:
         return None
     finally:
-        peak = torch.cuda.max_memory_reserved(device)
         _free(device)
         torch.cuda.reset_peak_memory_stats(device)  # what a run shows is its own
-    return Need(kept, peak - before - kept)
+
+
+@torch.inference_mode()
+def _detect(cfg: Config, model: nn.Module, device: torch.device) -> None:
+    model.eval()(torch.rand(cfg.data.val_batch_size, 3, *cfg.data.image_size, device=device))
 
 
 def _free(device: torch.device) -> int:
@@ -118,9 +131,9 @@ def _free(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0]
 
 
-def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> int:
+def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> tuple[int, nn.Module]:
     """Training steps of a new model, optimiser and average, on the worst batch; the bytes that these three hold, with
-    gradients."""
+    gradients, and the average."""
     start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = build_model(cfg.model, len(source.classes)).to(device).to(memory_format=layout_of(device)).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -135,13 +148,14 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
     for _ in range(STEPS):
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            outputs = model(images, targets, None)
+            outputs = model(as_floats(images), targets, None)
         criterion(outputs, targets, 0)["loss"].backward()
         clip_grad_norm(parameters, cfg.optimizer.clip_grad_norm)
         optimizer.step()
         average.update()
         del images, targets, outputs
-    return torch.cuda.memory_allocated(device) - start if device.type == "cuda" else 0
+    kept = torch.cuda.memory_allocated(device) - start if device.type == "cuda" else 0
+    return kept, average.model
 
 
 def worst_batch(source: DetectionSet, batch_size: int, side: int) -> Batch:

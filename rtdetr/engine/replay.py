@@ -15,7 +15,7 @@ from rtdetr.config import Config, config_from_dict
 from rtdetr.engine.graphs import on_device
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.types import Batch, ImageInfo, Targets, as_floats
 from rtdetr.weights.checkpoint import CheckpointError, read_torch_file
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
@@ -80,7 +80,7 @@ def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[
     for batch in step.batches:
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
         with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            outputs = model(images, targets)
+            outputs = model(as_floats(images), targets)
         try:
             values = criterion(outputs, targets, step.epoch, boxes if len(boxes) > 1 else [])
         except FloatingPointError as error:

@@ -36,7 +36,7 @@ from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, sa
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
-from rtdetr.types import Batch, Targets
+from rtdetr.types import Batch, Targets, as_floats
 from rtdetr.weights.load import warm_start
 
 
@@ -59,20 +59,11 @@ class Trainer:
         signals: StopSignal | None = None,
     ) -> None:
         self.output_dir, self.device, self.draws = output_dir, device, draws
-        cfg, automatic = settle(cfg, device, resume)
+        cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)
-        rank, world_size = distributed.rank(), distributed.world_size()
-        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
-        self.classes = self.train_loader.classes
-        _check_boxes(self.train_loader.source)
-        if cfg.num_classes not in (0, len(self.classes)):
-            raise ConfigError(
-                f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
-                "set it to 0 to take them from the file"
-            )
-        self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
+        self._open_data(cfg)
         if device.type == "cuda":
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
@@ -89,31 +80,49 @@ class Trainer:
             if weights and resume is None:
                 self._warm_start(weights)
         self.model.to(device).to(memory_format=layout_of(device))
-        if world_size > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
+        if distributed.world_size() > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.criterion = build_criterion(cfg, len(self.classes))
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
-        seed_everything(cfg.train.seed + rank)
+        seed_everything(cfg.train.seed + distributed.rank())
         if resume is not None and (changed := self.state.load(resume)) is not None:
             say(changed)
+        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
+        self._prepare_step(cfg, device)
+        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
+        self.watch = Watch(self.state, output_dir, device, self.train_loader)
+        self.saver = Saver(self.state, output_dir, resume)
+
+    def _open_data(self, cfg: Config) -> None:
+        rank, world_size = distributed.rank(), distributed.world_size()
+        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
+        self.classes = self.train_loader.classes
+        _check_boxes(self.train_loader.source)
+        if cfg.num_classes not in (0, len(self.classes)):
+            raise ConfigError(
+                f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
+                "set it to 0 to take them from the file"
+            )
+        self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
+
+    def _prepare_step(self, cfg: Config, device: torch.device) -> None:
+        """How the step of the model as it is now runs: captured or not, on how many processes, compiled or not."""
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
+        repeats = cfg.model.supervision.one_to_many_repeats
+        self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
         self.parallel: nn.Module = self.model
-        if world_size > 1:
+        if self.graphs is not None:  # which averages gradients itself
+            distributed.take_from_main(self.model.state_dict().values())
+        elif distributed.world_size() > 1:
             self.parallel = DistributedDataParallel(
                 self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
             )
-        self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
-        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
-        self.watch = Watch(self.state, output_dir, device, self.train_loader)
         left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, self.model))
-        self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        repeats = cfg.model.supervision.one_to_many_repeats
-        self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
-        self.saver = Saver(self.state, output_dir, resume)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
@@ -144,18 +153,19 @@ class Trainer:
             try:
                 stopped = self._go_on()
             except torch.cuda.OutOfMemoryError as error:
-                last = self.output_dir / LAST
-                raise out_of_memory(self.cfg, self.state.iteration, last, self.state.evaluation_due) from error
+                last, evaluating = self.output_dir / LAST, self.state.evaluation_due
+                captured = self.graphs is not None
+                raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             finally:
                 self.saver.wait()
                 self.watch.close()
-                self._release()
+                self.release()
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
                     draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
             return self.signals.agreed() if stopped else None
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Ends the data workers and gives back the memory of graphs, whoever keeps this trainer."""
         for loader in (self.train_loader, self.val_loader):
             loader.close()
@@ -284,7 +294,7 @@ class Trainer:
     def _backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> tuple[tuple[str, ...], Tensor]:
         dtype, share = AUTOCAST.get(self.cfg.train.precision), max(1, len(group))
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            outputs = self.parallel(images, targets, self.draws)
+            outputs = self.parallel(as_floats(images), targets, self.draws)
         losses = self.criterion(outputs, targets, self.state.epoch, group)
         self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
         return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share

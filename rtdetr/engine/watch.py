@@ -72,9 +72,9 @@ def writing(path: Path) -> Iterator[None]:
         raise CannotWrite(path, cause.strerror or str(cause)) from error
 
 
-def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool) -> TrainingFailed:
+def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
     """What a run that does not fit into its GPU can change."""
-    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg)
+    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg, captured)
     go_on = f"; go on with -r {last}" if last.is_file() else ""
     return TrainingFailed(
         f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "

@@ -12,7 +12,7 @@ from torch import Tensor
 from rtdetr.boxes import cxcywh_to_xyxy, giou, iou
 from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
-from rtdetr.losses.functional import at_least_float32, mean_over_processes, varifocal_loss
+from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
 from rtdetr.losses.matcher import match_together
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
@@ -137,12 +137,11 @@ def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -
     corners, wanted_corners = cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(wanted)
 
     scores = torch.where(matched, iou(corners.detach(), wanted_corners), 0)
-    labels = targets.labels[picture, safe_index][..., None]
-    is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels, matched[..., None])
-    classes = varifocal_loss(logits, is_class * scores[..., None], is_class)
+    labels = targets.labels[picture, safe_index]
+    classes: Tensor = VarifocalOfMatches.apply(logits, labels, scores.to(logits.dtype), matched)
     l1 = torch.where(matched[..., None], (boxes - wanted).abs(), 0)
     overlap = torch.where(matched, 1 - giou(corners, wanted_corners), 0)
-    return SetLosses(classes.sum((1, 2, 3, 4)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
+    return SetLosses(classes.sum((1, 2, 3)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
 
 
 def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:

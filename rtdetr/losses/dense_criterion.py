@@ -8,10 +8,10 @@ from torch import Tensor
 from rtdetr.boxes import giou
 from rtdetr.losses.assigners import assign_atss, assign_task_aligned
 from rtdetr.losses.functional import (
+    VarifocalOfMatches,
     at_least_float32,
     distribution_focal_loss,
     mean_over_processes,
-    varifocal_loss_of_probabilities,
 )
 from rtdetr.types import DenseOutputs, Targets
 
@@ -42,7 +42,6 @@ def dense_losses(
     distances = (distance_logits.softmax(-1) * bins).sum(-1)  # (B, A, 4) left, top, right, bottom, in strides
     centres = points / strides
     boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)  # xyxy, in strides
-    probabilities = logits.sigmoid()
 
     predicted = boxes.detach() * strides
     pictures = max(1, MOST_PAIRS // (targets.labels.shape[1] * len(points)))
@@ -50,15 +49,15 @@ def dense_losses(
     for start in range(0, len(predicted), pictures):
         part, some = slice(start, start + pictures), targets.part(start, start + pictures)
         if task_aligned:
-            parts.append(assign_task_aligned(points, probabilities[part].detach(), predicted[part], some))
+            parts.append(assign_task_aligned(points, logits[part].detach().sigmoid(), predicted[part], some))
         else:
             parts.append(assign_atss(points, strides, outputs.level_cells, predicted[part], some))
     positive, labels, wanted, scores = map(torch.cat, zip(*parts)) if len(parts) > 1 else parts[0]
     wanted = torch.where(positive[..., None], wanted / strides, boxes.detach())
     total_score = (mean_over_processes(scores.sum()).clamp(min=1) / share).to(logits.dtype)
 
-    is_class = torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, labels[..., None], positive[..., None])
-    class_loss = varifocal_loss_of_probabilities(probabilities, is_class * scores[..., None], is_class)
+    matches = (each[None] for each in (logits, labels, scores.to(logits.dtype), positive))
+    class_loss: Tensor = VarifocalOfMatches.apply(*matches, True)
     overlap_loss = torch.where(positive, 1 - giou(boxes, wanted), 0)
     sides = torch.cat((centres - wanted[..., :2], wanted[..., 2:] - centres), dim=-1)
     # Masked before they become indices: a NaN prediction must end as a NaN loss, not as an index out of bounds.

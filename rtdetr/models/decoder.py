@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,9 +20,11 @@ from rtdetr.models.layers import (
     MLP,
     ConvNorm,
     Group,
+    LayerNorm,
     SelfAttention,
     box_head,
     in_weight_type,
+    linear_relu,
     score_head,
     xavier_linear,
 )
@@ -94,7 +95,7 @@ class QuerySelector(nn.Module):
         super().__init__()
         self.num_queries = num_queries
         self.proj = xavier_linear(dim, dim)
-        self.norm = nn.LayerNorm(dim)
+        self.norm = LayerNorm(dim)
         self.score_head = score_head(dim, num_classes)
         self.box_head = box_head(dim)
 
@@ -119,17 +120,19 @@ class QuerySelector(nn.Module):
 class DecoderLayer(nn.Module):
     """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward."""
 
+    linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # as in MLP
+
     def __init__(
         self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int, msda_backend: Backend
     ) -> None:
         super().__init__()
         self.self_attn = SelfAttention(dim, num_heads)
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = LayerNorm(dim)
         self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points, msda_backend)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = LayerNorm(dim)
         self.linear1 = xavier_linear(dim, feedforward_dim)
         self.linear2 = xavier_linear(feedforward_dim, dim)
-        self.norm3 = nn.LayerNorm(dim)
+        self.norm3 = LayerNorm(dim)
 
     def forward(
         self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, groups: Sequence[Group]
@@ -137,7 +140,7 @@ class DecoderLayer(nn.Module):
         """x, position: (B, Q, dim); reference: (B, Q, 4); groups: of queries that see one another; none: all do."""
         x = self.norm1(x + self.self_attn(x, position, groups))
         x = self.norm2(x + self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
-        return self.norm3(x + self.linear2(F.relu(self.linear1(x))))
+        return self.norm3(x + self.linear2(self.linear_relu(self.linear1, x)))
 
 
 class Decoder(nn.Module):
@@ -188,6 +191,7 @@ class Decoder(nn.Module):
         content: (B, Q, dim); box_logits: (B, Q, 4) where each query starts; groups: of queries that see one another.
         """
         logits, boxes = [], []
+        content = content.to(memory.tokens.dtype)  # 16 bits under autocast, and so through all layers
         reference = box_logits.sigmoid()
         previous = reference  # the previous layer's box with its gradient
         for i, layer in enumerate(self.layers):
@@ -197,10 +201,11 @@ class Decoder(nn.Module):
                 content = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
             else:
                 content = layer(*arguments)
-            delta = in_weight_type(self.box_heads[i], content).to(reference.dtype)
+            exact = content.to(next(self.box_heads[i].parameters()).dtype)  # for both heads
+            delta = in_weight_type(self.box_heads[i], exact).to(reference.dtype)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
-                logits.append(in_weight_type(self.score_heads[i], content))
+                logits.append(in_weight_type(self.score_heads[i], exact))
                 # Look forward twice: the reported box has the same value as `refined`, but its gradient also
                 # reaches the previous layer and head.
                 boxes.append(refined if i == 0 else (delta + inverse_sigmoid(previous)).sigmoid())

@@ -81,8 +81,14 @@ class ConvNorm(nn.Module):
         return x if self.activation is None else self.activation(x)
 
 
+def linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
+    return F.relu(linear(x))
+
+
 class MLP(nn.Module):
     """Linear layers with ReLU between them."""
+
+    linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # fold.deploy may put a faster one
 
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
         super().__init__()
@@ -93,9 +99,10 @@ class MLP(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        return self.layers[-1](x)
+        *inner, last = self.linears()
+        for layer in inner:
+            x = self.linear_relu(layer, x)
+        return last(x)
 
 
 def box_head(dim: int) -> MLP:
@@ -127,6 +134,15 @@ def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
     linear = nn.Linear(in_dim, out_dim)
     nn.init.xavier_uniform_(linear.weight)
     return linear
+
+
+class LayerNorm(nn.LayerNorm):
+    """Layer norm in the type that comes in, under autocast too, which would widen every token after it to 32 bits.
+    Mean and deviation are taken in float32 all the same."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 class Group(NamedTuple):

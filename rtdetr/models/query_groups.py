@@ -109,26 +109,27 @@ class QueryGroups(nn.Module):
         self, decoded: Decoded, queries: GroupedQueries
     ) -> tuple[QueryOutputs, QueryOutputs | None, DenoisingOutputs | None]:
         """One-to-one, one-to-many and denoising predictions, out of the decoder's (layers, B, T, ...)."""
-        many = self.num_groups * (queries.num_denoising + self.num_queries)
+        n = queries.num_denoising
+        many = self.num_groups * (n + self.num_queries)
 
-        def grouped(x: Tensor) -> Tensor:  # (layers, B, T, n) -> (layers, G, B, N + Q, n)
-            return x[:, :, :many].unflatten(2, (self.num_groups, -1)).transpose(1, 2)
+        def taken_apart(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """(layers, G, B, N, ...), (layers, G, B, Q, ...) and the rest of x (layers, B, T, ...)."""
+            one, rest = x.split((many, x.shape[2] - many), dim=2)
+            noised, own = one.unflatten(2, (self.num_groups, -1)).transpose(1, 2).split((n, self.num_queries), dim=3)
+            return noised, own, rest
 
-        logits, boxes = grouped(decoded.logits), grouped(decoded.boxes)
+        (noised_logits, logits, many_logits), (noised_boxes, boxes, many_boxes) = map(taken_apart, decoded)
         selected = queries.selections[: self.num_groups]
         first_logits = torch.stack([s.logits for s in selected])[None]  # (1, G, B, Q, C)
         first_boxes = torch.stack([s.box_logits.sigmoid() for s in selected])[None]
-        n = queries.num_denoising
-        one_to_one = QueryOutputs(
-            torch.cat((first_logits, logits[:, :, :, n:])), torch.cat((first_boxes, boxes[:, :, :, n:]))
-        )
-        noised = logits[:, :, :, :n], boxes[:, :, :, :n]
-        denoising = DenoisingOutputs(*noised, queries.num_copies, queries.crowd) if n else None
+        one_to_one = QueryOutputs(torch.cat((first_logits, logits)), torch.cat((first_boxes, boxes)))
+        noised = DenoisingOutputs(noised_logits, noised_boxes, queries.num_copies, queries.crowd)
+        denoising = noised if n else None
         one_to_many = None
         if self.cfg.num_one_to_many_queries:
             last = queries.selections[-1]
             one_to_many = QueryOutputs(
-                torch.cat((last.logits[None], decoded.logits[:, :, many:]))[:, None],
-                torch.cat((last.box_logits.sigmoid()[None], decoded.boxes[:, :, many:]))[:, None],
+                torch.cat((last.logits[None], many_logits))[:, None],
+                torch.cat((last.box_logits.sigmoid()[None], many_boxes))[:, None],
             )
         return one_to_one, one_to_many, denoising

@@ -1,6 +1,6 @@
 """Loads the compiled libraries and tells PyTorch everything about their operators that is not a kernel: fake tensors,
 gradients, autocast, vmap, FLOPs. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`, `..._fused`,
-`..._fused_backward`.
+`..._fused_backward`, `torch.ops.rtdetr.deformable_aggregation`, `..._backward` (CUDA only).
 
 hw: 2 * L integers height, width; or empty, and the tensors `shapes` (L, 2) and `starts` (L,) are given.
 """
@@ -74,6 +74,8 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
             f"the {kind} kernels are built (torch {facts.get('torch', 'unknown')}) but do not load with torch"
             f" {torch.__version__} ({error}); to build them again: {BUILD}"
         )
+    if not hasattr(torch.ops.rtdetr, "deformable_aggregation"):  # what this source was the last to add
+        return f"the {kind} kernels are of an older version of this package; to build them again: {BUILD}"
     return None
 
 
@@ -93,7 +95,7 @@ def _forward_fake(
 def _backward_fake(
     grad: Tensor, value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, *points_and_flags: Any
 ) -> tuple[Tensor, ...]:
-    locations, weights, need_value, need_locations, need_weights, _ = points_and_flags
+    locations, weights, need_value, need_locations, need_weights, *_ = points_and_flags
     pairs = ((value, need_value), (locations, need_locations), (weights, need_weights))
     return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in pairs)
 
@@ -108,6 +110,12 @@ def _fused_backward_fake(grad: Tensor, value: Tensor, *args: Any) -> tuple[Tenso
     _hw, _shapes, _starts, *points, _scale, need_value, need_reference, need_offsets, need_logits, _ = args
     pairs = zip((value, *points), (need_value, need_reference, need_offsets, need_logits), strict=True)
     return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in pairs)
+
+
+def _aggregation_fake(
+    features: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, *_: Any
+) -> Tensor:
+    return features.new_empty(features.shape[0], locations.shape[1], features.shape[2])
 
 
 def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -125,6 +133,17 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return by_value, None, None, None, by_locations, by_weights
 
 
+def _aggregation_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    if torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError("deformable_aggregation: deterministic algorithms were asked for after its forward pass")
+    features, shapes, starts, locations, weights = ctx.saved_tensors
+    needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[4], ctx.needs_input_grad[5])
+    arguments = (grad, features, ctx.hw, shapes, starts, locations, weights, *needed)
+    grads = torch.ops.rtdetr.deformable_aggregation_backward(*arguments)
+    by_features, by_locations, by_weights = [g if n else None for g, n in zip(grads, needed, strict=True)]
+    return by_features, None, None, None, by_locations, by_weights
+
+
 def _setup_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     value, ctx.hw, shapes, starts, reference, offsets, logits, ctx.offset_scale = inputs
     ctx.save_for_backward(value, shapes, starts, reference, offsets, logits)
@@ -140,7 +159,7 @@ def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("ms_deform_attn: the compiled backends have no second derivative")
+    raise NotImplementedError("the compiled backends of this operator have no second derivative")
 
 
 def _flops(per_channel: int) -> Any:
@@ -170,6 +189,18 @@ def _fused_backward_flops(
     return int(_flops(40)(value_shape, hw, shapes, starts, *rest))
 
 
+def _aggregation_flops(per_channel: int) -> Any:
+    def formula(features_shape: Any, hw: Any, shapes: Any, starts: Any, *points: Any, **__: Any) -> int:
+        batch, anchors, number, cameras, levels, _ = points[1]
+        return batch * anchors * number * cameras * levels * features_shape[2] * per_channel
+
+    return formula
+
+
+def _aggregation_backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> int:
+    return int(_aggregation_flops(40)(*args))
+
+
 def _autocast_forward(
     value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, weights: Tensor
 ) -> Tensor:
@@ -181,17 +212,20 @@ def _autocast_forward(
         return torch.ops.rtdetr.ms_deform_attn(value, hw, shapes, starts, locations.to(dtype), weights.to(dtype))
 
 
-def _vmap_forward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
-    """The mapped dimension joins the batch."""
-    if in_dims[2] is not None or in_dims[3] is not None:
-        raise NotImplementedError("ms_deform_attn: vmap over spatial_shapes or level_start_index is not possible")
-    size, folded = info.batch_size, list(args)
-    for i in (0, 4, 5):
-        moved = (
-            args[i].unsqueeze(0).expand(size, *args[i].shape) if in_dims[i] is None else args[i].movedim(in_dims[i], 0)
-        )
-        folded[i] = moved.flatten(0, 1)
-    return torch.ops.rtdetr.ms_deform_attn(*folded).unflatten(0, (size, -1)), 0
+def _vmap(operator: Any) -> Any:
+    """The rule under vmap: the mapped dimension joins the batch."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Tensor, int]:
+        if in_dims[2] is not None or in_dims[3] is not None:
+            raise NotImplementedError(f"{operator}: vmap over spatial_shapes or level_start_index is not possible")
+        size, folded = info.batch_size, list(args)
+        for i in (0, 4, 5):
+            new = in_dims[i] is None
+            moved = args[i].unsqueeze(0).expand(size, *args[i].shape) if new else args[i].movedim(in_dims[i], 0)
+            folded[i] = moved.flatten(0, 1)
+        return operator(*folded).unflatten(0, (size, -1)), 0
+
+    return rule
 
 
 def _register() -> None:
@@ -203,12 +237,20 @@ def _register() -> None:
     library.register_autograd("rtdetr::ms_deform_attn_fused", _fused_backward, setup_context=_setup_fused)
     for name in ("_backward", "_fused_backward"):
         library.register_autograd(f"rtdetr::ms_deform_attn{name}", _no_double_backward)
-    library.register_vmap("rtdetr::ms_deform_attn", _vmap_forward)
+    library.register_vmap("rtdetr::ms_deform_attn", _vmap(ops.ms_deform_attn))
     # Four corners of multiply and add.
     register_flop_formula(ops.ms_deform_attn)(_flops(8))
     register_flop_formula(ops.ms_deform_attn_backward)(_backward_flops)
     register_flop_formula(ops.ms_deform_attn_fused)(_fused_flops)
     register_flop_formula(ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
+    library.register_fake("rtdetr::deformable_aggregation")(_aggregation_fake)
+    library.register_fake("rtdetr::deformable_aggregation_backward")(_backward_fake)
+    forward = "rtdetr::deformable_aggregation"
+    library.register_autograd(forward, _aggregation_backward, setup_context=_setup_forward)
+    library.register_autograd(f"{forward}_backward", _no_double_backward)
+    library.register_vmap(forward, _vmap(ops.deformable_aggregation))
+    register_flop_formula(ops.deformable_aggregation)(_aggregation_flops(8))
+    register_flop_formula(ops.deformable_aggregation_backward)(_aggregation_backward_flops)
     for key in ("AutocastCPU", "AutocastCUDA"):
         _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
 

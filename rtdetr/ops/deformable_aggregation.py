@@ -47,9 +47,13 @@ def deformable_aggregation(
     _check(features, spatial_shapes, sampling_locations, weights)
     dtype = compute_dtype(features)
     locations, weights = sampling_locations.to(dtype), weights.to(dtype)
+    chosen = resolve_backend(backend, features)
+    if chosen == "cuda" and not torch.are_deterministic_algorithms_enabled():
+        levels = _levels(spatial_shapes, level_start_index, features)
+        return torch.ops.rtdetr.deformable_aggregation(features, *levels, locations, weights)
     # Where, not a product: an infinite or NaN weight of a point outside counts for nothing either.
     weights = torch.where(_inside(locations)[..., None, None], weights, 0)
-    if resolve_backend(backend, features) == "torch":
+    if chosen == "torch":
         with torch.autocast(device, enabled=False):  # einsum would round weights and samples
             return deformable_aggregation_reference(features, _host_shapes(spatial_shapes), locations, weights)
     return _by_attention(features, spatial_shapes, level_start_index, locations, weights)
@@ -59,19 +63,24 @@ def _by_attention(
     features: Tensor, spatial_shapes: CameraShapes, starts: Tensor | None, locations: Tensor, weights: Tensor
 ) -> Tensor:
     """The kernels of attention: groups are heads, anchors queries, maps levels. They want the locations written out for
-    every group and level; a kernel that shares them would replace this function."""
+    every group and level. On the CPU, and on CUDA where the sums of the gradient must be deterministic."""
     groups, levels = weights.shape[5], weights.shape[4]
     value = features.unflatten(2, (groups, -1))  # (B, S, G, C / G)
     # (B, A, P, N, 2) -> (B, A, G, N * L, P, 2), and (B, A, P, N, L, G) -> (B, A, G, N * L, P)
     places = locations.transpose(2, 3)[:, :, None, :, None].expand(-1, -1, groups, -1, levels, -1, -1).flatten(3, 4)
     shares = weights.permute(0, 1, 5, 3, 4, 2).flatten(3, 4)
+    return torch.ops.rtdetr.ms_deform_attn(value, *_levels(spatial_shapes, starts, features), places, shares)
+
+
+def _levels(
+    spatial_shapes: CameraShapes, starts: Tensor | None, features: Tensor
+) -> tuple[list[int], Tensor | None, Tensor | None]:
+    """The sizes and first cells of all maps, as the compiled operators take them: numbers, or two tensors."""
     if not isinstance(spatial_shapes, Tensor):
-        hw = [size for camera in spatial_shapes for pair in camera for size in pair]
-        return torch.ops.rtdetr.ms_deform_attn(value, hw, None, None, places, shares)
+        return [size for camera in spatial_shapes for pair in camera for size in pair], None, None
     shapes = spatial_shapes.to(features.device, torch.int64, non_blocking=True).flatten(0, 1)
     cells = shapes[:, 0] * shapes[:, 1]
-    first = cells.cumsum(0) - cells if starts is None else starts.to(shapes, non_blocking=True).flatten()
-    return torch.ops.rtdetr.ms_deform_attn(value, [], shapes, first, places, shares)
+    return [], shapes, cells.cumsum(0) - cells if starts is None else starts.to(shapes, non_blocking=True).flatten()
 
 
 def deformable_aggregation_reference(

@@ -1,8 +1,9 @@
 """Measures `rtdetr.ops.ms_deform_attn`: time, memory and error of every backend on the cases of docs/op.md.
 
 On a GPU a time is what the device spends: a CUDA graph of the call over several input sets, replayed; the median, in
-microseconds per call. The sets hold at least 220 MB together, so that no call finds its inputs in the cache, except in
-case R1, where a network's previous layer has just written them. On a CPU it is wall-clock time, the median again.
+microseconds per call. The sets hold at least 220 MB together, so that no call finds its inputs in the cache, except
+with one picture, where a network's previous layer has just written them. On a CPU it is wall-clock time, again the
+median.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from rtdetr.ops import Backend, ms_deform_attn, why_not_compiled
 Maps = tuple[tuple[int, int], ...]
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # value, locations, weights, gradient of the output
 
-HEADS, CHANNELS, POINTS = 8, 32, 4
 RTDETR_MAPS: Maps = ((80, 80), (40, 40), (20, 20))
 ENCODER_MAPS: Maps = ((100, 134), (50, 67), (25, 34), (13, 17))
+PIXEL_DECODER_MAPS: Maps = ((16, 16), (32, 32), (64, 64))  # Mask2Former at 512; at 1024 twice as many a side
 COLD_BYTES = 220_000_000
 # Random 128-byte rows out of L2, as one NVIDIA H200 delivered them: the other ceiling besides the device copy.
 GATHER_BYTES_PER_SECOND = 9.2e12
@@ -35,7 +36,13 @@ class Case:
     batch: int
     queries: int
     maps: Maps
-    points: str = "boxes"  # where points lie: in a random box per query, "local" to the query's pixel, or "anywhere"
+    places: str = "boxes"  # where points lie: in a random box per query, "local" to the query's pixel, or "anywhere"
+    heads: int = 8
+    channels: int = 32
+    points: int = 4
+
+    def points_in_all(self) -> int:
+        return self.batch * self.queries * self.heads * len(self.maps) * self.points
 
 
 CASES = (
@@ -45,6 +52,12 @@ CASES = (
     Case("T2450", 16, 2450, RTDETR_MAPS),
     Case("E-local", 2, 17821, ENCODER_MAPS, "local"),
     Case("E-uniform", 2, 17821, ENCODER_MAPS, "anywhere"),
+    Case("RF-8", 16, 300, ((40, 40),), heads=8, points=2),
+    Case("RF-16", 16, 300, ((40, 40),), heads=16, channels=16, points=2),
+    Case("M-512", 2, 5376, PIXEL_DECODER_MAPS, "local"),
+    Case("M-1024", 2, 21504, tuple((2 * h, 2 * w) for h, w in PIXEL_DECODER_MAPS), "local"),
+    Case("D64", 16, 300, RTDETR_MAPS, heads=4, channels=64),
+    Case("R1280", 1, 300, tuple((2 * h, 2 * w) for h, w in RTDETR_MAPS)),
 )
 
 
@@ -70,20 +83,20 @@ def make_inputs(case: Case, dtype: torch.dtype, device: torch.device, seed: int)
     generator = torch.Generator(device).manual_seed(seed)
     cells, levels = sum(h * w for h, w in case.maps), len(case.maps)
     kind: dict[str, Any] = {"generator": generator, "device": device}
-    value = torch.randn(case.batch, cells, HEADS, CHANNELS, **kind).to(dtype)
-    gradient = torch.randn(case.batch, case.queries, HEADS * CHANNELS, **kind).to(dtype)
-    shape = (case.batch, case.queries, HEADS, levels, POINTS, 2)
+    value = torch.randn(case.batch, cells, case.heads, case.channels, **kind).to(dtype)
+    gradient = torch.randn(case.batch, case.queries, case.heads * case.channels, **kind).to(dtype)
+    shape = (case.batch, case.queries, case.heads, levels, case.points, 2)
     maps = torch.tensor([[w, h] for h, w in case.maps], device=device, dtype=torch.float32).view(1, 1, 1, levels, 1, 2)
-    if case.points == "boxes":
+    if case.places == "boxes":
         one_box = (case.batch, case.queries, 1, 1, 1, 2)
         centres, sizes = torch.rand(one_box, **kind), 0.05 + 0.4 * torch.rand(one_box, **kind)
         locations = centres + sizes * (torch.rand(shape, **kind) - 0.5)
-    elif case.points == "local":
+    elif case.places == "local":
         centres = torch.cat([_pixel_centres(h, w, device) for h, w in case.maps])[: case.queries]
         locations = centres.view(1, -1, 1, 1, 1, 2) + 2.0 * torch.randn(shape, **kind) / maps
     else:
         locations = torch.rand(shape, **kind)
-    weights = torch.randn(*shape[:3], levels * POINTS, **kind).softmax(-1).view(shape[:-1])
+    weights = torch.randn(*shape[:3], levels * case.points, **kind).softmax(-1).view(shape[:-1])
     return value, _off_borders(locations, maps), weights, gradient
 
 
@@ -111,7 +124,7 @@ def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.devi
     """Times, memory and errors of one backend. `copy_rate`: bytes per second, read and written, from `copy_speed`."""
     first = make_inputs(case, dtype, device, 0)
     size = sum(t.numel() * t.element_size() for t in first)
-    cold = device.type == "cuda" and case.name != "R1"
+    cold = device.type == "cuda" and case.batch > 1
     sets = [first] + [
         make_inputs(case, dtype, device, i) for i in range(1, max(2, -(-COLD_BYTES // size)) if cold else 1)
     ]
@@ -119,8 +132,7 @@ def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.devi
     forward_us, both_us = _time(forward, device), _time([_step(case, s, backend) for s in sets], device)
     output, gradients, forward_mib, backward_mib = _results(case, first, backend, device)
     exact_output, exact_gradients = _exact(case, first)
-    rows = case.batch * case.queries * HEADS * len(case.maps) * POINTS * 4
-    gathered = rows * CHANNELS * first[0].element_size()
+    gathered = 4 * case.points_in_all() * case.channels * first[0].element_size()
     return Measurement(
         case=case.name,
         backend=backend,

@@ -7,11 +7,14 @@ to run the step: all of RT-DETRv3's supervision, or one query group as RT-DETRv2
 from __future__ import annotations
 
 import json
+import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import load_config
+from rtdetr.engine import distributed
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, ImageInfo, Targets
 
@@ -73,9 +77,9 @@ def write_data(folder: Path, pictures: int) -> list[str]:
     ]
 
 
-def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None) -> list[Batch]:
-    """Batches with COCO's numbers of boxes, or with `boxes` in every picture."""
-    rng, batches = np.random.RandomState(0), []
+def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None, seed: int = 0) -> list[Batch]:
+    """Batches with COCO's numbers of boxes, or with `boxes` in every picture; bytes, as the loader hands them over."""
+    rng, batches = np.random.RandomState(seed), []
     for _ in range(NUM_BATCHES):
         counts = np.minimum(60, np.exp(rng.normal(1.45, 1.05, batch_size)).astype(int) + 1)
         counts[rng.randint(batch_size)] = max(counts.max(), 40)
@@ -86,7 +90,7 @@ def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None)
             cxcywh.append(torch.tensor(np.concatenate((centres, sides), axis=1), dtype=torch.float32))
             labels.append(torch.tensor(rng.randint(0, NUM_CLASSES, count)))
         pixels = [cxcywh_to_xyxy(each) * size for each in cxcywh]
-        images = torch.rand(batch_size, 3, size, size, device=device)
+        images = torch.randint(256, (batch_size, 3, size, size), device=device, dtype=torch.uint8)
         infos = tuple(ImageInfo(i, f"{i}.png", size, size) for i in range(batch_size))
         batches.append(Batch(images, Targets.stack(labels, cxcywh, pixels).to(device), infos))
     return batches
@@ -94,21 +98,49 @@ def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None)
 
 def measure(
     config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
+    profiled: bool, updates: list[str], gpus: int = 1,
+) -> Measurement:  # fmt: skip
+    """One row. With several GPUs each takes batches of its own, and the row is that of the first."""
+    call = (config, mode, batch_size, size, device, steps, boxes, profiled, updates)
+    if gpus == 1:
+        return measure_process(*call)
+    with socket.socket() as free, tempfile.TemporaryDirectory() as place:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        torch.multiprocessing.spawn(measure_in_group, (gpus, port, Path(place) / "row.json", call), nprocs=gpus)
+        return Measurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
+
+
+def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[Any, ...]) -> None:
+    """One of the processes, as torchrun would start it."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(gpus)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    with distributed.process_group(call[4].type):
+        row = measure_process(*call)
+        if distributed.is_main():
+            result.write_text(json.dumps(asdict(row)), encoding="utf-8")
+
+
+def measure_process(
+    config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str],
 ) -> Measurement:  # fmt: skip
-    """One row."""
+    gpus = distributed.world_size()
+    device = distributed.choose_device(device.type)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        data = write_data(folder, batch_size)
+        data = write_data(folder, batch_size * gpus)
         fixed = [
             f"data.train_batch_size={batch_size}",
             "data.num_workers=0",
             "num_classes=0",
             "model.backbone.weights=''",
+            "train.rehearsal=false",
         ]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])
         trainer = Trainer(cfg, folder / "run", device)
-        batches = made_up(batch_size, size, device, boxes)
+        batches = made_up(batch_size, size, device, boxes, seed=distributed.rank())
         trainer.model.train()
         number = 0
 
@@ -131,11 +163,13 @@ def measure(
         started = time.perf_counter()
         loss = run(steps)
         seconds = (time.perf_counter() - started) / steps
-        result = Measurement(mode, str(boxes or "COCO's"), batch_size / seconds, 1e3 * seconds, warm_up, float(loss))
+        name, speed = f"{mode}, {gpus} GPUs" if gpus > 1 else mode, gpus * batch_size / seconds
+        result = Measurement(name, str(boxes or "COCO's"), speed, 1e3 * seconds, warm_up, float(loss))
         if device.type == "cuda":
             result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # of which graphs keep their part for good
             if profiled:
                 add_profile(result, lambda: run(NUM_BATCHES))
+        trainer.release()  # graphs that talk to other processes end before the group does
         return result
 
 
@@ -146,7 +180,7 @@ def add_profile(result: Measurement, run: Callable[[], object]) -> None:
         torch.cuda.synchronize()
     kernels: dict[str, list[float]] = {}
     for event in record.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
             entry = kernels.setdefault(event.name, [0, 0])
             entry[0] += 1 / NUM_BATCHES
             entry[1] += event.time_range.elapsed_us() / 1e3 / NUM_BATCHES
@@ -159,13 +193,13 @@ def add_profile(result: Measurement, run: Callable[[], object]) -> None:
 
 
 HEADER = (
-    f"{'step':28s} {'boxes':>7s} {'images/s':>9s} {'ms':>7s} {'GPU busy':>9s} {'kernels':>8s} {'waits':>6s} "
+    f"{'step':36s} {'boxes':>7s} {'images/s':>9s} {'ms':>7s} {'GPU busy':>9s} {'kernels':>8s} {'waits':>6s} "
     f"{'GiB':>6s} {'warm-up s':>10s} {'loss':>8s}"
 )
 
 
 def row(each: Measurement) -> str:
     return (
-        f"{each.mode:28s} {each.boxes:>7s} {each.images_per_s:9.1f} {each.ms:7.1f} {each.gpu_ms:9.1f} "
+        f"{each.mode:36s} {each.boxes:>7s} {each.images_per_s:9.1f} {each.ms:7.1f} {each.gpu_ms:9.1f} "
         f"{each.kernels:8.0f} {each.waits:6.1f} {each.memory_gib:6.2f} {each.warm_up_s:10.1f} {each.loss:8.3f}"
     )

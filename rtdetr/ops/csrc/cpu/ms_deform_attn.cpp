@@ -100,7 +100,7 @@ inline void sum_taps(const T* value, const Tap<Acc>* taps, int64_t count, Acc po
     const T* row = value + taps[t].offset;
     for (int i = 0; i < N; ++i) sums[i] += load(row + i * lanes) * taps[t].weight;
   }
-  for (int i = 0; i < N; ++i) store_part(sums[i], output + i * lanes, lanes);
+  for (int i = 0; i < N; ++i) store(sums[i], output + i * lanes);
 }
 
 template <typename T, typename Acc>
@@ -161,7 +161,7 @@ struct Backward {
       dot += g * load(row + d);
       if (grad_row != nullptr) {
         const Vector sum = load(grad_row + d) + g * scale;
-        std::memcpy(grad_row + d, &sum, sizeof sum);
+        store(sum, grad_row + d);
       }
     }
     if (d < channels) {
@@ -222,7 +222,9 @@ struct Backward {
     }
     if (out != nullptr && scratch != nullptr) {
       for (int64_t i = 0; i < cells; ++i) {
-        for (int64_t d = 0; d < n.D; ++d) store(scratch[i * n.D + d], out + i * stride + d);
+        int64_t d = 0;
+        for (; d + lanes <= n.D; d += lanes) store(load(scratch + i * n.D + d), out + i * stride + d);
+        for (; d < n.D; ++d) store(scratch[i * n.D + d], out + i * stride + d);
       }
     }
   }

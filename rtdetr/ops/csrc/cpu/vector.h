@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #if defined(__F16C__)
 #include <immintrin.h>
 #endif
@@ -67,6 +68,10 @@ inline Doubles load(const double* from) {
 }
 
 inline Words load_words(const void* from) {
+#if defined(__AVX512F__)  // GCC makes two halves of the conversion below; the masked form as in load() of Half
+  const __m256i packed = _mm256_loadu_si256(static_cast<const __m256i*>(from));
+  return bit_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, packed));
+#endif
   Shorts shorts;
   std::memcpy(&shorts, from, sizeof shorts);
   return __builtin_convertvector(shorts, Words);
@@ -113,6 +118,34 @@ inline void store(float from, Half* to) {
   }
 }
 
+// Each stores one full vector; `to` needs no alignment.
+inline void store(const Floats& from, float* to) { std::memcpy(to, &from, sizeof from); }
+inline void store(const Doubles& from, double* to) { std::memcpy(to, &from, sizeof from); }
+
+inline void store(const Floats& from, BFloat16* to) {
+  const Words bits = bit_cast<Words>(from), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const Words nan = bit_cast<Words>((bits & 0x7fffffff) > 0x7f800000);  // all bits set where it is one
+  const Words words = (rounded & ~nan) | (0x7fc0 & nan);
+#if defined(__AVX512F__)
+  const __m256i shorts = _mm512_maskz_cvtepi32_epi16(0xffff, bit_cast<__m512i>(words));
+#else
+  const Shorts shorts = __builtin_convertvector(words, Shorts);
+#endif
+  std::memcpy(to, &shorts, sizeof shorts);
+}
+
+inline void store(const Floats& from, Half* to) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm512_maskz_cvtps_ph(0xffff, bit_cast<__m512>(from), _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &halves, sizeof halves);
+#elif defined(__F16C__)
+  const __m128i halves = _mm256_cvtps_ph(bit_cast<__m256>(from), _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &halves, sizeof halves);
+#else
+  for (unsigned i = 0; i < sizeof from / sizeof from[0]; ++i) store(from[i], to + i);
+#endif
+}
+
 // Reads the first `count` lanes and fills the others with zeros.
 template <typename T>
 inline auto load_part(const T* from, int64_t count) {
@@ -127,11 +160,19 @@ inline void store_part(const Vector& vector, T* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(vector[i], to + i);
 }
 
+// Adds halves to halves: a chain of single additions would take four times as long.
 template <typename Vector>
 inline auto sum_lanes(const Vector& vector) {
-  auto sum = vector[0];
-  for (unsigned i = 1; i < sizeof vector / sizeof vector[0]; ++i) sum += vector[i];
-  return sum;
+  using Number = std::remove_cv_t<std::remove_reference_t<decltype(vector[0])>>;
+  constexpr int lanes = sizeof vector / sizeof(Number);
+  if constexpr (lanes == 2) {
+    return vector[0] + vector[1];
+  } else {
+    typedef Number Part __attribute__((vector_size(sizeof(Number) * lanes / 2)));
+    Part halves[2];
+    std::memcpy(halves, &vector, sizeof vector);
+    return sum_lanes(Part(halves[0] + halves[1]));
+  }
 }
 
 }  // namespace

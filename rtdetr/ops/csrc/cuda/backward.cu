@@ -4,19 +4,70 @@
 namespace rtdetr::cuda {
 namespace {
 
-// Sorting has a fixed cost of several launches; reductions have to zero a float gradient, and to cast it for 16-bit
-// values.
-bool use_sort(const Sizes& sizes, const Levels& levels, bool deterministic) {
+enum class ValueGradient { tiled, sorted, reduced };
+
+// Tiles look at every point many times; sorting has a fixed cost of several launches; reductions have to zero a float
+// gradient, and to cast it for 16-bit values.
+ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministic) {
+  if (!deterministic && tiles_are_faster(sizes, levels)) return ValueGradient::tiled;
   const int64_t few = element_size(sizes.dtype) == 2 ? 150000 : 600000;
-  return deterministic || (levels.hw != nullptr && sizes.B * sizes.Q * sizes.H * sizes.L * sizes.P > few);
+  const bool many = levels.hw != nullptr && sizes.B * sizes.Q * sizes.H * sizes.L * sizes.P > few;
+  return deterministic || many ? ValueGradient::sorted : ValueGradient::reduced;
 }
+
+// A second stream of this thread, for work that may run beside that of `main`: it begins after what `main` has been given so
+// far, and main goes on after it.
+class Beside {
+ public:
+  explicit Beside(cudaStream_t main) : main_(main) {
+    thread_local Tools of_device[kMaxDevices];
+    int device = 0;
+    keep(cudaGetDevice(&device));
+    if (error_ == cudaSuccess && device >= kMaxDevices) return;  // runs in `main`
+    tools_ = &of_device[device];
+    if (tools_->stream == nullptr) {
+      keep(cudaStreamCreateWithFlags(&tools_->stream, cudaStreamNonBlocking));
+      keep(cudaEventCreateWithFlags(&tools_->fork, cudaEventDisableTiming));
+      keep(cudaEventCreateWithFlags(&tools_->join, cudaEventDisableTiming));
+    }
+    keep(cudaEventRecord(tools_->fork, main_));
+    keep(cudaStreamWaitEvent(tools_->stream, tools_->fork));
+  }
+
+  cudaStream_t stream() const { return tools_ != nullptr ? tools_->stream : main_; }
+
+  const char* join() {
+    if (tools_ != nullptr) {
+      keep(cudaEventRecord(tools_->join, tools_->stream));
+      keep(cudaStreamWaitEvent(main_, tools_->join));
+    }
+    return memory_error(error_);
+  }
+
+ private:
+  static constexpr int kMaxDevices = 64;
+  struct Tools {
+    cudaStream_t stream = nullptr;
+    cudaEvent_t fork = nullptr, join = nullptr;
+  };
+
+  void keep(cudaError_t error) { error_ = error_ == cudaSuccess ? error : error_; }
+
+  const cudaStream_t main_;
+  Tools* tools_ = nullptr;
+  cudaError_t error_ = cudaSuccess;
+};
 
 }  // namespace
 
 int64_t backward_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic) {
   if (sizes.B * sizes.S * sizes.Q * sizes.H * sizes.D * sizes.L * sizes.P == 0) return 0;
-  return use_sort(sizes, levels, deterministic) ? sorted_scratch_bytes(sizes, levels, deterministic)
-                                                : reduction_scratch_bytes(sizes);
+  switch (choose(sizes, levels, deterministic)) {
+    case ValueGradient::tiled: return 0;
+    case ValueGradient::sorted: return sorted_scratch_bytes(sizes, levels, deterministic);
+    case ValueGradient::reduced: break;
+  }
+  return reduction_scratch_bytes(sizes);
 }
 
 const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,
@@ -37,12 +88,25 @@ const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_
       error = cudaMemsetAsync(grad_weights, 0, point_bytes, call.stream);
     return memory_error(error);
   }
-  const bool sorted = grad_value != nullptr && use_sort(sizes, levels, deterministic);
-  if (sorted)
-    if (const char* error = sorted_value_gradient(call, levels, deterministic)) return error;
-  const bool reduced = grad_value != nullptr && !sorted;
-  if (!reduced && grad_locations == nullptr && grad_weights == nullptr) return nullptr;
-  return point_gradients(call, reduced);
+  const bool by_points = grad_locations != nullptr || grad_weights != nullptr;
+  if (grad_value == nullptr) return by_points ? point_gradients(call, false) : nullptr;
+  const ValueGradient way = choose(sizes, levels, deterministic);
+  if (way == ValueGradient::reduced) return point_gradients(call, true);
+  const auto by_value = [&] {
+    return way == ValueGradient::tiled ? tiled_value_gradient(call, levels)
+                                       : sorted_value_gradient(call, levels, deterministic);
+  };
+  if (!by_points) return by_value();
+  // What waits for memory most of the time, in few blocks, leaves room for the other gradients.
+  Beside beside(call.stream);
+  const char* error = by_value();
+  if (error == nullptr) {
+    Backward second = call;
+    second.stream = beside.stream();
+    error = point_gradients(second, false);
+  }
+  const char* joined = beside.join();
+  return error != nullptr ? error : joined;
 }
 
 }  // namespace rtdetr::cuda

@@ -24,6 +24,10 @@ struct Backward {
 int64_t reduction_scratch_bytes(const Sizes& sizes);
 const char* point_gradients(const Backward& call, bool reduce_value);
 
+// Gradient of 16-bit values by tiles of pixels that look for their points, if that is the fastest.
+bool tiles_are_faster(const Sizes& sizes, const Levels& levels);
+const char* tiled_value_gradient(const Backward& call, const Levels& levels);
+
 // Gradient of value without atomics on floats: points sorted by cell, then every pixel gathers from its four cells.
 int64_t sorted_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic);
 const char* sorted_value_gradient(const Backward& call, const Levels& levels, bool deterministic);

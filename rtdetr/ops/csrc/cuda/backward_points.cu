@@ -1,5 +1,6 @@
 // Gradients of locations and weights, which need no atomics, and the value gradient by reductions in global memory.
 #include "backward.cuh"
+#include "reductions.cuh"
 
 namespace rtdetr::cuda {
 namespace {
@@ -8,21 +9,6 @@ constexpr int kBlock = 128;
 constexpr int kQuad = 4;    // points whose gradients are summed over the lanes together
 constexpr int kChunk = 12;  // points of an item that are staged at once
 constexpr int kSmall = 48 * 1024;
-
-// Adds V sums to global memory. One instruction carries 16 bytes where the device can do that.
-template <int V, class A> __device__ __forceinline__ void reduce_add(A* address, const A (&sums)[V]) {
-#if __CUDA_ARCH__ >= 900
-  if constexpr (V == 4) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(sums[0]), "f"(sums[1]),
-                 "f"(sums[2]), "f"(sums[3])
-                 : "memory");
-  } else
-#endif
-  {
-#pragma unroll
-    for (int i = 0; i < V; ++i) atomicAdd(address + i, sums[i]);
-  }
-}
 
 // Sums values[.][j] over the lanes of a group, for four points j at once; lane j < 4 returns with the sums of point j.
 // The first two steps halve the number of points that a lane still carries, which takes fewer shuffles than a butterfly.
@@ -149,18 +135,6 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
       }
       if (grad_weights != nullptr) __stcs(grad_weights + first_point + point, sums[2]);
     }
-  }
-}
-
-// Rounds the float sums of 16-bit values; eight at a time, the rest one by one.
-template <class T> __global__ void __launch_bounds__(256) cast_kernel(const float* sums, T* output, int64_t count) {
-  const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
-  if (first + 8 <= count) {
-    const auto low = Channels<float, 4>::load(sums + first), high = Channels<float, 4>::load(sums + first + 4);
-    const float values[8] = {low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]};
-    Channels<T, 8>::store(output + first, values);
-  } else {
-    for (int64_t i = first; i < count; ++i) output[i] = narrow<T>(sums[i]);
   }
 }
 

@@ -8,7 +8,7 @@
 namespace rtdetr::cuda {
 namespace {
 
-constexpr int kSortBlock = 1024, kGatherBlock = 256;
+constexpr int kSortBlock = 512, kGatherBlock = 256;
 constexpr int kBandCells = 11 * 1024;  // counted in shared memory by one block: below 48 KB
 constexpr int kSortBlocks = 128;  // that sort at least, if need be by reading the points more than once
 constexpr int kTileWidth = 4;
