@@ -8,21 +8,17 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from PIL import Image
 
-from rtdetr.commands.configs import find_config, shipped_configs
+from rtdetr.commands.configs import find_config
 from rtdetr.commands.run_folder import choose_folder, prepare_folder
 from rtdetr.config import Config, config_from_dict, config_to_dict, keyword_updates, load_config
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.loader import build_val_loader
 from rtdetr.data.locate import data_updates
 from rtdetr.engine import distributed
-from rtdetr.engine.evaluator import FIGURES, EvalResult, evaluate
-from rtdetr.engine.metrics import read_rows
-from rtdetr.engine.trainer import Trainer
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import Found, Predictor
 from rtdetr.inference.result import Result
@@ -36,6 +32,9 @@ from rtdetr.weights.load import model_from_content, read_checkpoint
 from rtdetr.weights.official import guess_classes, sha256_of
 from rtdetr.weights.pretrained import save_pretrained, weight_file
 from rtdetr.weights.registry import OFFICIAL, official_checkpoint
+
+if TYPE_CHECKING:
+    from rtdetr.engine.evaluator import EvalResult
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +88,8 @@ class RTDETRv3:
         """
         chosen = distributed.choose_device(device)
         path = Path(name)
-        if path.suffix in (".yml", ".yaml") or (not path.exists() and str(name) in shipped_configs()):
+        bare = path.name == str(name) and not path.suffix and not path.exists()
+        if path.suffix in (".yml", ".yaml") or bare:
             if classes is not None or str(name) not in OFFICIAL:
                 return cls._random(str(name), classes, chosen)
             path = official_checkpoint(str(name))
@@ -153,6 +153,8 @@ class RTDETRv3:
             raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
         if not isinstance(batch_size, int) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
+        if half not in (True, False, "auto"):
+            raise DataError(f'half: expected True, False or "auto", got {half!r}')
         tile = tile_size(slices) if slices is not None else None
         predictor = self._predictor(size, half)
         opened = Opener(self.cfg.data.max_megapixels, allow_private).open(source)
@@ -187,6 +189,8 @@ class RTDETRv3:
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to go on with.
         overwrite: move a run that is in the folder aside. settings: keys of the config, see `keyword_updates`.
         """
+        from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
+
         self._network("train")
         given = settings | ({} if epochs is None else {"epochs": epochs})
         base = read_checkpoint(resume)["config"] if resume is not None else config_to_dict(self.cfg)
@@ -209,6 +213,9 @@ class RTDETRv3:
     ) -> EvalResult | None:
         """The twelve COCO figures (`.figures`), the AP of every class (`.classes`) and the detections, on `data` as in
         `train`, by default the validation set of the config. Under torchrun the first process gets them alone."""
+        from rtdetr.data.loader import build_val_loader  # here, as in train()
+        from rtdetr.engine.evaluator import evaluate
+
         network = self._network("evaluate")
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), "evaluate()", updates)
@@ -272,8 +279,10 @@ class RTDETRv3:
             self._predictors.clear()
             self._as_prepared = _version(self.model)
         if size is not None:
-            sides = [size, size] if isinstance(size, int) else [*size]
-            cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={sides}"])
+            sides = [size, size] if isinstance(size, int) else size
+            if not isinstance(sides, (list, tuple)) or any(not isinstance(side, int) or side % 32 for side in sides):
+                raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
+            cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={[*sides]}"])
         key = cfg.data.image_size, half
         if key not in self._predictors:
             model: Any = self.model if self.model is not None else first.model  # an exported file is its own
@@ -313,6 +322,9 @@ def _results_of_files(found: Iterable[Found], tolerant: bool) -> Iterator[Result
 
 
 def _best_figures(metrics: Path) -> dict[str, float]:
+    from rtdetr.engine.evaluator import FIGURES
+    from rtdetr.engine.metrics import read_rows
+
     evaluated = [row for row in read_rows(metrics) if row["kind"] == "eval" and row.get("AP")]
     if not evaluated:
         return {}

@@ -46,6 +46,16 @@ def test_importing_the_package_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_detecting_imports_neither_torchvision_nor_the_compiler(checkpoint: Path, picture: Path) -> None:
+    """Each takes as long as torch itself."""
+    code = (
+        "import sys; from rtdetr import RTDETRv3; from rtdetr.cli import main; "
+        f"assert main(['predict', '-w', {str(checkpoint)!r}, {str(picture)!r}, '--device', 'cpu']) == 0; "
+        "assert not {'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=checkpoint.parent)
+
+
 def test_there_is_nothing_else_in_the_package() -> None:
     with pytest.raises(AttributeError, match="no attribute 'RTDETR'"):
         rtdetr.RTDETR  # noqa: B018
@@ -215,6 +225,8 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
         RTDETRv3.from_pretrained("missing.pth")
     with pytest.raises(DataError, match="knows its own"):
         RTDETRv3.from_pretrained(checkpoint, classes=["a"])
+    with pytest.raises(ConfigError, match="no config of that name is shipped, the nearest are rtdetrv3_r1"):
+        RTDETRv3.from_pretrained("rtdetrv3_r19vd_6x_coco")
 
 
 def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:

@@ -139,8 +139,10 @@ def test_a_wrong_source_is_one_sentence(
         ({"threshold": 2}, "threshold: expected a number from 0 to 1, got 2"),
         ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
         ({"slices": 3}, "slices: expected the side of a tile"),
-        ({"size": 100}, "data.image_size"),
-        ({"size": (64, 64, 3)}, "data.image_size"),
+        ({"size": 100}, "size: expected a side, or .height, width., in multiples of 32, got 100"),
+        ({"size": "big"}, "size: expected a side"),
+        ({"size": (64, 64, 32)}, "data.image_size"),
+        ({"half": "maybe"}, "half: expected True, False or .auto., got 'maybe'"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(model: RTDETRv3, options: dict[str, Any], sentence: str) -> None:

@@ -30,9 +30,9 @@ DETECT = """
 import sys, numpy, torch, rtdetr
 from rtdetr import RTDETRv3
 assert rtdetr.__file__.startswith(sys.prefix), rtdetr.__file__
-model = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a", "b"], device="cpu")
+model = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a", "b"])
 assert len(model.predict(numpy.zeros((90, 120, 3), numpy.uint8), threshold=0)), "nothing was detected"
-print("torch", torch.__version__)
+print("torch", torch.__version__, "on", model.device)
 """
 
 

@@ -4,8 +4,7 @@
 //   g++ -std=c++17 -O2 onnxruntime.cpp -I$ORT/include -L$ORT/lib -lonnxruntime -o detect
 //   ./detect model.onnx picture.ppm [threshold]
 //
-// $ORT: a release of https://github.com/microsoft/onnxruntime, unpacked. The picture is shrunk bilinearly, not by
-// OpenCV's cubic filter as in training, so scores differ a little; resize with OpenCV where they must not.
+// $ORT: a release of https://github.com/microsoft/onnxruntime, unpacked. The boxes are those of `rtdetr predict`.
 
 #include <onnxruntime_cxx_api.h>
 
@@ -40,31 +39,42 @@ Picture read_ppm(const std::string& path) {
   return picture;
 }
 
-// (3, height, width), bilinear between the centres of the pixels.
-std::vector<uint8_t> resized(const Picture& from, int height, int width) {
-  std::vector<uint8_t> to(size_t(3) * height * width);
-  auto place = [](int i, int size, int old_size, int& first, int& second) {
-    const float at = std::clamp((i + 0.5f) * old_size / size - 0.5f, 0.0f, float(old_size - 1));
-    first = int(at);
-    second = std::min(first + 1, old_size - 1);
-    return at - first;
-  };
-  for (int y = 0; y < height; ++y) {
-    int y0, y1;
-    const float fy = place(y, height, from.height, y0, y1);
-    for (int x = 0; x < width; ++x) {
-      int x0, x1;
-      const float fx = place(x, width, from.width, x0, x1);
-      for (int c = 0; c < 3; ++c) {
-        auto at = [&](int row, int column) {
-          return float(from.pixels[(size_t(row) * from.width + column) * 3 + c]);
-        };
-        const float top = at(y0, x0) * (1 - fx) + at(y0, x1) * fx;
-        const float bottom = at(y1, x0) * (1 - fx) + at(y1, x1) * fx;
-        to[(size_t(c) * height + y) * width + x] = uint8_t(std::lround(top * (1 - fy) + bottom * fy));
-      }
-    }
+struct Four {  // pixels that make one of another size
+  std::array<int, 4> places;
+  std::array<float, 4> weights;
+};
+
+// OpenCV's cubic filter along one side.
+std::vector<Four> cubic(int size, int old_size) {
+  auto inner = [](float x) { return (1.25f * x - 2.25f) * x * x + 1; };
+  auto outer = [](float x) { return ((-0.75f * x + 3.75f) * x - 6) * x + 3; };
+  std::vector<Four> all(size);
+  for (int i = 0; i < size; ++i) {
+    const float at = (i + 0.5f) * old_size / size - 0.5f, first = std::floor(at), t = at - first;
+    all[i].weights = {outer(1 + t), inner(t), inner(1 - t), outer(2 - t)};
+    for (int k = 0; k < 4; ++k) all[i].places[k] = std::clamp(int(first) + k - 1, 0, old_size - 1);
   }
+  return all;
+}
+
+// (3, height, width), by the filter of training.
+std::vector<uint8_t> resized(const Picture& from, int height, int width) {
+  const auto down = cubic(height, from.height), across = cubic(width, from.width);
+  std::vector<float> rows(size_t(from.height) * width * 3);
+  for (int y = 0; y < from.height; ++y)
+    for (int x = 0; x < width; ++x)
+      for (int k = 0; k < 4; ++k)
+        for (int c = 0; c < 3; ++c)
+          rows[(size_t(y) * width + x) * 3 + c] +=
+              across[x].weights[k] * from.pixels[(size_t(y) * from.width + across[x].places[k]) * 3 + c];
+  std::vector<uint8_t> to(size_t(3) * height * width);
+  for (int y = 0; y < height; ++y)
+    for (int x = 0; x < width; ++x)
+      for (int c = 0; c < 3; ++c) {
+        float sum = 0;
+        for (int k = 0; k < 4; ++k) sum += down[y].weights[k] * rows[(size_t(down[y].places[k]) * width + x) * 3 + c];
+        to[(size_t(c) * height + y) * width + x] = uint8_t(std::lround(std::clamp(sum, 0.0f, 255.0f)));
+      }
   return to;
 }
 

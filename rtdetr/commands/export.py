@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--raw", action="store_true", help=text)
     text = "what the file takes: uint8 pictures or float32 in [0, 1]; default: uint8"
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
-    text = "compare on pictures of this folder; default: generated ones"
+    text = "compare on pictures of this folder; default: those of --calibrate, else generated ones"
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")
     add_overwrite(parser)

@@ -67,14 +67,15 @@ def export_model(
     weights: a checkpoint, or (model, config, classes). format: a key of FORMATS. output: default: beside the
     checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of pictures to calibrate on (onnx
     alone). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 pictures or float32
-    in [0, 1]. pictures: a folder to compare on. say: gets lines on what is done. What is at `output` is replaced.
+    in [0, 1]. pictures: a folder to compare on, by default that of
+    `calibrate`, else generated ones. say: gets lines on what is done. What is at `output` is replaced.
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
     _check(format, half, int8, calibrate)
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
-    examples = example_pictures(pictures, metadata.config)
+    examples = example_pictures(pictures or calibrate, metadata.config)  # 8 bits hold for pictures of their kind alone
     calibration = calibration_pictures(calibrate, metadata.config) if calibrate is not None else []
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
@@ -156,14 +157,14 @@ def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[I
         else:
             write_program(graph, metadata, path)
         return
-    converted = format in ("openvino", "tensorrt") or metadata.precision == "int8"  # from a float32 ONNX file
+    converted = format == "openvino" or metadata.precision == "int8"  # from a float32 ONNX file
     graph = make_graph(model, replace(metadata, precision="fp32") if converted else metadata, "torch")
     first = path.with_name("float32.onnx") if format == "openvino" or metadata.precision == "int8" else path
-    write_onnx(graph, replace(metadata, precision="fp32") if format == "tensorrt" else metadata, first)
+    write_onnx(graph, metadata, first)
     if format == "openvino":
         write_openvino(first, metadata, path)
     elif format == "tensorrt":
-        write_script(path, metadata, fp16=metadata.precision == "fp16")
+        write_script(path, metadata)
     elif metadata.precision == "int8":
         quantize(first, metadata, calibration, path)
 

@@ -47,11 +47,11 @@ def example_pictures(folder: str | Path | None, cfg: Config) -> Pictures:
 
 
 def cases(pictures: Pictures, size: tuple[int, int], num_queries: int) -> Iterator[Case]:
-    """Batches of 1 and 3 of the model's own size and of rectangles, from pictures and from noise."""
+    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from pictures and from noise."""
     height, width = size
     own, wide, flat = (fitting(height * h, width * w, num_queries) for h, w in ((1, 1), (0.8, 1.2), (0.5, 1.6)))
     endless = cycle(pictures.images)
-    for batch, sides in ((1, own), (3, wide), (1, flat), (3, own)):
+    for batch, sides in ((1, own), (3, wide), (1, flat), (8, own)):
         chosen = list(islice(endless, batch))
         sizes = torch.tensor([(each.height, each.width) for each in chosen])
         yield Case("pictures", stack(chosen, sides), sizes)

@@ -45,12 +45,15 @@ class Bounds(NamedTuple):
     box: float  # pixels of the original; in lossy formats, of one of LOSSY_SIDE, and in proportion for larger ones
     missing: float  # share of the detections that may have no counterpart
     least: int  # detections of a picture that are compared, however low their scores
+    noise: bool = True  # whether random pictures decide, too
 
 
 BOUNDS: dict[Precision, Bounds] = {
     "fp32": Bounds(1e-4, 0.05, 0.0, LEAST),
     "fp16": Bounds(0.02, 2.0, 0.05, 0),
-    "int8": Bounds(0.3, 30.0, 0.5, 0),  # a file that is far beyond these is broken; its price is a question of AP
+    # A file that is far beyond these is broken; its price is a question of AP. Noise lies outside of the ranges that 8
+    # bits were calibrated for: it is compared and does not decide.
+    "int8": Bounds(0.3, 30.0, 0.5, 0, noise=False),
 }
 
 
@@ -116,7 +119,8 @@ class Certificate:
         lines = [head]
         for each in self.comparisons:
             size = f"{each.batch}x{each.height}x{each.width}"
-            verdict = "ok" if each.passed else "FAILED"
+            within = each.missing <= self.bounds.missing * each.detections
+            verdict = "FAILED" if not each.passed else "ok" if within else "not calibrated for it"
             if each.undecided:
                 verdict += f", {each.undecided} undecided"
             lines.append(
@@ -228,7 +232,8 @@ def compare(file: ExportedModel, case: Case, expected: Detections, gaps: Tensor,
         counts, missing = counts + one.detections, missing + one.missing
         score, box = max(score, one.score), max(box, one.box)
     batch, _, height, width = case.pixels.shape
-    passed = missing <= bounds.missing * counts
+    decides = bounds.noise or case.kind != "random" or not np.isfinite(box)
+    passed = missing <= bounds.missing * counts or not decides
     return Comparison(file.runtime, case.kind, batch, height, width, counts, missing, score, box, undecided, passed)
 
 

@@ -90,10 +90,12 @@ def onnx_facts(path: Path) -> str:
     return f"opset {opset}, {len(model.graph.node)} nodes, {len(model.graph.initializer)} weights"
 
 
-def node_names(path: Path) -> dict[str, str]:
-    """Name and operator of every node, in order."""
+def float32_nodes(path: Path) -> dict[str, str]:
+    """Name and operator of the nodes whose first output is float32."""
     onnx = optional("onnx", "onnx", str(path))
-    return {node.name: node.op_type for node in onnx.load(str(path)).graph.node}
+    graph = onnx.load(str(path)).graph
+    types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+    return {node.name: node.op_type for node in graph.node if types.get(node.output[0]) == onnx.TensorProto.FLOAT}
 
 
 @contextlib.contextmanager

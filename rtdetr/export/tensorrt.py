@@ -5,27 +5,25 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from rtdetr.export.onnx import node_names
+from rtdetr.export.onnx import float32_nodes
 from rtdetr.export.targets import script_path
 from rtdetr.inference.metadata import Metadata
 
-# What float16 would make infinite or coarse: normalisations, softmax, places of the deformable attention, box logits.
+# Where float16 would be coarse or overflow: --half leaves those in float32, and the engine takes the types of the file.
 FLOAT32_OPERATORS = {
-    "Div", "Exp", "GridSample", "LayerNormalization", "Log", "Pow", "ReduceMean", "ReduceSum", "Sigmoid", "Softmax",
-    "Sqrt", "TopK",
+    "Add", "Clip", "Div", "Exp", "Gemm", "GridSample", "Log", "MatMul", "Mul", "ReduceSum", "Relu", "Sigmoid", "Sub",
+    "TopK",
 }  # fmt: skip
-HEAD_OPERATORS = {"Add", "Clip", "Gemm", "MatMul", "Mul", "Relu", "Sub"}
-FLOAT32_SCOPES = ("", "decoder", "decoder.selector")  # what these compute themselves: heads, anchors, post-processing
 MOST_PIXELS = 1.6  # of the largest side in the profile, relative to the model's own
 
 SCRIPT = '''"""Builds a TensorRT engine from {onnx}. Needs tensorrt 10 or newer and the GPU that shall run it.
 
     python {script} [ENGINE]
 
-Written by rtdetr {version}. It was checked without TensorRT: it parses, and the layers it names are in the ONNX file.
-No engine has been built or compared. A first test:
+Written by rtdetr {version}. It was checked without TensorRT: it parses, and the layers it names are in the ONNX file,
+in float32. No engine has been built or compared. A first test:
 
-    trtexec --onnx={onnx} --fp16 {shapes}
+    trtexec --onnx={onnx} --stronglyTyped --noTF32 {shapes}
 """
 
 import sys
@@ -34,39 +32,33 @@ from pathlib import Path
 import tensorrt as trt
 
 HERE = Path(__file__).resolve().parent
-FP16 = {fp16}
 # input: smallest, usual and largest shape
 PROFILE = {{
 {profile}
 }}
-# what float16 would make infinite or coarse
-KEEP_FLOAT32 = {{
+# what float16 would make coarse or infinite
+KEEP_FLOAT32 = [
 {keep}
-}}
+]
 
 
 def main():
     logger = trt.Logger(trt.Logger.WARNING)
     builder = trt.Builder(logger)
-    network = builder.create_network(0)
+    # the types of the ONNX file, float16 and float32, are those of the engine
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(HERE / "{onnx}")):
         sys.exit("\\n".join(str(parser.get_error(i)) for i in range(parser.num_errors)))
+    for layer in map(network.get_layer, range(network.num_layers)):
+        if layer.name in KEEP_FLOAT32 and layer.get_output(0).dtype == trt.float16:
+            sys.exit(f"{{layer.name}}: TensorRT takes it in float16, which is too coarse for it")
     config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # it has no more digits than float16
     profile = builder.create_optimization_profile()
     for name, shapes in PROFILE.items():
         profile.set_shape(name, *shapes)
     config.add_optimization_profile(profile)
-    if FP16:
-        config.set_flag(trt.BuilderFlag.FP16)
-        config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-        for i in range(network.num_layers):
-            layer = network.get_layer(i)
-            floats = [layer.get_output(j).dtype in (trt.float32, trt.float16) for j in range(layer.num_outputs)]
-            if layer.name in KEEP_FLOAT32 and floats and all(floats):
-                layer.precision = trt.float32
-                for j in range(layer.num_outputs):
-                    layer.set_output_type(j, trt.float32)
     engine = builder.build_serialized_network(network, config)
     if engine is None:
         sys.exit("no engine was built; the lines above say why")
@@ -80,14 +72,9 @@ if __name__ == "__main__":
 '''
 
 
-def write_script(onnx_file: Path, metadata: Metadata, fp16: bool) -> Path:
-    """The builder script beside an ONNX file of float32, checked as far as it goes without TensorRT."""
-    nodes = node_names(onnx_file)
-    keep = [
-        name
-        for name, kind in nodes.items()
-        if kind in FLOAT32_OPERATORS or (kind in HEAD_OPERATORS and _scope(name) in FLOAT32_SCOPES)
-    ]
+def write_script(onnx_file: Path, metadata: Metadata) -> Path:
+    """The builder script beside an ONNX file, float32 or float16."""
+    keep = [name for name, kind in float32_nodes(onnx_file).items() if kind in FLOAT32_OPERATORS]
     height, width = metadata.config.data.image_size
     large = [-(-round(side * MOST_PIXELS) // 32) * 32 for side in (height, width)]
     profile: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -106,10 +93,9 @@ def write_script(onnx_file: Path, metadata: Metadata, fp16: bool) -> Path:
         script=path.name,
         engine=onnx_file.with_suffix(".engine").name,
         version=metadata.version,
-        fp16=fp16,
         shapes=shapes,
         profile="\n".join(f"    {name!r}: {shape}," for name, shape in profile.items()),
-        keep="\n".join(f"    {name!r}," for name in keep),
+        keep="\n".join(f"    {name!r}," for name in keep if metadata.precision == "fp16"),
     )
     path.write_text(text, encoding="utf-8")
     return path
@@ -128,12 +114,9 @@ def check_script(script: Path, onnx_file: Path) -> str:
         for target in node.targets
         if isinstance(target, ast.Name) and target.id.isupper() and target.id != "HERE"
     }
-    unknown = sorted(constants["KEEP_FLOAT32"] - set(node_names(onnx_file)))
+    unknown = sorted(set(constants["KEEP_FLOAT32"]) - float32_nodes(onnx_file).keys())
     if unknown:
-        return f"{script.name} names layers that are not in {onnx_file.name}: {', '.join(unknown[:3])}"
+        return (
+            f"{script.name} names layers that are not in {onnx_file.name}, or not in float32: {', '.join(unknown[:3])}"
+        )
     return ""
-
-
-def _scope(node: str) -> str:
-    """The module that a node belongs to, see onnx.py."""
-    return node.rpartition("/")[0]

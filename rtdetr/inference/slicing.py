@@ -92,9 +92,7 @@ def predict_sliced(
 
 def merge(detections: list[Detection]) -> list[Detection]:
     """The detections without those that overlap a better one of their class, best first."""
-    from torchvision.ops import (
-        batched_nms,
-    )  # here because importing it takes longer than torch, and brings the compiler
+    from torchvision.ops import batched_nms  # here, because torchvision takes as long as torch to import
 
     if not detections:
         return []
