@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
@@ -42,6 +42,7 @@ SeedOrAuto = Annotated[int | Literal["auto"], Range(0, 2**32 - 1)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
+Number = TypeVar("Number", int, float)
 SHORT_KEYS = {"batch_size": "data.train_batch_size"}  # of keyword_updates
 CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
 
@@ -53,7 +54,8 @@ class BackboneConfig:
     freeze_stem: bool = True
     # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Their batch norm is
     # frozen altogether, whatever `norm` says. For weights that have learnt something: -t, or `weights` below.
-    freeze_stages: Annotated[int, Range(0, 4)] = 0
+    # auto: 2 in a training that starts from such weights, else 0.
+    freeze_stages: Annotated[int | Literal["auto"], Range(0, 4)] = 0
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
     norm: Literal["train", "frozen", "frozen_affine"] = "frozen"
@@ -167,7 +169,8 @@ class DataConfig:
 class OptimizerConfig:
     lr: Annotated[float, Range(0, 0.1, above=True)] = 4e-4
     lr_batch: Count = 16  # pictures of a step that lr is meant for; counts where data.train_batch_size is auto
-    backbone_lr_multiplier: Annotated[float, Range(0, 1000)] = 0.1  # of stages res2 to res5; the stem has the full rate
+    # Of stages res2 to res5; the stem has the full rate. auto: 0.1 where the backbone has learnt something, else 1.
+    backbone_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.1
     weight_decay: Share = 1e-4
     decay_norm_and_bias: bool = True  # the official run decays them too, whatever its code intends
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -177,6 +180,8 @@ class OptimizerConfig:
     min_lr_ratio: Share = 0.0  # final rate of a cosine, relative to lr
     flat_ratio: Share = 0.5  # share of the iterations before the flat_cosine falls
     clip_grad_norm: Amount = 0.1  # 0: no clipping
+    # Muon instead of AdamW for matrices and convolutions, at this multiple of their rate; 0: AdamW for all.
+    muon_lr_multiplier: Annotated[float, Range(0, 1000)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +266,7 @@ def config_to_dict(config: Any) -> dict[str, Any]:
     return plain
 
 
-def settled(value: int | Literal["auto"]) -> int:
+def settled(value: Number | Literal["auto"]) -> Number:
     """The number. Raises ConfigError for an `auto` that nobody has replaced, as only a training does."""
     if value == "auto":
         raise ConfigError("auto stands where a number is needed; only training finds it out")

@@ -332,9 +332,25 @@ def test_the_arguments_reach_the_predictor(
     monkeypatch.setattr(Predictor, "__init__", lambda self, *_, **options: given.append(options))
     monkeypatch.setattr(Predictor, "classes", None, raising=False)
     monkeypatch.setattr(Predictor, "cfg", type("", (), {"data": type("", (), {"max_megapixels": 1})}), raising=False)
-    monkeypatch.setattr(Predictor, "predict_files", lambda self, files, size, read: given.append(size) or iter(()))
+    monkeypatch.setattr(Predictor, "predict_files", lambda self, files, size, **_: given.append(size) or iter(()))
     assert run(checkpoint, "a.png", "--half", "off", "--compile", "--batch-size", "3", "--output-dir", "new") == 0
     assert given == [{"half": False, "compile": True}, 3]
+
+
+def test_a_list_read_by_processes(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for i in range(9):
+        Image.new("RGB", (20 + i, 30), (9 * i, 0, 99)).save(folder / f"{i}.png")
+    (folder / "3.png").write_text("no picture")
+    (folder / "list.txt").write_text("".join(f"{i}.png\n" for i in range(10)))
+    for name, options in (("threads", []), ("processes", ["--processes", "2"])):
+        arguments = ["--manifest", "list.txt", "--output-dir", name, "--batch-size", "4", *options]
+        assert run(checkpoint, *arguments) == 1
+    ours, theirs = (lines(folder / name / "results.jsonl") for name in ("processes", "threads"))
+    assert [each | {"detections": 0} for each in ours] == [each | {"detections": 0} for each in theirs]
+    assert (ours[1]["width"], ours[1]["height"]) == (21, 30) and "error" in ours[3] and "error" in ours[9]
+    capsys.readouterr()
+    assert run(checkpoint, "1.png", "--processes", "2") == 2
+    assert "--processes goes with --manifest alone" in capsys.readouterr().err
 
 
 def test_a_killed_list_is_resumed_exactly(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "optimizer.min_lr_ratio": (-0.1, 1.1),
     "optimizer.flat_ratio": (-0.1, 1.1),
     "optimizer.clip_grad_norm": (-0.1, 1e10),
+    "optimizer.muon_lr_multiplier": (-0.1, 1e10),
     "ema.decay": (-0.1, 1),
     "ema.warmup": (-1, 1e10),
     "train.epochs": (0, 10**9),
@@ -116,10 +117,10 @@ def leaves(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_number(hint: Any) -> bool:
-    inner = typing.get_args(hint)[:1] or (hint,)
-    return (
-        inner[0] in (int, float, declared.CountOrAuto.__origin__) or type(inner[0]) is int
-    )  # Annotated[int, ...], int, Literal[18, ...]
+    (inner,) = typing.get_args(hint)[:1] or (hint,)
+    if typing.get_origin(inner) is typing.Union:  # a number or `auto`
+        inner = typing.get_args(inner)[0]
+    return inner in (int, float) or type(inner) is int  # Annotated[int, ...], int, Literal[18, ...]
 
 
 def given(dotted: str, value: object) -> str:
@@ -171,6 +172,7 @@ def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
     assert dataclasses.replace(small, name="", model=other.model) == dataclasses.replace(other, name="")
     assert (small.model.backbone.norm, small.model.backbone.freeze_stem, small.train.epochs) == ("train", False, "auto")
     assert small.data.train.annotations == small.data.val.annotations == ""
+    assert (small.model.backbone.freeze_stages, small.optimizer.backbone_lr_multiplier) == ("auto", "auto")
 
 
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:

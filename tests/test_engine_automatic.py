@@ -65,6 +65,32 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     assert resumed.cfg == written
 
 
+@pytest.mark.parametrize(
+    ("weights", "tuning", "learnt"), [("", None, False), ("", "w.pth", True), ("w.pth", None, True)]
+)
+def test_the_backbone_follows_from_the_weights(data: Path, weights: str, tuning: str | None, learnt: bool) -> None:
+    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto"]
+    updates += [f"model.backbone.weights={weights}"] if weights else []
+    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU, None, Path(tuning) if tuning else None)
+    found = cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier
+    assert found == ((automatic.FROZEN, automatic.SLOWLY) if learnt else (0, 1.0))
+    assert len(lines) == 2 and all("auto is" in line and ("starts from" in line) == learnt for line in lines)
+
+
+def test_a_resumed_run_keeps_the_backbone_it_had(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto", "train.max_iterations=1"]
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    Trainer(tiny_config(data, *updates), tmp_path / "first", CPU).run()
+    tuned = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, tuning=tmp_path / "first" / "last.pth")
+    assert (tuned.cfg.model.backbone.freeze_stages, tuned.cfg.optimizer.backbone_lr_multiplier) == (
+        automatic.FROZEN,
+        automatic.SLOWLY,
+    )
+    tuned.run()
+    resumed = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, resume=tmp_path / "tuned" / "last.pth")
+    assert resumed.cfg == tuned.cfg
+
+
 def test_the_rate_counts_all_pictures_of_a_step(data: Path) -> None:
     updates = ["data.train_batch_size=auto", "train.accumulate=3", "optimizer.lr_batch=24", "optimizer.lr=0.002"]
     cfg, lines = automatic.settle(tiny_config(data, *updates), CPU)

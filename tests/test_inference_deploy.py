@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,7 @@ from rtdetr.inference.deploy import (
     Plan,
     Recordings,
     Size,
+    waking,
 )
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd
@@ -99,7 +102,7 @@ def test_only_the_sizes_seen_last_are_remembered() -> None:
     [
         (Plan(half=True), "half: expected auto or False on cpu"),
         (Plan(graphs=True), "graphs: expected auto or False on cpu"),
-        (Plan(fuse_relu=True), "fuse_relu: expected False on cpu"),
+        (Plan(fuse_relu=True), "fuse_relu: expected auto or False on cpu"),
         (Plan(fold=False, half=True), "half: expected"),
     ],
 )
@@ -109,9 +112,12 @@ def test_what_a_processor_cannot(plan: Plan, sentence: str) -> None:
 
 
 def test_plans() -> None:
-    assert Plan().on(CPU) == Plan(half=False, graphs=False)
-    assert Plan().on(torch.device("cuda")) == Plan(half=True, graphs="auto")
-    assert Plan(fold=False).on(torch.device("cuda")) == Plan(fold=False, half=False, graphs="auto")
+    cuda = torch.device("cuda")
+    assert Plan().on(CPU) == Plan(half=False, graphs=False, fuse_relu=False)
+    assert Plan().on(cuda) == Plan(half=True, graphs="auto", fuse_relu=True)
+    assert Plan(half=False).on(cuda) == Plan(half=False, fuse_relu=False)
+    assert Plan(half=False, fuse_relu=True).on(cuda) == Plan(half=False, fuse_relu=True)
+    assert Plan(fold=False).on(cuda) == Plan(fold=False, half=False, graphs="auto", fuse_relu=False)
     with pytest.raises(ValueError, match="fold: expected True with half or fuse_relu, got False"):
         Plan(fold=False, half=True).on(torch.device("cuda"))
     with pytest.raises(TypeError, match="speed"):
@@ -212,6 +218,27 @@ def test_files_give_what_pictures_give_one_by_one(cfg: Config, tmp_path: Path, d
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_processes_read_what_threads_read(cfg: Config, tmp_path: Path, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    files = write_pictures(tmp_path, 23)
+    (tmp_path / "4.png").write_bytes(b"no picture")
+    detector = predictor(cfg, torch.device(device))
+    expected = list(detector.predict_files(files, 3))
+    found = list(detector.predict_files(iter(files), 3, num_processes=2))
+    assert [(each.file, each.error) for each in found] == [(each.file, each.error) for each in expected]
+    for ours, theirs in zip(found, expected):
+        assert ours.picture is None and len(ours.detections) == len(theirs.detections)
+        assert ours.best_score == pytest.approx(theirs.best_score, abs=2e-2 if device == "cuda" else 1e-6)
+    started = set(multiprocessing.active_children())
+    results = detector.predict_files(files, 2, num_processes=2)
+    next(results)
+    assert len(set(multiprocessing.active_children()) - started) == 2
+    results.close()
+    assert set(multiprocessing.active_children()) <= started
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_resize_on_the_device_is_within_one_level(device: str) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
@@ -247,11 +274,31 @@ def test_reading_ahead_is_bounded_and_ends_with_the_results(cfg: Config, tmp_pat
             asked += 1
             yield file
 
-    results = predictor(cfg).predict_files(counted(), batch_size=2)
+    results = predictor(cfg).predict_files(counted(), batch_size=2, num_threads=1)
     next(results)
     assert asked <= 6  # the batch at work, the next one, and one that is begun
     results.close()
     assert asked <= 6
+
+
+def test_opencv_works_in_the_threads_that_read(cfg: Config, tmp_path: Path) -> None:
+    """Its own threads would wait, spinning, beside them."""
+    files, before, seen = write_pictures(tmp_path, 6), cv2.getNumThreads(), []
+
+    def read(file: Path | str) -> np.ndarray:
+        seen.append(cv2.getNumThreads())
+        return np.zeros((8, 8, 3), np.uint8)
+
+    cv2.setNumThreads(3)
+    try:
+        first, second = (predictor(cfg).predict_files(files, 2, 1, read) for _ in range(2))
+        next(first), next(second)
+        first.close()
+        assert cv2.getNumThreads() == 1  # the second one is not done
+        assert len([*second]) == 5 and cv2.getNumThreads() == 3
+        assert set(seen) == {1}
+    finally:
+        cv2.setNumThreads(before)
 
 
 def test_no_pictures(cfg: Config) -> None:
@@ -308,6 +355,15 @@ def test_half_against_float32(cfg: Config, cuda: torch.device) -> None:
     for _ in range(RECORD_AT + 1):
         scores = [each.predict_tensors(images).scores for each in (half, whole)]
         torch.testing.assert_close(*scores, atol=2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_wakes_beside_other_work(cuda: torch.device) -> None:
+    with waking(cuda):
+        there = torch.ones(3, device=cuda)
+    assert there.sum().item() == 3
+    with pytest.raises(ConfigError, match="no weights"), waking(cuda):
+        raise ConfigError("no weights")
 
 
 WAITING = """

@@ -15,8 +15,9 @@ from PIL import Image
 
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.pictures import read_picture
 from rtdetr.engine.evaluator import detect
-from rtdetr.inference.predictor import Predictor, read_picture
+from rtdetr.inference.predictor import Predictor
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Batch, Detections, ImageInfo, Targets
 from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
@@ -171,7 +172,14 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
     """Each takes as long to import as torch itself."""
     code = (
         "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
-        f"Predictor({str(checkpoint)!r}).predict([Image.new('RGB', (9, 9))])\n"
+        "from rtdetr.commands import predict_manifest, predict_video, search\n"
+        "from rtdetr.inference import results, sources\n"
+        f"predictor = Predictor({str(checkpoint)!r})\n"
+        "predictor.predict([Image.new('RGB', (9, 9))])\n"
+        "import torch; from rtdetr.ops import conv_relu\n"  # called on a GPU only
+        "with torch.no_grad():\n"
+        "    conv_relu.conv_relu(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), torch.ones(1))\n"
+        "    conv_relu.linear_relu(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))\n"
         "print(*sorted({'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -11,7 +11,7 @@ from rtdetr.config import load_config
 from rtdetr.models.fold import deploy
 from rtdetr.models.layers import FrozenBatchNorm2d
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
-from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference
+from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference, linear_relu, linear_relu_reference
 
 SIZES = [(1, 640, 640), (3, 64, 96), (2, 96, 64)]  # batch, height, width
 
@@ -89,13 +89,15 @@ def test_sixteen_bits_with_float32_islands(dtype: torch.dtype) -> None:
     model = made_up()
     deployed = model.deploy(dtype)
     decoder = deployed.decoder
-    heads = [decoder.selector.box_head, *decoder.score_heads, *decoder.box_heads]
-    islands = {name for head in heads for name in map(id, head.parameters())}
+    heads = [decoder.selector.box_head, *decoder.box_heads]
+    if dtype == torch.float16:  # the result alone would be rounded to pixels
+        heads = [head.linears()[-1] for head in heads]
+    islands = {name for head in [*heads, *decoder.score_heads] for name in map(id, head.parameters())}
     if dtype == torch.bfloat16:  # ranks cells, which float16 tells apart
         islands |= set(map(id, decoder.selector.score_head.parameters()))
     for name, parameter in deployed.named_parameters():
         assert parameter.dtype == (torch.float32 if id(parameter) in islands else dtype), name
-    assert torch.equal(decoder.box_heads[0].linears()[0].weight, model.decoder.box_heads[0].linears()[0].weight)
+    assert torch.equal(decoder.box_heads[0].linears()[-1].weight, model.decoder.box_heads[0].linears()[-1].weight)
     found, expected = (each(torch.rand(2, 3, 64, 64)) for each in (deployed, model))
     assert found.boxes.dtype == found.logits.dtype == torch.float32
     scores = [each.logits.sigmoid().amax(2).sort().values for each in (found, expected)]
@@ -118,6 +120,15 @@ def test_fused_convolutions_give_the_same(depth: int) -> None:
     images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
     fused = deploy(model.backbone, model.encoder, model.decoder, torch.float64, fuse_relu=True)
     torch.testing.assert_close(fused(images).boxes, model(images).boxes, atol=1e-9, rtol=0)
+
+
+def test_nothing_of_the_model_is_copied_in_place() -> None:
+    model, images = made_up().double(), torch.rand(1, 3, 64, 64, dtype=torch.float64)
+    expected = model(images)
+    stem = model.backbone.stem[0].conv
+    deployed = deploy(model.backbone, model.encoder, model.decoder, torch.float64, in_place=True)
+    assert deployed.backbone.stem[0].conv is stem
+    torch.testing.assert_close(deployed(images).boxes, expected.boxes, atol=1e-9, rtol=0)
 
 
 def test_boxes_at_their_limits() -> None:
@@ -171,3 +182,17 @@ def test_cudnn_fuses(dtype: torch.dtype, stride: int, kernel: int, residual: boo
         found = conv_relu(x, weight, bias, other, stride, kernel // 2)
         assert found.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(found.double(), expected, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(2, 300, 64), (1, 1, 64), (3, 64)], ids=str)
+def test_linear_layers_fuse(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(shape), torch.randn(40, 64) / 8, torch.randn(40)
+    expected = linear_relu_reference(x, weight, bias)
+    found = linear_relu(*(each.to(device, dtype) for each in (x, weight, bias)))
+    assert found.dtype == dtype and found.shape == expected.shape
+    torch.testing.assert_close(found.float().cpu(), expected, atol=0.02, rtol=0.01)

@@ -49,7 +49,9 @@ def one_line(error: pytest.ExceptionInfo[CheckpointError]) -> str:
 
 
 def test_a_checkpoint_knows_its_model_classes_and_config(saved: Path) -> None:
+    before = torch.get_rng_state()
     model, cfg, classes = model_from_checkpoint(saved, ["eval.max_detections=5"])
+    assert torch.equal(torch.get_rng_state(), before)  # no time is spent on numbers that the weights replace
     assert classes == CLASSES and cfg.model == nano_config().model and cfg.eval.max_detections == 5
     assert not model.training
     for name, tensor in nano_model(seed=1).state_dict().items():  # the average, not the raw weights

@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     infer.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     infer.add_argument("--batch", nargs="+", type=int, default=[1, 32], help="pictures at a time (default: 1 32)")
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
-    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, benchmark_infer.FILES], help=text)
+    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES], help=text)
     infer.add_argument("--num-files", type=int, default=4096, help="JPEGs of the row `files` (default: %(default)s)")
     infer.add_argument("--profile", action="store_true", help="kernels of a call, and how long they keep the GPU busy")
     infer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")

@@ -99,12 +99,18 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     lists = parser.add_argument_group("long lists")
     text = "a text file with the path of a picture per line; writes results.jsonl, a line per picture, and no pictures"
     lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
+    text = (
+        "read pictures in so many processes, in place of threads: for thousands a second; not with --crops or --slices"
+    )
+    lists.add_argument("--processes", type=count, default=0, metavar="N", help=text)
     lists.add_argument("--resume", action="store_true", help="go on where the run in --output-dir ended")
     args = parser.parse_args(arguments)
     if bool(args.sources) == (args.manifest is not None):
         parser.error(f"expected a SOURCE ({SOURCES}) or a --manifest, {'not both' if args.sources else 'got none'}")
     if args.manifest is not None and (args.formats or args.track or args.every > 1):
         parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of pictures")
+    if args.processes and (args.manifest is None or args.crops or args.slices):
+        parser.error("--processes goes with --manifest alone, without --crops and --slices")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
         parser.error("--resume needs --manifest and --output-dir, those of the run to go on with, and no --overwrite")
     return args

@@ -51,7 +51,7 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
     rest = islice(manifest_paths(args.manifest), before, None)
     results = JsonLines(folder / "results.jsonl", append=args.resume)
     with signals.listening(), progress(number, done=before) as bar:
-        for found in search.files(rest):
+        for found in search.files(rest, args.processes):
             if args.crops and found.picture is not None:
                 save_crops(found.picture, found.detections, folder / "crops" / str(done.pictures + 1))
             results.add(item_of(found))

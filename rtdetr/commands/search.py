@@ -34,13 +34,13 @@ class Search(NamedTuple):
             raise ConfigError(f"{args.weights}: runs as it was exported; --half and --compile are for checkpoints")
         return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
 
-    def files(self, files: Iterable[File]) -> Iterator[Found]:
-        """What becomes of each file or address, in their order."""
+    def files(self, files: Iterable[File], num_processes: int = 0) -> Iterator[Found]:
+        """What becomes of each file or address, in their order. num_processes: see `Predictor.predict_files`."""
         limit = self.predictor.cfg.data.max_megapixels
-        read = Opener(limit, allow_private=True).picture  # whoever types an address trusts it
+        opener = Opener(limit, allow_private=True)  # whoever types an address trusts it
         if self.slices is not None:
-            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, read)
-        return self.predictor.predict_files(files, self.batch_size, read=read)
+            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.picture)
+        return self.predictor.predict_files(files, self.batch_size, read=opener.pixels, num_processes=num_processes)
 
     def pictures(self, pictures: list[Image.Image]) -> list[list[Detection]]:
         """Detections of each picture, best first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import os
 import struct
@@ -54,6 +55,8 @@ SIDEWAYS_BACK = {
     8: Image.Transpose.ROTATE_270,
 }
 
+JPEG_START = b"\xff\xd8\xff"
+
 _lifting_the_limit = threading.RLock()
 
 
@@ -92,14 +95,18 @@ def read_pixels(
 def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | None:
     """RGB pixels of a JPEG in colour that lies upright and is whole. None for all others, which PIL tells apart: what
     is cut off or broken off OpenCV fills up with grey."""
-    with _opened(path, max_megapixels) as opened:
+    content = _if_jpeg(path)
+    if content is None:
+        return None
+    with _opened(path, max_megapixels, io.BytesIO(content)) as opened:
         if opened.format != "JPEG" or opened.mode != "RGB" or _orientation(opened) in UPRIGHT:
             return None
-        size, content = opened.size, path.read_bytes()
+        size = opened.size
     stored = np.frombuffer(content, np.uint8)
-    scan = stored[content.rfind(b"\xff\xda") + 2 :]
-    after_255 = scan[1:][scan[:-1] == 0xFF]
-    if after_255[after_255 > 0].tolist() != [0xD9]:  # 0 makes 255 a number, else it is a marker; this one is the end
+    after_255 = stored[1:][stored[:-1] == 0xFF]
+    markers = after_255[after_255 > 0]  # 0 makes 255 a number
+    last_scan = np.flatnonzero(markers == 0xDA)[-1:]
+    if len(last_scan) == 0 or markers[last_scan[0] + 1 :].tolist() != [0xD9]:  # the end, and nothing before it
         return None
     try:
         pixels = cv2.imdecode(stored, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
@@ -108,6 +115,18 @@ def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | Non
     if pixels is None or pixels.shape[1::-1] != size:
         return None
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
+
+
+def _if_jpeg(path: Path) -> bytes | None:
+    """The content of a file that begins as a JPEG, read once: with many threads, each call of the system costs."""
+    if not path.is_file():  # reading a pipe would wait for ever
+        return None
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(JPEG_START))
+            return start + file.read() if start == JPEG_START else None
+    except OSError:  # `read_picture` says it
+        return None
 
 
 def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[int, int]:
@@ -143,13 +162,13 @@ def _orientation(opened: Image.Image, decoded: bool = True) -> int:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, max_megapixels: float) -> Iterator[Image.Image]:
-    """The file as PIL opens it; whatever PIL raises until the block ends becomes a DataError."""
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None) -> Iterator[Image.Image]:
+    """The file, or its content, as PIL opens it; whatever PIL raises until the block ends becomes a DataError."""
+    if content is None and path.exists() and not path.is_file():  # reading a pipe would wait for ever
         what = "folder" if path.is_dir() else "device"
         raise DataError(f"{path}: cannot be read as a picture (it is a {what}); replace it or remove it")
     try:
-        with _pil_allows(max_megapixels), Image.open(path, formats=FORMATS) as opened:
+        with _pil_allows(max_megapixels), Image.open(content or path, formats=FORMATS) as opened:
             if opened.width * opened.height > max_megapixels * 1e6:
                 raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels")
             yield opened

@@ -47,14 +47,19 @@ def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np
     return image
 
 
-def resize_cubic(pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int]) -> np.ndarray[Any, Any]:
-    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8."""
+def resize_cubic(
+    pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int], out: np.ndarray[Any, Any] | None = None
+) -> np.ndarray[Any, Any]:
+    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8; out: an array of that form that takes them."""
     height, width = size
     if height <= 0 or width <= 0:
         raise ValueError(f"size: expected (height, width) in positive pixels, got {size}")
-    if pixels.shape[:2] == (height, width):
+    if pixels.shape[:2] != (height, width):
+        return cv2.resize(np.ascontiguousarray(pixels), (width, height), dst=out, interpolation=cv2.INTER_CUBIC)
+    if out is None:
         return pixels
-    return cv2.resize(np.ascontiguousarray(pixels), (width, height), interpolation=cv2.INTER_CUBIC)
+    out[:] = pixels
+    return out
 
 
 def resize_cubic_there(pixels: Tensor, size: tuple[int, int]) -> Tensor:

@@ -1,9 +1,10 @@
-"""`auto` in a config becomes a number: how many epochs, and how many pictures in a batch.
+"""`auto` in a config becomes a number: how many epochs, how many pictures in a batch, and what of the backbone moves.
 
 Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12.
 Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
 of the training pictures where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate is
 meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
+Backbone: from random weights all of it learns at the full rate; weights that have learnt something are kept in part.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,17 +29,23 @@ LEAST_STEPS, MOST_STEPS = 1500, 6000
 ON_CPU, SMALL = 4, 4
 MOST_PICTURES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
 STEPS_OF_EPOCH = 8
+FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt something
 
 
-def settle(cfg: Config, device: torch.device, resume: Path | None = None) -> tuple[Config, list[str]]:
+def settle(
+    cfg: Config, device: torch.device, resume: Path | None = None, tuning: Path | None = None
+) -> tuple[Config, list[str]]:
     """The config without any `auto`, and a line on each that was replaced. A resumed run keeps what it had.
 
     Raises DataError or CheckpointError when data or checkpoint cannot be read."""
-    lines: list[str] = []
-    if "auto" not in (cfg.data.train_batch_size, cfg.train.epochs):
+    sizes = cfg.data.train_batch_size, cfg.train.epochs
+    if "auto" not in (*sizes, cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier):
+        return cfg, []
+    stored = load_checkpoint(resume)["config"] if resume is not None else None
+    cfg, lines = _settle_backbone(cfg, tuning, stored)
+    if "auto" not in sizes:
         return cfg, lines
     source = open_train_set(cfg)
-    stored = load_checkpoint(resume)["config"] if resume is not None else None
     if cfg.data.train_batch_size == "auto":
         size = stored["data"]["train_batch_size"] if stored else _batch_size(cfg, source, device)
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train_batch_size=size))
@@ -55,6 +63,23 @@ def settle(cfg: Config, device: torch.device, resume: Path | None = None) -> tup
         cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=epochs))
         lines.append(f"train.epochs: auto is {epochs}, {epochs * steps} iterations")
     return cfg, lines
+
+
+def _settle_backbone(cfg: Config, tuning: Path | None, stored: Any) -> tuple[Config, list[str]]:
+    backbone, optimizer = cfg.model.backbone, cfg.optimizer
+    learnt = tuning is not None or bool(backbone.weights)
+    why = "the weights it starts from" if learnt else "random weights"
+    lines = []
+    if backbone.freeze_stages == "auto":
+        stages = stored["model"]["backbone"]["freeze_stages"] if stored else FROZEN if learnt else 0
+        backbone = dataclasses.replace(backbone, freeze_stages=stages)
+        lines.append(f"model.backbone.freeze_stages: auto is {stages}, for {why}")
+    if optimizer.backbone_lr_multiplier == "auto":
+        multiplier = stored["optimizer"]["backbone_lr_multiplier"] if stored else SLOWLY if learnt else 1.0
+        optimizer = dataclasses.replace(optimizer, backbone_lr_multiplier=multiplier)
+        lines.append(f"optimizer.backbone_lr_multiplier: auto is {multiplier:g}, for {why}")
+    model = dataclasses.replace(cfg.model, backbone=backbone)
+    return dataclasses.replace(cfg, model=model, optimizer=optimizer), lines
 
 
 def epochs_for(steps: int) -> int:

@@ -10,27 +10,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import OptimizerConfig
+from rtdetr.config import OptimizerConfig, settled
+from rtdetr.engine.muon import MuonAdamW
 
 # Stages res2 to res5. The stem belongs to the backbone too, but trains at the full rate
 # (official repo: ppdet/modeling/backbones/resnet.py; optimizer state measured on R18).
 BACKBONE_STAGES = re.compile(r"^backbone\.stages\.")
+# The first layer, look-up tables, and last layers, which start at 0 or answer for a class each: AdamW's wherever Muon
+# is used.
+NOT_MATRICES = re.compile(
+    r"embedding|score_head|class_head|box_head|sampling_offsets|attention_weights|backbone\.stem\.0"
+)
 
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
 ) -> list[dict[str, object]]:
-    """Groups for AdamW, one per rate multiplier and decay, each with its `lr_multiplier`, without frozen parameters."""
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    """Groups, one per rate multiplier, decay and way of stepping, each with its `lr_multiplier`, without frozen
+    parameters."""
+    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
-        multiplier = cfg.backbone_lr_multiplier if BACKBONE_STAGES.match(name) else 1.0
+        multiplier = settled(cfg.backbone_lr_multiplier) if BACKBONE_STAGES.match(name) else 1.0
         exempt = parameter.ndim == 1 and not cfg.decay_norm_and_bias
-        groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay), []).append(parameter)
+        by_muon = cfg.muon_lr_multiplier > 0 and parameter.ndim in (2, 4) and not NOT_MATRICES.search(name)
+        multiplier *= cfg.muon_lr_multiplier if by_muon else 1.0
+        groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay, by_muon), []).append(parameter)
     return [
         {"params": parameters, "lr_multiplier": multiplier, "weight_decay": decay, "lr": cfg.lr * multiplier}
-        for (multiplier, decay), parameters in groups.items()
+        | ({"muon": True} if by_muon else {})
+        for (multiplier, decay, by_muon), parameters in groups.items()
     ]
 
 
@@ -40,7 +50,8 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     if not groups:
         raise ValueError("the model has no parameter to train: everything is frozen")
     on_cuda = next(model.parameters()).is_cuda
-    return torch.optim.AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
+    kind = MuonAdamW if cfg.muon_lr_multiplier > 0 else torch.optim.AdamW
+    return kind(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

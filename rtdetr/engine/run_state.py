@@ -122,7 +122,7 @@ class RunState:
             load_optimizer(self.optimizer, state["optimizer"])
         except ValueError as error:
             raise CheckpointError(
-                f"{path}: the optimiser state does not fit ({error}); was something else frozen?"
+                f"{path}: the optimiser state does not fit ({error}); was something else frozen, or Muon off?"
             ) from error
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])

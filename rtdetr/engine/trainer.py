@@ -59,7 +59,7 @@ class Trainer:
         signals: StopSignal | None = None,
     ) -> None:
         self.output_dir, self.device, self.draws = output_dir, device, draws
-        cfg, automatic = settle(cfg, device, resume)
+        cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
         check_backend(cfg.model, device)

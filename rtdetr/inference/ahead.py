@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
+
+import cv2
 
 from rtdetr.data.classes import DataError
 
@@ -41,6 +45,26 @@ def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
         yield batch
     if failed is not None:
         raise failed
+
+
+_opencv = threading.Lock()
+_readers: list[int] = []  # the number of OpenCV's threads before each of them began
+
+
+@contextlib.contextmanager
+def one_opencv_thread() -> Iterator[None]:
+    """In here OpenCV works in the thread that calls it. Its own threads, one team for the process, wait for work
+    spinning, and take the processors from threads that read pictures side by side."""
+    with _opencv:
+        _readers.append(_readers[0] if _readers else cv2.getNumThreads())
+        cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        with _opencv:
+            before = _readers.pop()
+            if not _readers:
+                cv2.setNumThreads(before)
 
 
 class Behind:

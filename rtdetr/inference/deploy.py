@@ -13,10 +13,12 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rtdetr.config import ConfigError
@@ -46,32 +48,34 @@ class Plan(NamedTuple):
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`. resize: where pictures get the network's size, on the host or on the device.
+    `fold.deploy`; "auto": with half. resize: where pictures get the network's size, on the host or on the
+    device.
     """
 
     fold: bool = True
     half: Auto = "auto"
     graphs: Auto = "auto"
     compile: Compile = False
-    fuse_relu: bool = False
+    fuse_relu: Auto = "auto"
     resize: Literal["host", "device"] = "host"
 
     def on(self, device: torch.device) -> Plan:
-        """The plan for a device, without "auto" for half. Raises ConfigError when it cannot be had there."""
+        """The plan for a device, without "auto" but for graphs. Raises ConfigError when it cannot be had there."""
         cuda = device.type == "cuda"
         for name, asked in (
             ("half", self.half is True),
             ("graphs", self.graphs is True),
-            ("fuse_relu", self.fuse_relu),
+            ("fuse_relu", self.fuse_relu is True),
         ):
             if asked and not cuda:
-                raise ConfigError(f"{name}: expected {'False' if name == 'fuse_relu' else 'auto or False'} on {device}")
-        if not self.fold and (self.half is True or self.fuse_relu):
+                raise ConfigError(f"{name}: expected auto or False on {device}")
+        if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
         if self.resize not in ("host", "device"):
             raise ConfigError(f"resize: expected host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)
-        return self._replace(half=half, graphs=self.graphs if cuda else False)
+        fuse_relu = half and cuda if self.fuse_relu == "auto" else self.fuse_relu
+        return self._replace(half=half, graphs=self.graphs if cuda else False, fuse_relu=fuse_relu)
 
 
 class Detector(EndToEnd):
@@ -89,17 +93,20 @@ class Detector(EndToEnd):
         return detections(self.model, scaled, sizes, self.max_detections)
 
 
-def build_detector(model: RTDETRv3 | EndToEnd, device: torch.device, max_detections: int, plan: Plan) -> Running:
+def build_detector(
+    model: RTDETRv3 | EndToEnd, device: torch.device, max_detections: int, plan: Plan, in_place: bool = False
+) -> Running:
     """The model that runs and the call that runs it, both on the device; plan: as `Plan.on` returns it.
 
-    What detects by itself, an exported file, say, runs as it is.
+    in_place: the model at hand may be changed. What detects by itself, an exported file, say, runs as it is.
     """
     if isinstance(model, EndToEnd):
         plan = Plan(fold=False, half=False, graphs=False)
     dtype = torch.float16 if plan.half else torch.float32
     running: Model = model.eval()
     if plan.fold and isinstance(model, RTDETRv3):
-        running = model.deploy(dtype, remember_sizes=True, fuse_relu=plan.fuse_relu)
+        fused = {"fuse_linear": bool(plan.half), "fuse_relu": bool(plan.fuse_relu)}
+        running = model.deploy(dtype, remember_sizes=True, in_place=in_place, **fused)
     running = running.to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
@@ -109,6 +116,25 @@ def build_detector(model: RTDETRv3 | EndToEnd, device: torch.device, max_detecti
     if plan.graphs:
         detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
     return Running(running, detect)
+
+
+@contextlib.contextmanager
+def waking(device: torch.device) -> Iterator[None]:
+    """Starts a GPU beside what is done in here: its context and the libraries of convolutions and products come with
+    their first use, and take longer than reading and folding a model."""
+    if device.type != "cuda":
+        yield
+        return
+
+    def use() -> None:
+        x = torch.zeros(1, 16, 16, 16, dtype=torch.float16, device=device).contiguous(memory_format=torch.channels_last)
+        for dtype in (torch.float16, torch.float32):
+            F.linear(F.conv2d(x, x).to(dtype).flatten(1), torch.zeros(16, 1, dtype=dtype, device=device))
+
+    with ThreadPoolExecutor(1, "rtdetr-wake") as pool:
+        woken = pool.submit(use)
+        yield
+        woken.result()
 
 
 class Running(NamedTuple):

@@ -77,9 +77,10 @@ def as_json(detections: list[Detection]) -> list[dict[str, Any]]:
 
 def item_of(found: Found, **more: str) -> dict[str, Any]:
     """What became of a file, as it is listed: file, width, height, `more`, detections; or file and error."""
-    if found.picture is None:
+    if found.error:
         return {"file": str(found.file), "error": found.error}
-    size = {"width": found.picture.width, "height": found.picture.height}
+    width, height = found.picture.size if found.picture is not None else found.size
+    size = {"width": width, "height": height}
     return {"file": str(found.file), **size, **more, "detections": as_json(found.detections)}
 
 

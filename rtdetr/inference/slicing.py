@@ -13,7 +13,7 @@ from PIL import Image
 from rtdetr.data.classes import DataError
 from rtdetr.inference.ahead import ahead
 from rtdetr.inference.draw import Detection
-from rtdetr.inference.predictor import File, Found, Read
+from rtdetr.inference.predictor import File, Found
 
 OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
 SAME_OBJECT = 0.5  # IoU from which two boxes of a class count as one
@@ -103,9 +103,10 @@ def merge(detections: list[Detection]) -> list[Detection]:
 
 
 def predict_files_sliced(
-    predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Read
+    predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Callable[[File], Image.Image]
 ) -> Iterator[Found]:
-    """One after the other; a file that is no picture costs that file alone. predict: of a batch of pictures."""
+    """One after the other; a file that is no picture, for which `read` raises DataError, costs that file alone.
+    predict: of a batch of pictures."""
 
     def opened(file: File) -> Found:
         try:

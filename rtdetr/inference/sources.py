@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.pictures import MAX_MEGAPIXELS, UNREADABLE, read_picture
+from rtdetr.data.pictures import MAX_MEGAPIXELS, UNREADABLE, read_picture, read_pixels
 from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.inference import video
 from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of, refuse_private
@@ -78,6 +78,12 @@ class Opener(NamedTuple):
         picture = self._picture(source).picture
         assert picture is not None
         return picture
+
+    def pixels(self, source: Path | str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The RGB pixels (H, W, 3) of a file or address. Raises DataError."""
+        if "://" in str(source):
+            return as_rgb_array(self.picture(source))
+        return read_pixels(Path(source), max_megapixels=self.max_megapixels)
 
     def film(self, name: str, folder: Path) -> video.Film:
         """The frames of what `is_film` says yes to. folder: for a video that has to be fetched first. Raises DataError

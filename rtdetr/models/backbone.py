@@ -103,4 +103,5 @@ class ResNetVd(nn.Module):
 
 
 def build_backbone(cfg: BackboneConfig) -> ResNetVd:
-    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm, cfg.freeze_stages)
+    freeze_stages = 0 if cfg.freeze_stages == "auto" else cfg.freeze_stages  # a training has replaced it
+    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm, freeze_stages)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -25,6 +24,7 @@ from rtdetr.models.layers import (
     SelfAttention,
     box_head,
     in_weight_type,
+    linear_relu,
     score_head,
     xavier_linear,
 )
@@ -120,6 +120,8 @@ class QuerySelector(nn.Module):
 class DecoderLayer(nn.Module):
     """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward."""
 
+    linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # as in MLP
+
     def __init__(
         self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int, msda_backend: Backend
     ) -> None:
@@ -138,7 +140,7 @@ class DecoderLayer(nn.Module):
         """x, position: (B, Q, dim); reference: (B, Q, 4); groups: of queries that see one another; none: all do."""
         x = self.norm1(x + self.self_attn(x, position, groups))
         x = self.norm2(x + self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
-        return self.norm3(x + self.linear2(F.relu(self.linear1(x))))
+        return self.norm3(x + self.linear2(self.linear_relu(self.linear1, x)))
 
 
 class Decoder(nn.Module):

@@ -96,7 +96,7 @@ class LabelEmbedding(nn.Module):
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(num_classes, dim))
+        self.weight = nn.Parameter(torch.empty(num_classes, dim).normal_())
 
     def forward(self, labels: Tensor) -> Tensor:
         """(..., dim) for labels (...)."""

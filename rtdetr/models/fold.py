@@ -17,10 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd
-from rtdetr.models.decoder import Decoded, Decoder, Memory, gather_rows
+from rtdetr.models.decoder import Decoded, Decoder, DecoderLayer, Memory, gather_rows
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
-from rtdetr.models.layers import ConvNorm, Group, in_weight_type
-from rtdetr.ops.conv_relu import conv_relu
+from rtdetr.models.layers import MLP, ConvNorm, Group, in_weight_type
+from rtdetr.ops.conv_relu import conv_relu, linear_relu
+from rtdetr.ops.top_k import top_k
 from rtdetr.types import Predictions
 
 
@@ -54,20 +55,28 @@ def deploy(
     dtype: torch.dtype = torch.float32,
     channels_last: bool = True,
     remember_sizes: bool = False,
+    fuse_linear: bool = False,
     fuse_relu: bool = False,
+    in_place: bool = False,
 ) -> DeployedModel:
-    """A folded copy of the parts; they stay as they are.
+    """A folded copy of the parts; they stay as they are, unless in_place.
 
     dtype: of weights and features. Heads (see FoldedDecoder.heads), reference boxes, anchors and results are float32 at
     least.
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
-    not for export. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
+    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS. fuse_relu: convolution, bias,
+    residual and ReLU are one call of cuDNN; on a GPU only.
     """
-    backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
+    if not in_place:
+        backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
     for part in (backbone, encoder, decoder):
         _fold(part)
     folded, detecting = FoldedEncoder(encoder), FoldedDecoder(decoder)
     model = DeployedModel(backbone, folded, detecting, dtype, channels_last).eval().requires_grad_(False)
+    if fuse_linear:
+        for module in model.modules():
+            if isinstance(module, MLP | DecoderLayer):
+                module.linear_relu = _linear_relu
     if fuse_relu:
         _fuse_relu(model)
     islands = {id(parameter) for head in detecting.heads(dtype) for parameter in head.parameters()}
@@ -196,6 +205,18 @@ class FoldedEncoder(HybridEncoder):
         return self._up(maps)
 
 
+class InOwnType(nn.Linear):
+    """A linear layer that takes features of any type and computes in that of its weights."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)  # the weights are there
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))
+
+
 class FoldedDecoder(Decoder):
     """A Decoder, its parts folded, that detects and hands boxes on as logits."""
 
@@ -207,12 +228,17 @@ class FoldedDecoder(Decoder):
         self.official_rectangles = decoder.official_rectangles
         self.input_proj, self.selector, self.query_pos = decoder.input_proj, decoder.selector, decoder.query_pos
         self.layers, self.box_heads, self.score_heads = decoder.layers, decoder.box_heads, decoder.score_heads[-1:]
+        for head in (self.selector.box_head, *self.box_heads):
+            head.layers[-1] = InOwnType(head.linears()[-1])
 
     def heads(self, dtype: torch.dtype) -> list[nn.Module]:
-        """Those that stay in float32 where all else is of this type. The selector's scores only rank cells, of which
-        the last ones matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
-        ranking = [] if dtype == torch.float16 else [self.selector.score_head]
-        return [*ranking, self.selector.box_head, *self.box_heads, *self.score_heads]
+        """Those that stay in float32 where all else is of this type. In float16 of the box heads only the last layer
+        does, whose result would be rounded to pixels. The selector's scores only rank cells, of which the last ones
+        matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
+        box_heads = [self.selector.box_head, *self.box_heads]
+        if dtype == torch.float16:
+            return [*(head.linears()[-1] for head in box_heads), *self.score_heads]
+        return [self.selector.score_head, *box_heads, *self.score_heads]
 
     def remember(self, maps: list[Tensor]) -> Memory:
         """As Decoder.remember, but for `valid_tokens`, which are all tokens: see `select`."""
@@ -230,7 +256,7 @@ class FoldedDecoder(Decoder):
         selector = self.selector
         projected = torch.where(memory.valid, selector.proj(memory.tokens), selector.proj.bias)
         features = selector.norm(projected)
-        cells = in_weight_type(selector.score_head, features).amax(dim=-1).topk(selector.num_queries, dim=1).indices
+        _, cells = top_k(in_weight_type(selector.score_head, features).amax(dim=-1), selector.num_queries)
         content = gather_rows(features, cells)
         box_logits = in_weight_type(selector.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return content, box_logits
@@ -260,15 +286,18 @@ def _set(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
 
 
 def _fuse_relu(model: nn.Module) -> None:
-    """Convolutions followed by a ReLU, with a residual before it or without, become one call each; the first one, whose
-    three channels do not suit 16-bit kernels, does not."""
+    """Convolutions followed by a ReLU, with a residual before it or without, become one call each."""
     for name, child in model.named_children():
         if isinstance(child, BasicBlock | Bottleneck):
             child = FusedBlock(child)
-        elif isinstance(child, ConvNorm) and child.activation is F.relu and child.conv.in_channels % 8 == 0:
+        elif isinstance(child, ConvNorm) and child.activation is F.relu:
             child = ConvRelu(child.conv)
         setattr(model, name, child)
         _fuse_relu(child)
+
+
+def _linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
+    return linear_relu(x, linear.weight, linear.bias)
 
 
 class ConvRelu(nn.Module):
@@ -276,11 +305,15 @@ class ConvRelu(nn.Module):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        self.conv = conv
+        # 16-bit kernels take channels by eight. For a picture's three cuDNN would add the others itself, at every call.
+        self.lacking = -conv.in_channels % 8
+        self.conv = _set(conv, F.pad(conv.weight, (0, 0, 0, 0, 0, self.lacking)), conv.bias)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         conv = self.conv
         assert conv.bias is not None
+        if self.lacking:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.lacking))
         return conv_relu(x, conv.weight, conv.bias, residual, conv.stride[0], int(conv.padding[0]))
 
 

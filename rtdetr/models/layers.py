@@ -81,8 +81,14 @@ class ConvNorm(nn.Module):
         return x if self.activation is None else self.activation(x)
 
 
+def linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
+    return F.relu(linear(x))
+
+
 class MLP(nn.Module):
     """Linear layers with ReLU between them."""
+
+    linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # fold.deploy may put a faster one
 
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
         super().__init__()
@@ -93,9 +99,10 @@ class MLP(nn.Module):
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        return self.layers[-1](x)
+        *inner, last = self.linears()
+        for layer in inner:
+            x = self.linear_relu(layer, x)
+        return last(x)
 
 
 def box_head(dim: int) -> MLP:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy
+from rtdetr.ops.top_k import top_k
 from rtdetr.types import Detections, Predictions
 
 
@@ -15,7 +16,7 @@ def postprocess(predictions: Predictions, sizes: Tensor, max_detections: int = 3
     """
     scores = predictions.logits.sigmoid()  # (B, Q, C)
     num_queries, num_classes = scores.shape[1:]
-    best, index = scores.flatten(1).topk(min(max_detections, num_queries * num_classes), dim=1)
+    best, index = top_k(scores.flatten(1), min(max_detections, num_queries * num_classes))
     query = index // num_classes
     boxes = cxcywh_to_xyxy(predictions.boxes).gather(1, query.unsqueeze(-1).expand(-1, -1, 4))
     scale = sizes.flip(1).repeat(1, 2).to(boxes)  # (B, 4) width, height, width, height

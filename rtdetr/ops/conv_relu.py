@@ -1,6 +1,8 @@
-"""ReLU of a convolution, a bias and a residual in one kernel where cuDNN has it.
+"""ReLU of a convolution, a bias and a residual in one kernel where cuDNN has it, and of a linear layer by cuBLAS.
 
-PyTorch knows cuDNN's fused call, but torch.compile does not know its result, hence an operator of our own.
+PyTorch knows both fused calls, but torch.compile does not know the first one's result and takes the second one apart,
+hence operators of our own. They are defined without torch.library.custom_op, whose first call imports the compiler, and
+that takes as long as importing torch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ def conv_relu(
     x: (B, C, H, W); weight: (C', C, h, w); bias: (C',); residual: (B, C', H', W'). Two memory formats: that of the
     result follows x and weight. On a GPU cuDNN's fused kernel, elsewhere three plain calls.
     """
-    result: Tensor = _conv_relu(x, weight, bias, residual, stride, padding)
+    result: Tensor = torch.ops.rtdetr.conv_relu(x, weight, bias, residual, stride, padding)
     return result
 
 
@@ -30,7 +32,6 @@ def conv_relu_reference(
     return F.relu(y if residual is None else y + residual)
 
 
-@torch.library.custom_op("rtdetr::conv_relu", mutates_args=(), device_types="cuda")
 def _conv_relu(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, stride: int, padding: int) -> Tensor:
     sizes = ((stride, stride), (padding, padding), (1, 1), 1)
     if residual is None:
@@ -38,5 +39,36 @@ def _conv_relu(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None,
     return torch.cudnn_convolution_add_relu(x, weight, residual, 1.0, bias, *sizes)
 
 
-_conv_relu.register_kernel("cpu")(conv_relu_reference)
-_conv_relu.register_fake(conv_relu_reference)
+def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """relu(x @ weight.T + bias), (..., C'). No gradient.
+
+    x: (..., C); weight: (C', C); bias: (C',). On a GPU one kernel, elsewhere two plain calls.
+    """
+    result: Tensor = torch.ops.rtdetr.linear_relu(x, weight, bias)
+    return result
+
+
+def linear_relu_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The plain twin."""
+    return F.relu(F.linear(x, weight, bias))
+
+
+def _linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    flat = torch._addmm_activation(bias, x.reshape(-1, x.shape[-1]), weight.t())
+    return flat.view(*x.shape[:-1], -1)
+
+
+_LIBRARY = torch.library.Library("rtdetr", "FRAGMENT")
+for _schema, _on_cuda, _plain in (
+    (
+        "conv_relu(Tensor x, Tensor weight, Tensor bias, Tensor? residual, int stride, int padding) -> Tensor",
+        _conv_relu,
+        conv_relu_reference,
+    ),
+    ("linear_relu(Tensor x, Tensor weight, Tensor bias) -> Tensor", _linear_relu, linear_relu_reference),
+):
+    _name = _schema.partition("(")[0]
+    _LIBRARY.define(_schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    _LIBRARY.impl(_name, _on_cuda, "CUDA")
+    _LIBRARY.impl(_name, _plain, "CPU")
+    torch.library.register_fake(f"rtdetr::{_name}", _plain)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rtdetr.config import Config, config_from_dict
 from rtdetr.data.classes import Classes
@@ -107,6 +108,20 @@ def model_from_content(
     """`model_from_checkpoint` of a file that has been read; `path` names it in messages."""
     cfg = cfg or config_from_dict(content["config"], str(path), updates)
     classes = Classes(tuple(content["classes"]["names"]), tuple(content["classes"]["category_ids"]))
-    model = build_model(cfg.model, len(classes))
+    with NothingDrawn():
+        model = build_model(cfg.model, len(classes))
     load_exactly(model, content["ema"] or content["model"], path)
     return model.eval(), cfg, classes
+
+
+class NothingDrawn(TorchFunctionMode):
+    """In here, tensors that are to be filled with random numbers stay as they are: drawing those that the weights of a
+    file replace takes longer than loading them."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (Tensor.normal_, Tensor.uniform_, nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)

@@ -21,10 +21,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works without being installed
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from rtdetr.inference.deploy import RECORD_AT
-from rtdetr.inference.predictor import HostPixels, Predictor
+from rtdetr.inference.predictor import Predictor
 
 # What each row is: options of the predictor; autocast is not one of them.
 ROWS: dict[str, dict[str, Any]] = {
@@ -34,16 +35,15 @@ ROWS: dict[str, dict[str, Any]] = {
     "deployed + graph": {},
     "deployed, fused ReLU + graph": {"fuse_relu": True},
     "deployed + compile + graph": {"compile": True},
-    "deployed, fused ReLU + compile + graph": {"compile": True, "fuse_relu": True},
     "deployed + compile max + graph": {"compile": "max"},
 }
 SLOW = "deployed + compile max + graph"  # takes minutes, so only when it is named
-FILES = "files"
-ON_CPU = ("float32 eager", "deployed eager", FILES)
+FILES: dict[str, dict[str, Any]] = {"files": {}, "files, resized on the device": {"resize": "device"}}
+ON_CPU = ("float32 eager", "deployed eager", "files")
 
 
 def rows_for(device: torch.device) -> list[str]:
-    return list(ON_CPU) if device.type == "cpu" else [name for name in (*ROWS, FILES) if name != SLOW]
+    return list(ON_CPU) if device.type == "cpu" else [name for name in (*ROWS, *FILES) if name != SLOW]
 
 
 def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
@@ -91,7 +91,7 @@ def measure_rows(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_checkpoint_file(folder / "model.pth", config, updates)
-        if FILES in names:
+        if FILES.keys() & set(names):
             (folder / "pictures").mkdir()
             make_pictures(folder / "pictures", min(num_files, 256))
         for name in names:
@@ -200,7 +200,7 @@ def work(order: dict[str, Any]) -> None:
     """What the process of one row does; it prints its rows as JSON."""
     imported = time.time()
     device, folder, seconds = torch.device(order["device"]), Path(order["folder"]), order.get("seconds", 1.0)
-    options = dict(ROWS.get(order["name"], {}))
+    options = dict((ROWS | FILES)[order["name"]])
     autocast = options.pop("autocast", False)
     predictor = Predictor(folder / "model.pth", device, threshold=0.5, **options)
     loaded = time.time()
@@ -214,7 +214,7 @@ def work(order: dict[str, Any]) -> None:
             "import_s": imported - order["started"],
             "load_s": loaded - imported,
         }
-        if order["name"] == FILES:
+        if order["name"] in FILES:
             rows = measure_files(predictor, folder / "pictures", order["num_files"], max(order["batches"]), seconds)
         else:
             rows = (measure_tensors(predictor, batch, folder, order["profile"], seconds) for batch in order["batches"])
@@ -261,37 +261,44 @@ def measure_files(
     predictor: Predictor, folder: Path, number: int, batch: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
     """Images a second from a folder of JPEGs to lists of detections, and what one picture costs on one thread."""
-    from rtdetr.data.pictures import read_picture
+    from rtdetr.inference.ahead import one_opencv_thread
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]
     clock = Clock(predictor.device, seconds)
-    pixels = HostPixels(batch, predictor.cfg.data.image_size, pinned=clock.on_gpu)
-    picture = read_picture(files[0])
+    pixels = predictor._empty_batch(batch)
+    picture = predictor.read_file(files[0])
+    for i in range(batch):
+        pixels.put(i, picture)
     images = pixels.on(predictor.device).permute(0, 3, 1, 2)
     sizes = pixels.sizes.to(predictor.device)
     for _ in range(RECORD_AT + 1):
         pending = predictor._start(pixels)
         predictor._reported(pending)
-    parts = {
-        "decode, one thread, a picture": clock.latency(lambda: read_picture(files[0])),
-        "resize, one thread, a picture": clock.latency(lambda: pixels.put(0, picture)),
+    host = Clock(torch.device("cpu"), seconds)
+    with one_opencv_thread():
+        parts = {
+            "decode, one thread, a picture": host.latency(lambda: predictor.read_file(files[0])),
+            "into its place in the batch, one thread, a picture": host.latency(lambda: pixels.put(0, picture)),
+            "PIL's picture for the caller, one thread": host.latency(lambda: Image.fromarray(picture)),
+        }
+    parts |= {
         f"copy to the device and detect, {batch} pictures": clock.latency(
             lambda: predictor._reported(predictor._start(pixels))
         ),
         f"detect alone, {batch} pictures": clock.latency(lambda: predictor.predict_tensors(images, sizes)),
-        f"lists of detections, {batch} pictures": clock.latency(lambda: predictor._reported(pending)),
+        f"lists of detections, {batch} pictures": host.latency(lambda: predictor._reported(pending)),
     }
-    rates = {}
-    for num_threads in sorted({1, 8, os.cpu_count() or 1}):
-        least = files if num_threads > 1 else files[: max(batch, number // 8)]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    rates = []
+    for readers in ({"num_threads": 1}, {"num_threads": cores}, {"num_processes": cores}):
+        least = files if cores in readers.values() else files[: max(batch, number // 8)]
         start = time.perf_counter()
-        done = sum(not each.error for each in predictor.predict_files(least, batch, num_threads))
+        done = sum(not each.error for each in predictor.predict_files(least, batch, **readers))
         taken = time.perf_counter() - start
-        parts |= {f"{num_threads} threads, a picture": 1e3 * taken / done}
-        rates[num_threads] = done / taken
-    fastest = max(rates, key=lambda each: rates[each])
-    yield {"batch": batch, "threads": fastest, "images_per_s": rates[fastest], "parts": parts}
+        parts |= {f"{name}={value}, a picture": 1e3 * taken / done for name, value in readers.items()}
+        rates.append(done / taken)
+    yield {"batch": batch, "images_per_s": max(rates), "parts": parts}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,144 @@
+// The k largest values of every row, largest first, and of equal ones the one that comes first. A block to a row, whose
+// values stay in registers: the k-th largest is found bit by bit, each by one count over the block; what reaches it is
+// sorted in shared memory. For rows of thousands this is one short kernel where a general selection takes several.
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "../top_k.h"
+
+namespace rtdetr::cuda {
+namespace {
+
+constexpr int kThreads = 1024, kWarps = kThreads / 32;
+constexpr int kIndexBits = 15;  // of a place in a row
+constexpr unsigned kFullWarp = 0xffffffffu;
+static_assert(kMaxTopKRow == 1 << kIndexBits && kMaxTopKRow % kThreads == 0 && kMaxTopK <= kThreads);
+
+// Unsigned keys in the order of the values; NaN is the largest, as in torch.topk. No value has the key 0.
+template <class T>
+struct Key;
+
+template <>
+struct Key<float> {
+  static constexpr int kBits = 32;
+  static __device__ unsigned of(float value) {
+    const unsigned bits = __float_as_uint(value + 0.0f);  // -0 becomes 0
+    return value != value ? 0xffffffffu : bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  }
+  static __device__ float value(unsigned key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+};
+
+template <>
+struct Key<__half> {
+  static constexpr int kBits = 16;
+  static __device__ unsigned of(__half value) {
+    const unsigned bits = __half_as_ushort(__hadd(value, __ushort_as_half(0)));  // -0 becomes 0
+    return __hisnan(value) ? 0xffffu : bits & 0x8000u ? ~bits & 0xffffu : bits | 0x8000u;
+  }
+  static __device__ __half value(unsigned key) {
+    return __ushort_as_half(static_cast<unsigned short>(key & 0x8000u ? key & 0x7fffu : ~key));
+  }
+};
+
+__device__ __forceinline__ int sum_of_warp(int mine) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kFullWarp, mine);
+#else
+  for (int step = 16; step > 0; step /= 2) mine += __shfl_xor_sync(kFullWarp, mine, step);
+  return mine;
+#endif
+}
+
+// The sum over the block, in every thread. Calls in turn take one of two `slots`, so that one barrier each is enough.
+__device__ __forceinline__ int sum_of_block(int mine, int (*slots)[kWarps], int turn) {
+  mine = sum_of_warp(mine);
+  if (threadIdx.x % 32 == 0) slots[turn & 1][threadIdx.x / 32] = mine;
+  __syncthreads();
+  return sum_of_warp(slots[turn & 1][threadIdx.x % 32]);
+}
+
+template <class T, int kEach>  // values to a thread: threadIdx.x, threadIdx.x + kThreads, ...
+__global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n, int k, int slots, T* best, int64_t* index) {
+  __shared__ int sums[2][kWarps];
+  __shared__ unsigned long long found[kMaxTopK];
+  __shared__ int num_found;
+  const T* row = values + static_cast<int64_t>(blockIdx.x) * n;
+  const int t = threadIdx.x;
+  if (t == 0) num_found = 0;
+  if (t < slots) found[t] = 0;
+  __syncthreads();
+  unsigned keys[kEach];
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) keys[j] = t + j * kThreads < n ? Key<T>::of(row[t + j * kThreads]) : 0;
+  int turn = 0, reaching = n;
+  unsigned bound = 0;  // the first bits of the k-th largest key, as many as tell it from the next one
+  for (int bit = Key<T>::kBits - 1; bit >= 0 && reaching > k; --bit) {
+    const unsigned trial = bound | 1u << bit;
+    int mine = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) mine += keys[j] >= trial;
+    const int all = sum_of_block(mine, sums, turn++);
+    if (all >= k) bound = trial, reaching = all;
+  }
+  int last = n - 1;  // place up to which keys equal to the bound count
+  if (reaching > k) {
+    int equal = 0;
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) equal += keys[j] == bound;
+    const int wanted = k - (reaching - sum_of_block(equal, sums, turn++));
+    last = 0;
+    for (int bit = kIndexBits - 1; bit >= 0; --bit) {
+      const int trial = last | 1 << bit;
+      int mine = 0;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) mine += keys[j] == bound && t + j * kThreads < trial;
+      if (sum_of_block(mine, sums, turn++) < wanted) last = trial;
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kEach; ++j) {
+    const int i = t + j * kThreads;
+    if (keys[j] > bound || (keys[j] == bound && i <= last))
+      found[atomicAdd(&num_found, 1)] = static_cast<unsigned long long>(keys[j]) << 32 | (0xffffffffu - i);
+  }
+  __syncthreads();
+  for (int size = 2; size <= slots; size *= 2) {  // bitonic, largest first
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      if (t < slots / 2) {
+        const int a = 2 * t - (t & (stride - 1)), b = a + stride;
+        const unsigned long long x = found[a], y = found[b];
+        if ((x < y) == ((a & size) == 0)) found[a] = y, found[b] = x;
+      }
+      __syncthreads();
+    }
+  }
+  if (t < k) {
+    const int64_t at = static_cast<int64_t>(blockIdx.x) * k + t;
+    best[at] = Key<T>::value(static_cast<unsigned>(found[t] >> 32));
+    index[at] = 0xffffffffu - static_cast<unsigned>(found[t]);
+  }
+}
+
+template <class T>
+void launch(const TopK& problem, cudaStream_t stream) {
+  int slots = 2;
+  while (slots < problem.k) slots *= 2;
+  const int n = static_cast<int>(problem.n), k = static_cast<int>(problem.k), each = (n + kThreads - 1) / kThreads;
+  const auto run = each <= 4 ? top_k_of_rows<T, 4> : each <= 12 ? top_k_of_rows<T, 12> : each <= 24 ? top_k_of_rows<T, 24>
+                                                                                       : top_k_of_rows<T, 32>;
+  run<<<static_cast<unsigned>(problem.rows), kThreads, 0, stream>>>(static_cast<const T*>(problem.values), n, k, slots,
+                                                                  static_cast<T*>(problem.best), problem.index);
+}
+
+}  // namespace
+
+const char* top_k(const TopK& problem, void* stream) {
+  if (problem.is_half) launch<__half>(problem, static_cast<cudaStream_t>(stream));
+  else launch<float>(problem, static_cast<cudaStream_t>(stream));
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace rtdetr::cuda
