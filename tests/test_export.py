@@ -29,7 +29,7 @@ from rtdetr.export.onnx import changed_weights, initializers_sha256
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.quantize import quantize
 from rtdetr.export.tensorrt import check_script, write_script
-from rtdetr.inference.runtimes import ExportedModel, load, open_exported
+from rtdetr.inference.runtimes import ExportedModel, _load_op, load, open_exported
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
@@ -401,6 +401,13 @@ def test_other_onnx_files(folder: Path, monkeypatch: pytest.MonkeyPatch, argumen
     assert main(["export", "model.pth", "-o", "other.onnx", *arguments.split(), "--overwrite"]) == 0
     found: Any = load("other.onnx").predict([Image.open(min(Path("shapes/val").glob("*.jpg"))).convert("RGB")])
     assert len(found[0]) > 0
+
+
+def test_the_op_is_declared_once(tmp_path: Path) -> None:
+    """A second library would end the process, also where the first one is of an older version and not used."""
+    if not hasattr(torch.ops.rtdetr, "ms_deform_attn"):
+        pytest.skip("the op is not built")
+    _load_op(tmp_path / "model.pt2", "missing.so")
 
 
 def test_runtimes_that_are_not_installed_are_named(

@@ -23,7 +23,6 @@ from rtdetr.inference.metadata import Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd, postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
-from rtdetr.ops import why_not_compiled
 from rtdetr.types import Detections, Predictions
 from rtdetr.weights.checkpoint import DAMAGE, CheckpointError
 from rtdetr.weights.load import model_from_checkpoint
@@ -204,7 +203,7 @@ def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
 
 def _load_op(path: Path, library: str) -> None:
     """Makes the deformable op known to torch, from the library beside a package that calls it."""
-    if not library or why_not_compiled(torch.empty(0)) is None:  # ours has declared it already
+    if not library or hasattr(torch.ops.rtdetr, "ms_deform_attn"):  # ours, which may be an older one, has declared it
         return
     try:
         torch.ops.load_library(str(path.with_name(library)))
