@@ -10,7 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
@@ -67,7 +68,8 @@ def load(given: Path, split: str = "", images: str = "") -> list[Part]:
 def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Iterator[None]:
     """Writes the sets into the empty folder `out`; yields after each picture. link: pictures become symbolic links.
     Raises OSError, and DataError for a picture that is none."""
-    writer = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}[to](out, _apart(parts) if to == "voc" else parts)
+    writers: dict[Target, Callable[[Path, list[Part]], _Writer]] = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}
+    writer = writers[to](out, _apart(parts) if to == "voc" else parts)
     for part in writer.parts:
         for image, file, name in zip(part.document.images, part.files, part.names):
             target = writer.picture(part, name)
@@ -177,7 +179,7 @@ def _apart(parts: list[Part]) -> list[Part]:
     return [part._replace(names=[f"{part.split}/{name}" for name in part.names]) for part in parts]
 
 
-class _Writer:
+class _Writer(ABC):
     def __init__(self, out: Path, parts: list[Part]) -> None:
         self.out = out
         self.parts = parts
@@ -185,11 +187,11 @@ class _Writer:
         self.label_of = {each["id"]: i for i, each in enumerate(self.categories)}
         self.kept: dict[str, dict[str, dict[str, Any]]] = {part.split: {} for part in parts}
 
-    def picture(self, part: Part, name: str) -> Path:
-        raise NotImplementedError
+    @abstractmethod
+    def picture(self, part: Part, name: str) -> Path: ...
 
-    def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None: ...
 
     def finish(self) -> None:
         write_sidecar(self.out, Sidecar(self.categories, self.kept))
