@@ -79,7 +79,7 @@ def test_there_is_nothing_else_in_the_package() -> None:
 
 
 def test_a_result_is_arrays_names_and_what_others_expect(model: RTDETRv3, picture: Path) -> None:
-    result = model.predict(picture, threshold=0)
+    result = model.predict(picture, threshold=np.float32(0))
     n = len(result)
     assert n and result.boxes.shape == (n, 4) and result.boxes.dtype == np.float32
     assert result.scores.shape == (n,) and (np.diff(result.scores) <= 0).all()
@@ -301,6 +301,11 @@ def test_keys_of_the_config_as_keywords() -> None:
     assert keyword_updates({"name": "mine", "model.backbone.depth": 18}) == ['name="mine"', "model.backbone.depth=18"]
     with pytest.raises(ConfigError, match="hidden_dim: is the end of several keys"):
         keyword_updates({"hidden_dim": 3})
+    with pytest.raises(
+        ConfigError, match=r"^epoch: no key of a config ends so, the nearest is epochs \(train.epochs\)$"
+    ):
+        keyword_updates({"epoch": 3})
+    assert keyword_updates({"train": {"epochs": 3}}) == ['train={"epochs": 3}']
 
 
 def test_a_misspelt_keyword_names_its_neighbour(model: RTDETRv3, checkpoint: Path) -> None:

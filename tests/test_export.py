@@ -153,8 +153,11 @@ def test_python_api_takes_the_file(folder: Path) -> None:
         assert type(expected) is type(found) and len(found.scores) > 0 and found.names == expected.names
         assert found.scores == pytest.approx(expected.scores, abs=1e-4)
         assert found.boxes == pytest.approx(expected.boxes, abs=0.05)
+    expected_figures, found_figures = (each.evaluate() for each in (own, exported))
+    assert expected_figures is not None and found_figures is not None
+    assert found_figures.figures == pytest.approx(expected_figures.figures, abs=1e-6)
     with pytest.raises(ValueError, match="exported file"):
-        exported.evaluate()
+        exported.train()
 
 
 def test_a_size_that_no_file_takes_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
