@@ -310,7 +310,9 @@ def test_int8(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
     quantize(folder / "model.onnx", metadata, pictures, tmp_path / "model.onnx")
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     assert changed_weights(tmp_path / "model.onnx") == ""
-    nodes = onnx.load(tmp_path / "model.onnx").graph.node
+    quantised = onnx.load(tmp_path / "model.onnx")
+    assert [each.domain for each in quantised.opset_import] == [""] and quantised.producer_name == "rtdetr"
+    nodes = quantised.graph.node
     assert sum("DequantizeLinear" in node.input[1] for node in nodes if node.op_type == "Conv") > 30
     rounded = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     cut = [node.name for node in nodes if node.op_type == "Relu" and node.input[0] in rounded]
