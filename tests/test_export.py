@@ -189,6 +189,9 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert "other bytes than when it was certified" in one_line(capsys)
     assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1  # and it stays so
     capsys.readouterr()
+    file.write_bytes(b"no model")
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
+    assert one_line(capsys).startswith(f"error: {file}: damaged, or no ONNX file")  # named once
 
 
 def test_other_weights_fail(folder: Path, tmp_path: Path, model: RTDETRv3, capsys: pytest.CaptureFixture[str]) -> None:
