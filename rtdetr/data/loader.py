@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pixels import fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
 from rtdetr.data.transforms import Augmentation, move_boxes
-from rtdetr.data.workers import prepare_worker, signals_held_back
+from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 
 MOST_IN_A_ROW = 10  # pictures that cannot be used, before it is the folder and not a picture
@@ -182,7 +183,8 @@ class DetectionLoader(DataLoader[Item]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
-            with signals_held_back():
+            starting = self.num_workers > 0 and self._iterator is None
+            with signals_held_back(), memory_shared() if starting else nullcontext():
                 batches = super().__iter__()
             yield from batches
         except DataError as error:
