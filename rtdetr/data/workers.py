@@ -32,7 +32,8 @@ def signals_held_back() -> Iterator[None]:
 def memory_shared() -> Iterator[None]:
     """Start workers in here. They share their memory with the main process until somebody writes to it, and a garbage
     collector writes to every object: whenever it came, it would copy some 90 MB, in every process. So workers leave
-    alone what they were born with, and the main process has its copy made now and not in hour nine."""
+    alone what they were born with, and the main process has its copy made now and not in hour nine. Nor may a worker
+    free what of the main process lies on a GPU: the driver does not survive a fork, and the worker would abort."""
     gc.freeze()
     try:
         yield
