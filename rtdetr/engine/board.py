@@ -30,7 +30,6 @@ class Board:
     """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if purge_step is not None:
@@ -53,6 +52,7 @@ class Board:
         self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
 
     def _write(self, event: Event) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have moved it away
         with open(self.path, "ab") as file:
             size = file.tell()
             try:
