@@ -38,7 +38,7 @@ def learning_curve(
     Raises what Trainer raises.
     """
     distributed.refuse_several("a learning curve")
-    cfg, automatic = settle(cfg, device)
+    cfg, automatic = settle(cfg, device, tuning=tuning)
     say(*automatic)
     source = open_train_set(cfg)
     total = len(source)
