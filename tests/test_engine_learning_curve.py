@@ -86,6 +86,7 @@ def test_nothing_is_written_for_what_cannot_run(
         (0.6, 0.605, "labelling more pictures of this kind would hardly pay: the second half brought +0.005"),
         (0.7, 0.6, "labelling more pictures of this kind would hardly pay: the second half brought -0.100"),
         (0.97, 0.985, "labelling more would pay little: "),
+        (0.003, 0.002, "no estimate: both runs were too short to learn anything (AP below 0.05)"),
         (-1.0, -1.0, "no estimate: the validation set has no boxes"),
     ],
 )
