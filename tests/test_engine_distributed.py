@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +244,23 @@ def test_graphs_on_two_gpus_train_as_distributed_data_parallel_does(tmp_path: Pa
     for (_, values, gradients), (_, others, elsewhere) in zip(*ranks, strict=True):
         assert torch.equal(gradients, elsewhere)
         assert values.numel() < 100 or torch.equal(values, others), "statistics of batch norm differ"
+
+
+class Kept:
+    """What a script holds on to till the end, as a trainer with graphs."""
+
+
+def test_last_acts_come_before_the_end_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits for graphs that use it, and scripts keep their trainer."""
+    done: list[str] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: done.append("the group is gone"))
+    monkeypatch.setattr(distributed, "Lifeline", lambda *_: SimpleNamespace(why_not="", close=lambda well: None))
+    owner, lost = Kept(), Kept()
+    with distributed.process_group("cpu"):
+        distributed.before_the_end(owner, lambda: done.append("graphs of the owner"))
+        distributed.before_the_end(lost, lambda: done.append("graphs of the lost one"))
+        del lost
+        assert done == ["graphs of the lost one"]
+    assert done[1:] == ["graphs of the owner", "the group is gone"]
