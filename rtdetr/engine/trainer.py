@@ -22,6 +22,7 @@ from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import settle
+from rtdetr.engine.casts import call_cast
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.graphs import StepGraphs, layout_of, on_device, why_not_capture
@@ -294,7 +295,11 @@ class Trainer:
     def _backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> tuple[tuple[str, ...], Tensor]:
         dtype, share = AUTOCAST.get(self.cfg.train.precision), max(1, len(group))
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            outputs = self.parallel(as_floats(images), targets, self.draws)
+            inputs = (as_floats(images), targets, self.draws)
+            if dtype is not None and self.graphs is not None and self.why_not_compiled is not None:
+                outputs = call_cast(self.model, dtype, *inputs)
+            else:
+                outputs = self.parallel(*inputs)
         losses = self.criterion(outputs, targets, self.state.epoch, group)
         self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
         return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share

@@ -11,6 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rtdetr.ops.batch_norm import norm_activation
+from rtdetr.ops.layer_norm import sum_norm
+
 PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
 
 
@@ -50,7 +53,8 @@ def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
 
 
 class ConvNorm(nn.Module):
-    """Convolution without bias, batch norm, activation. Keeps the map size at stride 1."""
+    """Convolution without bias, batch norm, the sum with another map if there is one, activation. Keeps the map size at
+    stride 1."""
 
     def __init__(
         self,
@@ -76,9 +80,8 @@ class ConvNorm(nn.Module):
         elif init != "uniform":  # torch's default is U(1 / sqrt(fan_in)) already
             raise ValueError(f"init: expected he, xavier or uniform, got {init!r}")
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        return x if self.activation is None else self.activation(x)
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        return norm_activation(self.norm, self.conv(x), self.activation, plus)
 
 
 def linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
@@ -138,11 +141,10 @@ def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
 
 class LayerNorm(nn.LayerNorm):
     """Layer norm in the type that comes in, under autocast too, which would widen every token after it to 32 bits.
-    Mean and deviation are taken in float32 all the same."""
+    Mean and deviation are taken in float32 all the same. plus: what is added before."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        return sum_norm(x, plus, self.weight, self.bias, self.eps)
 
 
 class Group(NamedTuple):
