@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.config import EncoderConfig
-from rtdetr.models.layers import ConvNorm, LayerNorm, SelfAttention, position_code
+from rtdetr.models.layers import ConvNorm, LayerNorm, Linear, SelfAttention, position_code
 
 
 class EncoderLayer(nn.Module):
@@ -22,8 +22,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attn = SelfAttention(dim, num_heads)
         self.norm1 = LayerNorm(dim)
-        self.linear1 = nn.Linear(dim, feedforward_dim)
-        self.linear2 = nn.Linear(feedforward_dim, dim)
+        self.linear1 = Linear(dim, feedforward_dim)
+        self.linear2 = Linear(feedforward_dim, dim)
         self.norm2 = LayerNorm(dim)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rtdetr.ops.batch_norm import norm_activation
 from rtdetr.ops.layer_norm import sum_norm
+from rtdetr.ops.linear import linear
 
 PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
 
@@ -84,8 +85,17 @@ class ConvNorm(nn.Module):
         return norm_activation(self.norm, self.conv(x), self.activation, plus)
 
 
-def linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
-    return F.relu(linear(x))
+class Linear(nn.Linear):
+    """A linear layer with a bias."""
+
+    bias: nn.Parameter
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias, relu=True)
 
 
 class MLP(nn.Module):
@@ -96,7 +106,7 @@ class MLP(nn.Module):
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
         super().__init__()
         widths = [in_dim] + [hidden_dim] * (num_layers - 1) + [out_dim]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def linears(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
@@ -118,7 +128,7 @@ def box_head(dim: int) -> MLP:
 
 
 def score_head(dim: int, num_classes: int) -> nn.Linear:
-    head = nn.Linear(dim, num_classes)
+    head = Linear(dim, num_classes)
     nn.init.constant_(head.bias, PRIOR_LOGIT)
     return head
 
@@ -134,9 +144,9 @@ def in_weight_type(head: nn.Module, x: Tensor) -> Tensor:
 
 def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
     """Linear layer with Xavier uniform weight; the bias keeps torch's U(1 / sqrt(in_dim))."""
-    linear = nn.Linear(in_dim, out_dim)
-    nn.init.xavier_uniform_(linear.weight)
-    return linear
+    layer = Linear(in_dim, out_dim)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
 
 
 class LayerNorm(nn.LayerNorm):
@@ -168,14 +178,14 @@ class SelfAttention(nn.MultiheadAttention):
         """(B, T, dim) for tokens (B, T, dim), compared with their position (B, T, dim) added. Pairs of different groups
         are not computed; no groups: all tokens see one another."""
         split = 2 * self.embed_dim
-        query, key = F.linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
-        value = F.linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
+        query, key = linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
+        value = linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
         sizes = [group.size for group in groups] or [tokens.shape[1]]
         masks = [group.visible for group in groups] or [None]
         heads = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).split(sizes, dim=2) for x in (query, key, value))
         seen = [F.scaled_dot_product_attention(q, k, v, mask) for q, k, v, mask in zip(*heads, masks)]
         together = torch.cat(seen, dim=2) if groups else seen[0]
-        return self.out_proj(together.transpose(1, 2).flatten(2))
+        return linear(together.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
 
 
 def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:

@@ -11,8 +11,6 @@
 namespace rtdetr::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 // Of channels first, first + 1, ...
 template <int V> struct Affine {
   float mean[V], inverse[V], scale[V], bias[V];
@@ -56,42 +54,6 @@ template <Activation kind> __device__ __forceinline__ float slope(float z) {
     return s * (1 + z * (1 - s));
   }
   return 1;
-}
-
-// Two sums over rows of each channel, block by block: partial (blocks, 2, channels). `Terms` is made for some channels and
-// adds a row to them.
-template <class T, class Terms>
-__global__ void __launch_bounds__(kThreads) sum_blocks(typename Terms::Inputs inputs, int64_t rows, int channels, float* partial) {
-  constexpr int V = kWidth<T>;
-  __shared__ float shared[2 * V][kThreads];
-  const int first = (blockIdx.y * blockDim.x + threadIdx.x) * V;
-  const bool mine = first < channels;
-  float a[V] = {}, b[V] = {};
-  if (mine) {
-    const Terms terms(inputs, channels, first);
-    const int64_t step = int64_t(gridDim.x) * blockDim.y;
-#pragma unroll 4
-    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += step)
-      terms.add(inputs, row * channels + first, a, b);
-  }
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  for (int left = blockDim.y; left > 1; left = (left + 1) / 2) {
-#pragma unroll
-    for (int i = 0; i < V; ++i) shared[i][thread] = a[i], shared[V + i][thread] = b[i];
-    __syncthreads();
-    const int half = (left + 1) / 2;
-    if (threadIdx.y < left / 2) {
-      const int other = thread + half * blockDim.x;
-#pragma unroll
-      for (int i = 0; i < V; ++i) a[i] += shared[i][other], b[i] += shared[V + i][other];
-    }
-    __syncthreads();
-  }
-  if (threadIdx.y == 0 && mine) {
-    float* own = partial + int64_t(blockIdx.x) * 2 * channels + first;
-#pragma unroll
-    for (int i = 0; i < V; ++i) own[i] = a[i], own[channels + i] = b[i];
-  }
 }
 
 // Moments about the first row: near enough to the mean that no digits are lost.
@@ -211,29 +173,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-struct Grid {
-  dim3 blocks, threads;
-};
-
-// Blocks for about `each` rows to a thread, at most `most` blocks in all.
-template <class T> Grid grid_of(const Rows& x, int64_t each, int64_t most) {
-  const int64_t vectors = x.channels / kWidth<T>, lanes = vectors < kLanes ? vectors : kLanes;
-  const int64_t height = kThreads / lanes, parts = (vectors + lanes - 1) / lanes;
-  int64_t blocks = (x.rows + height * each - 1) / (height * each);
-  if (blocks > most / parts) blocks = most / parts;
-  if (blocks < 1) blocks = 1;
-  return {dim3(unsigned(blocks), unsigned(parts)), dim3(unsigned(lanes), unsigned(height))};
-}
-
-template <class T, class Terms>
-const char* sum(const Rows& x, const typename Terms::Inputs& inputs, float* partial, bool moments, float* result, cudaStream_t stream) {
-  const Grid grid = grid_of<T>(x, 8, kMaxRowBlocks);
-  const int channels = int(x.channels);
-  sum_blocks<T, Terms><<<grid.blocks, grid.threads, 0, stream>>>(inputs, x.rows, channels, partial);
-  const T* first = moments ? static_cast<const T*>(x.values) : nullptr;
-  return finish_sums<T>(partial, grid.blocks.x, channels, first, x.rows, result, stream);
-}
-
 template <class T> struct Run {
   static const T* as(const void* values) { return static_cast<const T*>(values); }
 
@@ -248,8 +187,8 @@ template <class T> struct Run {
   template <Activation kind>
   static const char* sums(const Rows& x, const void* grad, const void* other, const Norm& norm, float* partial, float* result, void* g,
                           cudaStream_t stream) {
-    if (other == nullptr) return sum<T, GradientSums<T, kind, false>>(x, {as(x.values), as(grad), nullptr, nullptr, norm}, partial, false, result, stream);
-    return sum<T, GradientSums<T, kind, true>>(x, {as(x.values), as(grad), as(other), static_cast<T*>(g), norm}, partial, false, result, stream);
+    if (other == nullptr) return sum_rows<T, GradientSums<T, kind, false>>(x, {as(x.values), as(grad), nullptr, nullptr, norm}, partial, nullptr, result, stream);
+    return sum_rows<T, GradientSums<T, kind, true>>(x, {as(x.values), as(grad), as(other), static_cast<T*>(g), norm}, partial, nullptr, result, stream);
   }
 
   template <Activation kind>
@@ -274,7 +213,7 @@ template <class Call> const char* with_activation(Activation kind, Call call) {
 const char* channel_statistics(const Rows& x, float* partial, float* statistics, void* stream) {
   return with_kind(x.type, [&](auto t) {
     using T = decltype(t);
-    return sum<T, Moments<T>>(x, {static_cast<const T*>(x.values)}, partial, true, statistics, static_cast<cudaStream_t>(stream));
+    return sum_rows<T, Moments<T>>(x, {static_cast<const T*>(x.values)}, partial, static_cast<const T*>(x.values), statistics, static_cast<cudaStream_t>(stream));
   });
 }
 

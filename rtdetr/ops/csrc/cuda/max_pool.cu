@@ -6,8 +6,6 @@
 namespace rtdetr::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
 template <int V> struct alignas(V) Taken {
   uint8_t of[V];
 };

@@ -3,11 +3,12 @@
 
 #include <type_traits>
 
+#include "../rows.h"
 #include "common.cuh"
 
 namespace rtdetr::cuda {
 
-constexpr int kLanes = 32, kFinishRows = 16;
+constexpr int kLanes = 32, kThreads = 256, kFinishRows = 16;
 
 template <class T> constexpr int kWidth = 16 / sizeof(T);
 
@@ -16,6 +17,42 @@ template <class T> __device__ __forceinline__ void store(T* address, const float
 #pragma unroll
   for (int i = 0; i < kWidth<T>; ++i) reinterpret_cast<T*>(&raw)[i] = narrow<T>(values[i]);
   *reinterpret_cast<uint4*>(address) = raw;
+}
+
+// Two sums over rows of each channel, block by block: partial (blocks, 2, channels). `Terms` is made for some channels and
+// adds a row to them.
+template <class T, class Terms>
+__global__ void __launch_bounds__(kThreads) sum_blocks(typename Terms::Inputs inputs, int64_t rows, int channels, float* partial) {
+  constexpr int V = kWidth<T>;
+  __shared__ float shared[2 * V][kThreads];
+  const int first = (blockIdx.y * blockDim.x + threadIdx.x) * V;
+  const bool mine = first < channels;
+  float a[V] = {}, b[V] = {};
+  if (mine) {
+    const Terms terms(inputs, channels, first);
+    const int64_t step = int64_t(gridDim.x) * blockDim.y;
+#pragma unroll 4
+    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += step)
+      terms.add(inputs, row * channels + first, a, b);
+  }
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  for (int left = blockDim.y; left > 1; left = (left + 1) / 2) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) shared[i][thread] = a[i], shared[V + i][thread] = b[i];
+    __syncthreads();
+    const int half = (left + 1) / 2;
+    if (threadIdx.y < left / 2) {
+      const int other = thread + half * blockDim.x;
+#pragma unroll
+      for (int i = 0; i < V; ++i) a[i] += shared[i][other], b[i] += shared[V + i][other];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.y == 0 && mine) {
+    float* own = partial + int64_t(blockIdx.x) * 2 * channels + first;
+#pragma unroll
+    for (int i = 0; i < V; ++i) own[i] = a[i], own[channels + i] = b[i];
+  }
 }
 
 // Sums of the blocks; where `x` is given, the moments about its first row become mean and variance.
@@ -57,6 +94,29 @@ const char* finish_sums(const float* partial, unsigned blocks, int64_t channels,
   finish<T><<<unsigned((channels + kLanes - 1) / kLanes), dim3(kLanes, kFinishRows), 0, stream>>>(partial, int(blocks), int(channels), x,
                                                                                               float(rows), result);
   return launch_error();
+}
+
+struct Grid {
+  dim3 blocks, threads;
+};
+
+// Blocks for about `each` rows to a thread, at most `most` blocks in all.
+template <class T> inline Grid grid_of(const Rows& x, int64_t each, int64_t most) {
+  const int64_t vectors = x.channels / kWidth<T>, lanes = vectors < kLanes ? vectors : kLanes;
+  const int64_t height = kThreads / lanes, parts = (vectors + lanes - 1) / lanes;
+  int64_t blocks = (x.rows + height * each - 1) / (height * each);
+  if (blocks > most / parts) blocks = most / parts;
+  if (blocks < 1) blocks = 1;
+  return {dim3(unsigned(blocks), unsigned(parts)), dim3(unsigned(lanes), unsigned(height))};
+}
+
+// Two sums over rows, (2, channels); with `x`, whose first row they are moments about, mean and variance.
+template <class T, class Terms>
+const char* sum_rows(const Rows& rows, const typename Terms::Inputs& inputs, float* partial, const T* x, float* result,
+                     cudaStream_t stream) {
+  const Grid grid = grid_of<T>(rows, 8, kMaxRowBlocks);
+  sum_blocks<T, Terms><<<grid.blocks, grid.threads, 0, stream>>>(inputs, rows.rows, int(rows.channels), partial);
+  return finish_sums<T>(partial, grid.blocks.x, rows.channels, x, rows.rows, result, stream);
 }
 
 template <class Call> const char* with_kind(DType type, Call call) {
