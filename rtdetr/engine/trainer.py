@@ -295,7 +295,7 @@ class Trainer:
     def _backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> tuple[tuple[str, ...], Tensor]:
         dtype, share = AUTOCAST.get(self.cfg.train.precision), max(1, len(group))
         with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            inputs = (as_floats(images), targets, self.draws)
+            inputs = (as_floats(images).to(dtype or torch.float32), targets, self.draws)
             if dtype is not None and self.graphs is not None and self.why_not_compiled is not None:
                 outputs = call_cast(self.model, dtype, *inputs)
             else:

@@ -1,4 +1,4 @@
-"""A linear layer, and its ReLU if it has one, whose backward pass sums up the bias's gradient in a kernel of its own."""
+"""A linear layer, and its ReLU if it has one, whose backward pass sums up the gradient of the bias in an own kernel."""
 
 from __future__ import annotations
 

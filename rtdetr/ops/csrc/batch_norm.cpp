@@ -9,14 +9,14 @@ namespace {
 rtdetr::Norm norm_of(const Tensor& x, const Tensor& statistics, const Tensor& weight, const Tensor& bias, double eps,
                      int64_t activation) {
   const int64_t channels = x.size(1), processes = statistics.size(0);
-  return {floats("statistics", statistics, x, {processes, 2 * channels + 1}), processes,
+  return {floats("statistics", statistics, x, {processes, 2 * channels + rtdetr::kStatisticsTail}), processes,
           floats("weight", weight, x, {channels}), floats("bias", bias, x, {channels}), static_cast<float>(eps),
           static_cast<rtdetr::Activation>(activation)};
 }
 
 Tensor channel_statistics(Tensor x) {
   const rtdetr::Rows rows = rows_of(x);
-  Tensor partial = work_space(x), result = torch::stable::new_empty(x, {1, 2 * x.size(1) + 1}, ScalarType::Float);
+  Tensor partial = work_space(x), result = torch::stable::new_empty(x, {1, 2 * x.size(1) + rtdetr::kStatisticsTail}, ScalarType::Float);
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const char* error = rtdetr::cuda::channel_statistics(rows, writable(partial), writable(result), current_stream(x));
   STD_TORCH_CHECK(error == nullptr, "channel_statistics: ", error);

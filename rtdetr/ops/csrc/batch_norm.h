@@ -10,7 +10,10 @@ namespace rtdetr {
 
 enum class Activation : int64_t { none = 0, relu = 1, silu = 2 };
 
-// Mean, biased variance and number of rows, (2 * channels + 1) floats of each process; and what is learnt.
+// Mean, biased variance and number of rows, (2 * channels + kStatisticsTail) floats of each process, of which the last are
+// not used; and what is learnt.
+constexpr int64_t kStatisticsTail = 4;  // four floats are loaded at once
+
 struct Norm {
   const float* statistics;
   int64_t processes;

@@ -16,7 +16,8 @@ inline rtdetr::Rows rows_of(const Tensor& x) {
 inline const float* floats(const char* name, const Tensor& tensor, const Tensor& x, const std::vector<int64_t>& shape) {
   check_type(name, tensor, ScalarType::Float, x);
   check_shape(name, tensor, shape);
-  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected to be contiguous");
+  STD_TORCH_CHECK(tensor.is_contiguous() && reinterpret_cast<uintptr_t>(pointer(tensor)) % 16 == 0, name,
+                  ": expected to be contiguous and to start at a multiple of 16 bytes");
   return static_cast<const float*>(pointer(tensor));
 }
 

@@ -11,46 +11,68 @@
 namespace rtdetr::cuda {
 namespace {
 
-// Of channels first, first + 1, ...
-template <int V> struct Affine {
-  float mean[V], inverse[V], scale[V], bias[V];
-  float count;
+constexpr int kMaxBlocksToWrite = 132 * 8;
 
-  __device__ __forceinline__ Affine(const Norm& norm, int channels, int first, float (&variance)[V]) {
-    const int64_t stride = 2 * channels + 1;
-    count = 0;
-    for (int p = 0; p < norm.processes; ++p) count += norm.statistics[p * stride + 2 * channels];
+template <int V> __device__ __forceinline__ void load_floats(float (&values)[V], const float* address) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      mean[i] = variance[i] = 0;
-      for (int p = 0; p < norm.processes; ++p) {
-        const float* own = norm.statistics + p * stride;
-        mean[i] += own[first + i] * (own[2 * channels] / count);
+  for (int i = 0; i < V; i += 4) {
+    const float4 four = __ldg(reinterpret_cast<const float4*>(address + i));
+    values[i] = four.x, values[i + 1] = four.y, values[i + 2] = four.z, values[i + 3] = four.w;
+  }
+}
+
+// Of channels first, first + 1, ...: mean, variance and number of rows of all processes, by those of each.
+template <int V> struct Statistics {
+  float mean[V], variance[V], count;
+
+  __device__ __forceinline__ Statistics(const Norm& norm, int channels, int first) {
+    const int64_t stride = 2 * channels + kStatisticsTail;
+    load_floats(mean, norm.statistics + first);
+    load_floats(variance, norm.statistics + channels + first);
+    count = norm.statistics[2 * channels];
+    for (int p = 1; p < norm.processes; ++p) {
+      const float* own = norm.statistics + p * stride;
+      const float more = own[2 * channels], share = more / (count + more);
+      float other[V], spread[V];
+      load_floats(other, own + first);
+      load_floats(spread, own + channels + first);
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float away = other[i] - mean[i];
+        mean[i] += away * share;
+        variance[i] += (spread[i] - variance[i] + away * away * (1 - share)) * share;
       }
-      for (int p = 0; p < norm.processes; ++p) {
-        const float* own = norm.statistics + p * stride;
-        const float away = own[first + i] - mean[i];
-        variance[i] += (own[channels + first + i] + away * away) * (own[2 * channels] / count);
-      }
-      inverse[i] = rsqrtf(variance[i] + norm.eps);
-      scale[i] = norm.weight[first + i] * inverse[i];
-      bias[i] = norm.bias[first + i];
+      count += more;
     }
   }
+};
 
-  __device__ __forceinline__ float operator()(float x, int i) const { return fmaf(x - mean[i], scale[i], bias[i]); }
+// The norm as a line: x * scale + shift.
+template <int V> struct Line {
+  float scale[V], shift[V];
+
+  __device__ __forceinline__ Line(const Statistics<V>& statistics, const Norm& norm, int first) {
+    load_floats(scale, norm.weight + first);
+    load_floats(shift, norm.bias + first);
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      scale[i] *= rsqrtf(statistics.variance[i] + norm.eps);
+      shift[i] = fmaf(-statistics.mean[i], scale[i], shift[i]);
+    }
+  }
+  __device__ __forceinline__ float operator()(float x, int i) const { return fmaf(x, scale[i], shift[i]); }
 };
 
 template <Activation kind> __device__ __forceinline__ float activate(float z) {
   if constexpr (kind == Activation::relu) return z < 0 ? 0.0f : z;  // NaN stays
-  if constexpr (kind == Activation::silu) return z / (1 + __expf(-z));
+  if constexpr (kind == Activation::silu) return __fdividef(z, 1 + __expf(-z));
   return z;
 }
 
 template <Activation kind> __device__ __forceinline__ float slope(float z) {
   if constexpr (kind == Activation::relu) return z <= 0 ? 0.0f : 1.0f;
   if constexpr (kind == Activation::silu) {
-    const float s = 1 / (1 + __expf(-z));
+    const float s = __fdividef(1, 1 + __expf(-z));
     return s * (1 + z * (1 - s));
   }
   return 1;
@@ -60,15 +82,16 @@ template <Activation kind> __device__ __forceinline__ float slope(float z) {
 template <class T> struct Moments {
   static constexpr int V = kWidth<T>;
   struct Inputs { const T* x; };
+  using Loaded = Channels<T, V>;
   float about[V];
 
   __device__ __forceinline__ Moments(const Inputs& inputs, int, int first) {
-    const auto values = Channels<T, V>::load(inputs.x + first);
+    const auto values = Loaded::load(inputs.x + first);
 #pragma unroll
     for (int i = 0; i < V; ++i) about[i] = values[i];
   }
-  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, float (&a)[V], float (&b)[V]) const {
-    const auto values = Channels<T, V>::load(inputs.x + at);
+  static __device__ __forceinline__ Loaded load(const Inputs& inputs, int64_t at) { return Loaded::load(inputs.x + at); }
+  __device__ __forceinline__ void add(const Inputs&, int64_t, const Loaded& values, float (&a)[V], float (&b)[V]) const {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       const float away = values[i] - about[i];
@@ -76,8 +99,10 @@ template <class T> struct Moments {
       b[i] = fmaf(away, away, b[i]);
     }
   }
+  static __device__ __forceinline__ void close(float (&)[V]) {}
 };
 
+// Of the gradient g before the activation, and of g times the distance of x from the mean.
 template <class T, Activation kind, bool with_other> struct GradientSums {
   static constexpr int V = kWidth<T>;
   struct Inputs {
@@ -85,91 +110,113 @@ template <class T, Activation kind, bool with_other> struct GradientSums {
     T* g;
     Norm norm;
   };
-  float unused[V];
-  const Affine<V> affine;
+  struct Loaded {
+    Channels<T, V> x, grad, other;
+  };
+  const Statistics<V> statistics;
+  const Line<V> line;
+  const float eps;
 
   __device__ __forceinline__ GradientSums(const Inputs& inputs, int channels, int first)
-      : affine(inputs.norm, channels, first, unused) {}
-  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, float (&a)[V], float (&b)[V]) const {
-    const auto x = Channels<T, V>::load(inputs.x + at);
-    const auto grad = Channels<T, V>::load(inputs.grad + at);
+      : statistics(inputs.norm, channels, first), line(statistics, inputs.norm, first), eps(inputs.norm.eps) {}
+  static __device__ __forceinline__ Loaded load(const Inputs& inputs, int64_t at) {
+    Loaded loaded{Channels<T, V>::load(inputs.x + at), Channels<T, V>::load(inputs.grad + at), {}};
+    if constexpr (with_other) loaded.other = Channels<T, V>::load(inputs.other + at);
+    return loaded;
+  }
+  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, const Loaded& loaded, float (&a)[V], float (&b)[V]) const {
     float g[V];
-    if constexpr (with_other) {
-      const auto other = Channels<T, V>::load(inputs.other + at);
-#pragma unroll
-      for (int i = 0; i < V; ++i) g[i] = grad[i] * slope<kind>(kind == Activation::relu ? other[i] : affine(x[i], i) + other[i]);
-      store(inputs.g + at, g);
-    } else {
-#pragma unroll
-      for (int i = 0; i < V; ++i) g[i] = grad[i] * slope<kind>(affine(x[i], i));
-    }
 #pragma unroll
     for (int i = 0; i < V; ++i) {
+      float z = 0;
+      if constexpr (kind == Activation::relu && with_other) z = loaded.other[i];
+      else if constexpr (with_other) z = line(loaded.x[i], i) + loaded.other[i];
+      else if constexpr (kind != Activation::none) z = line(loaded.x[i], i);
+      g[i] = loaded.grad[i] * slope<kind>(z);
       a[i] += g[i];
-      b[i] = fmaf(g[i], (x[i] - affine.mean[i]) * affine.inverse[i], b[i]);
+      b[i] = fmaf(g[i], loaded.x[i] - statistics.mean[i], b[i]);
     }
+    if constexpr (with_other) store(inputs.g + at, g);
+  }
+  __device__ __forceinline__ void close(float (&b)[V]) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) b[i] *= rsqrtf(statistics.variance[i] + eps);
   }
 };
 
-template <class T, Activation kind>
+template <class T, Activation kind, bool with_plus>
 __global__ void __launch_bounds__(kThreads)
-    normalise(const T* __restrict__ x, const T* __restrict__ plus, Norm norm, Running running, int64_t rows, int channels, T* __restrict__ y) {
+    normalise(const T* __restrict__ x, const T* __restrict__ plus, Norm norm, Running running, int64_t rows, int channels,
+              T* __restrict__ y) {
   constexpr int V = kWidth<T>;
   const int first = (blockIdx.y * blockDim.x + threadIdx.x) * V;
   if (first >= channels) return;
-  float variance[V];
-  const Affine<V> affine(norm, channels, first, variance);
+  const Statistics<V> statistics(norm, channels, first);
+  const Line<V> line(statistics, norm, first);
   if (blockIdx.x == 0 && threadIdx.y == 0 && running.mean != nullptr) {
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       float &mean = running.mean[first + i], &kept = running.variance[first + i];
-      mean += running.momentum * (affine.mean[i] - mean);
-      kept += running.momentum * (variance[i] * (affine.count / (affine.count - 1)) - kept);
+      mean += running.momentum * (statistics.mean[i] - mean);
+      kept += running.momentum * (statistics.variance[i] * (statistics.count / (statistics.count - 1)) - kept);
     }
   }
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
-  for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += step) {
-    const int64_t at = row * channels + first;
-    const auto values = Channels<T, V>::load(x + at);
-    float result[V];
-    if (plus != nullptr) {
-      const auto more = Channels<T, V>::load(plus + at);
+  for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += kTogether * step) {
+    Channels<T, V> values[kTogether], more[kTogether];
 #pragma unroll
-      for (int i = 0; i < V; ++i) result[i] = activate<kind>(affine(values[i], i) + more[i]);
-    } else {
-#pragma unroll
-      for (int i = 0; i < V; ++i) result[i] = activate<kind>(affine(values[i], i));
+    for (int j = 0; j < kTogether; ++j) {
+      const int64_t at = (row + j * step) * channels + first;
+      if (row + j * step < rows) values[j] = Channels<T, V>::load(x + at);
+      if (with_plus && row + j * step < rows) more[j] = Channels<T, V>::load(plus + at);
     }
-    store(y + at, result);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      float result[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) result[i] = activate<kind>(line(values[j][i], i) + (with_plus ? more[j][i] : 0.0f));
+      if (row + j * step < rows) store(y + (row + j * step) * channels + first, result);
+    }
   }
 }
 
+// by x: scale * (g - mean of g - normalised x * mean of g * normalised x), which is a line in g and x.
 template <class T, Activation kind>
 __global__ void __launch_bounds__(kThreads)
-    backward(const T* __restrict__ x, const T* __restrict__ grad, const float* sums, Norm norm, int64_t rows, int channels, T* __restrict__ by_x) {
+    backward(const T* __restrict__ x, const T* __restrict__ grad, const float* sums, Norm norm, int64_t rows, int channels,
+             T* __restrict__ by_x) {
   constexpr int V = kWidth<T>;
   const int first = (blockIdx.y * blockDim.x + threadIdx.x) * V;
   if (first >= channels) return;
-  float of_g[V], of_product[V];
-  const Affine<V> affine(norm, channels, first, of_g);  // the variance is not needed
+  float of_x[V], constant[V];
+  const Statistics<V> statistics(norm, channels, first);
+  const Line<V> line(statistics, norm, first);
+  load_floats(constant, sums + first);
+  load_floats(of_x, sums + channels + first);
 #pragma unroll
   for (int i = 0; i < V; ++i) {
-    of_g[i] = sums[first + i] / affine.count;
-    of_product[i] = sums[channels + first + i] / affine.count;
+    const float inverse = rsqrtf(statistics.variance[i] + norm.eps);
+    of_x[i] *= -line.scale[i] * inverse / statistics.count;
+    constant[i] = -line.scale[i] * constant[i] / statistics.count - statistics.mean[i] * of_x[i];
   }
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
-  for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += step) {
-    const int64_t at = row * channels + first;
-    const auto values = Channels<T, V>::load(x + at);
-    const auto above = Channels<T, V>::load(grad + at);
-    float result[V];
+  for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += kTogether * step) {
+    Channels<T, V> values[kTogether], above[kTogether];
 #pragma unroll
-    for (int i = 0; i < V; ++i) {
-      const float g = above[i] * slope<kind>(affine(values[i], i));
-      const float normal = (values[i] - affine.mean[i]) * affine.inverse[i];
-      result[i] = affine.scale[i] * (g - of_g[i] - normal * of_product[i]);
+    for (int j = 0; j < kTogether; ++j) {
+      const int64_t at = (row + j * step) * channels + first;
+      if (row + j * step < rows) values[j] = Channels<T, V>::load(x + at), above[j] = Channels<T, V>::load(grad + at);
     }
-    store(by_x + at, result);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      float result[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float g = above[j][i] * slope<kind>(line(values[j][i], i));
+        result[i] = fmaf(line.scale[i], g, fmaf(values[j][i], of_x[i], constant[i]));
+      }
+      if (row + j * step < rows) store(by_x + (row + j * step) * channels + first, result);
+    }
   }
 }
 
@@ -178,22 +225,25 @@ template <class T> struct Run {
 
   template <Activation kind>
   static const char* norm(const Rows& x, const void* plus, const Norm& norm, const Running& running, void* y, cudaStream_t stream) {
-    const Grid grid = grid_of<T>(x, 4, 132 * 16);
-    normalise<T, kind><<<grid.blocks, grid.threads, 0, stream>>>(as(x.values), as(plus), norm, running, x.rows, int(x.channels),
-                                                                static_cast<T*>(y));
+    const Grid grid = grid_of<T>(x, kMaxBlocksToWrite);
+    const auto run = plus == nullptr ? normalise<T, kind, false> : normalise<T, kind, true>;
+    run<<<grid.blocks, grid.threads, 0, stream>>>(as(x.values), as(plus), norm, running, x.rows, int(x.channels), static_cast<T*>(y));
     return launch_error();
   }
 
   template <Activation kind>
   static const char* sums(const Rows& x, const void* grad, const void* other, const Norm& norm, float* partial, float* result, void* g,
                           cudaStream_t stream) {
-    if (other == nullptr) return sum_rows<T, GradientSums<T, kind, false>>(x, {as(x.values), as(grad), nullptr, nullptr, norm}, partial, nullptr, result, stream);
-    return sum_rows<T, GradientSums<T, kind, true>>(x, {as(x.values), as(grad), as(other), static_cast<T*>(g), norm}, partial, nullptr, result, stream);
+    using Alone = GradientSums<T, kind, false>;
+    using Other = GradientSums<T, kind, true>;
+    if (other == nullptr)
+      return sum_rows<T, Alone>(x, {as(x.values), as(grad), nullptr, nullptr, norm}, partial, nullptr, result, stream);
+    return sum_rows<T, Other>(x, {as(x.values), as(grad), as(other), static_cast<T*>(g), norm}, partial, nullptr, result, stream);
   }
 
   template <Activation kind>
   static const char* gradient(const Rows& x, const void* grad, const float* sums, const Norm& norm, void* by_x, cudaStream_t stream) {
-    const Grid grid = grid_of<T>(x, 4, 132 * 16);
+    const Grid grid = grid_of<T>(x, kMaxBlocksToWrite);
     backward<T, kind><<<grid.blocks, grid.threads, 0, stream>>>(as(x.values), as(grad), sums, norm, x.rows, int(x.channels),
                                                                static_cast<T*>(by_x));
     return launch_error();

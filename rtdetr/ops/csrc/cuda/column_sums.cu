@@ -12,21 +12,26 @@ template <class T, bool with_relu> struct Gradients {
     T* g;
   };
 
+  struct Loaded {
+    Channels<T, V> grad, result;
+  };
+
   __device__ __forceinline__ Gradients(const Inputs&, int, int) {}
-  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, float (&a)[V], float (&)[V]) const {
-    const auto grad = Channels<T, V>::load(inputs.grad + at);
+  static __device__ __forceinline__ Loaded load(const Inputs& inputs, int64_t at) {
+    Loaded loaded{Channels<T, V>::load(inputs.grad + at), {}};
+    if constexpr (with_relu) loaded.result = Channels<T, V>::load(inputs.result + at);
+    return loaded;
+  }
+  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, const Loaded& loaded, float (&a)[V], float (&)[V]) const {
     float g[V];
 #pragma unroll
-    for (int i = 0; i < V; ++i) g[i] = grad[i];
-    if constexpr (with_relu) {
-      const auto result = Channels<T, V>::load(inputs.result + at);
-#pragma unroll
-      for (int i = 0; i < V; ++i) g[i] = result[i] <= 0 ? 0.0f : g[i];
-      store(inputs.g + at, g);
+    for (int i = 0; i < V; ++i) {
+      g[i] = with_relu && loaded.result[i] <= 0 ? 0.0f : loaded.grad[i];
+      a[i] += g[i];
     }
-#pragma unroll
-    for (int i = 0; i < V; ++i) a[i] += g[i];
+    if constexpr (with_relu) store(inputs.g + at, g);
   }
+  static __device__ __forceinline__ void close(float (&)[V]) {}
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 namespace rtdetr::cuda {
 
 constexpr int kLanes = 32, kThreads = 256, kFinishRows = 16;
+constexpr int kTogether = 4;  // rows that a thread loads before it needs the first: memory answers late
 
 template <class T> constexpr int kWidth = 16 / sizeof(T);
 
@@ -19,8 +20,8 @@ template <class T> __device__ __forceinline__ void store(T* address, const float
   *reinterpret_cast<uint4*>(address) = raw;
 }
 
-// Two sums over rows of each channel, block by block: partial (blocks, 2, channels). `Terms` is made for some channels and
-// adds a row to them.
+// Two sums over rows of each channel, block by block: partial (blocks, 2, channels). `Terms` is made for some channels,
+// loads what it needs of a row, and adds it.
 template <class T, class Terms>
 __global__ void __launch_bounds__(kThreads) sum_blocks(typename Terms::Inputs inputs, int64_t rows, int channels, float* partial) {
   constexpr int V = kWidth<T>;
@@ -31,9 +32,16 @@ __global__ void __launch_bounds__(kThreads) sum_blocks(typename Terms::Inputs in
   if (mine) {
     const Terms terms(inputs, channels, first);
     const int64_t step = int64_t(gridDim.x) * blockDim.y;
-#pragma unroll 4
-    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += step)
-      terms.add(inputs, row * channels + first, a, b);
+    for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += kTogether * step) {
+      typename Terms::Loaded loaded[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j)
+        if (row + j * step < rows) loaded[j] = Terms::load(inputs, (row + j * step) * channels + first);
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j)
+        if (row + j * step < rows) terms.add(inputs, (row + j * step) * channels + first, loaded[j], a, b);
+    }
+    terms.close(b);
   }
   const int thread = threadIdx.y * blockDim.x + threadIdx.x;
   for (int left = blockDim.y; left > 1; left = (left + 1) / 2) {
@@ -100,8 +108,9 @@ struct Grid {
   dim3 blocks, threads;
 };
 
-// Blocks for about `each` rows to a thread, at most `most` blocks in all.
-template <class T> inline Grid grid_of(const Rows& x, int64_t each, int64_t most) {
+// At most `most` blocks in all, and of small maps so few that a thread has some rows to its channels.
+template <class T> inline Grid grid_of(const Rows& x, int64_t most) {
+  constexpr int64_t each = 2 * kTogether;
   const int64_t vectors = x.channels / kWidth<T>, lanes = vectors < kLanes ? vectors : kLanes;
   const int64_t height = kThreads / lanes, parts = (vectors + lanes - 1) / lanes;
   int64_t blocks = (x.rows + height * each - 1) / (height * each);
@@ -114,7 +123,7 @@ template <class T> inline Grid grid_of(const Rows& x, int64_t each, int64_t most
 template <class T, class Terms>
 const char* sum_rows(const Rows& rows, const typename Terms::Inputs& inputs, float* partial, const T* x, float* result,
                      cudaStream_t stream) {
-  const Grid grid = grid_of<T>(rows, 8, kMaxRowBlocks);
+  const Grid grid = grid_of<T>(rows, kMaxRowBlocks);
   sum_blocks<T, Terms><<<grid.blocks, grid.threads, 0, stream>>>(inputs, rows.rows, int(rows.channels), partial);
   return finish_sums<T>(partial, grid.blocks.x, rows.channels, x, rows.rows, result, stream);
 }
