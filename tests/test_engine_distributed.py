@@ -243,3 +243,14 @@ def test_graphs_on_two_gpus_train_as_distributed_data_parallel_does(tmp_path: Pa
     for (_, values, gradients), (_, others, elsewhere) in zip(*ranks, strict=True):
         assert torch.equal(gradients, elsewhere)
         assert values.numel() < 100 or torch.equal(values, others), "statistics of batch norm differ"
+
+
+def test_memory_of_a_training_grows_in_place_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    distributed.let_memory_grow()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    del os.environ["PYTORCH_ALLOC_CONF"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    distributed.let_memory_grow()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
