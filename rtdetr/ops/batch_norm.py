@@ -87,11 +87,9 @@ class NormActivation(torch.autograd.Function):
         sums, g = torch.ops.rtdetr.channel_norm_sums(rows, above, other, *learnt, eps, kind)
         if other is not None:
             above, kind = g, KINDS[None]
-        by_weight, by_bias = sums[1], sums[0]
-        if ctx.several:
-            sums = sums.clone()
-            dist.all_reduce(sums)
+        if ctx.several:  # the mean is what weight and bias will get in the end
+            dist.all_reduce(sums, op=dist.ReduceOp.AVG)
         by_x = torch.ops.rtdetr.channel_norm_backward(rows, above, sums, *learnt, eps, kind)
         by_plus = _maps(above, x) if ctx.needs_input_grad[3] else None
-        by_affine = (each if needed else None for each, needed in zip((by_weight, by_bias), ctx.needs_input_grad[1:3]))
+        by_affine = (each if needed else None for each, needed in zip((sums[1], sums[0]), ctx.needs_input_grad[1:3]))
         return _maps(by_x, x), *by_affine, by_plus, *[None] * 6

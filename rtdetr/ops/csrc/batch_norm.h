@@ -41,6 +41,7 @@ const char* channel_norm(const Rows& x, const void* plus, const Norm& norm, cons
 const char* channel_norm_sums(const Rows& x, const void* grad, const void* other, const Norm& norm, float* partial, float* sums,
                               void* g, void* stream);
 
+// sums: those of channel_norm_sums, of several processes their mean.
 const char* channel_norm_backward(const Rows& x, const void* grad, const float* sums, const Norm& norm, void* by_x,
                                   void* stream);
 }  // namespace cuda

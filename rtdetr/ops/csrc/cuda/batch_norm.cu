@@ -193,11 +193,12 @@ __global__ void __launch_bounds__(kThreads)
   const Line<V> line(statistics, norm, first);
   load_floats(constant, sums + first);
   load_floats(of_x, sums + channels + first);
+  const float count = statistics.count / norm.processes;  // as the sums are the mean of the processes'
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const float inverse = rsqrtf(statistics.variance[i] + norm.eps);
-    of_x[i] *= -line.scale[i] * inverse / statistics.count;
-    constant[i] = -line.scale[i] * constant[i] / statistics.count - statistics.mean[i] * of_x[i];
+    of_x[i] *= -line.scale[i] * inverse / count;
+    constant[i] = -line.scale[i] * constant[i] / count - statistics.mean[i] * of_x[i];
   }
   const int64_t step = int64_t(gridDim.x) * blockDim.y;
   for (int64_t row = int64_t(blockIdx.x) * blockDim.y + threadIdx.y; row < rows; row += kTogether * step) {
