@@ -55,6 +55,9 @@ class Gradients:
         self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
         if self.why_not_compiled is None:
             compile_step(cast(RTDETRv3, model))
+        # The compiler casts as it likes; layers that are done again in the backward pass find the weights as they are.
+        again = self.why_not_compiled is None or cfg.train.checkpoint_activations
+        self.cast = device.type == "cuda" and self.parallel is model and not again
         self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
 
     def add(self, batch: Batch, group: Sequence[int], more: bool) -> Values:
@@ -74,10 +77,7 @@ class Gradients:
         share = max(1, len(group))
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             inputs = (as_floats(images).to(self.dtype or torch.float32), targets, self.draws)
-            if self.dtype is not None and self.graphs is not None and self.why_not_compiled is not None:
-                outputs = call_cast(self.model, self.dtype, *inputs)
-            else:
-                outputs = self.parallel(*inputs)
+            outputs = call_cast(self.model, self.dtype, *inputs) if self.dtype and self.cast else self.parallel(*inputs)
         losses = self.criterion(outputs, targets, self.state.epoch, group)
         self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
         return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share
