@@ -56,6 +56,9 @@ def test_numbers_and_gradients(dtype: torch.dtype) -> None:
         mine = random_norm(shape[1]).cuda()
         exact = nn.BatchNorm2d(shape[1]).cuda().double()
         exact.load_state_dict(mine.state_dict())
+        if activation is F.relu:  # whose edge rounding may cross
+            before = F.batch_norm(x.double(), None, None, exact.weight, exact.bias, training=True)
+            grad = grad * ((before if plus is None else before + plus).abs() > 1e-3)
         assert why_not_by_kernel(mine, x, activation) is None
 
         def plain(norm: nn.Module, x: Tensor, plus: Tensor | None) -> Tensor:
@@ -88,7 +91,7 @@ def test_statistics_of_several_processes_are_those_of_all_pictures() -> None:
         mean = sums / len(statistics)  # of the processes
         ends.append((y, *running, sums, ops.channel_norm_backward(rows, y, mean, *learnt, *numbers)))
     for found, wanted in zip(*ends, strict=True):
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
 
 
 @pytest.mark.gpu
