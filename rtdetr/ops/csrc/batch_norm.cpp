@@ -9,14 +9,18 @@ namespace {
 rtdetr::Norm norm_of(const Tensor& x, const Tensor& statistics, const Tensor& weight, const Tensor& bias, double eps,
                      int64_t activation) {
   const int64_t channels = x.size(1), processes = statistics.size(0);
-  return {floats("statistics", statistics, x, {processes, 2 * channels + rtdetr::kStatisticsTail}), processes,
-          floats("weight", weight, x, {channels}), floats("bias", bias, x, {channels}), static_cast<float>(eps),
+  return {floats("statistics", statistics, x, {processes, 2 * channels + rtdetr::kStatisticsTail}),
+          processes,
+          floats("weight", weight, x, {channels}),
+          floats("bias", bias, x, {channels}),
+          static_cast<float>(eps),
           static_cast<rtdetr::Activation>(activation)};
 }
 
 Tensor channel_statistics(Tensor x) {
   const rtdetr::Rows rows = rows_of(x);
-  Tensor partial = work_space(x), result = torch::stable::new_empty(x, {1, 2 * x.size(1) + rtdetr::kStatisticsTail}, ScalarType::Float);
+  Tensor partial = work_space(x),
+         result = torch::stable::new_empty(x, {1, 2 * x.size(1) + rtdetr::kStatisticsTail}, ScalarType::Float);
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const char* error = rtdetr::cuda::channel_statistics(rows, writable(partial), writable(result), current_stream(x));
   STD_TORCH_CHECK(error == nullptr, "channel_statistics: ", error);
@@ -48,9 +52,9 @@ std::tuple<Tensor, Tensor> channel_norm_sums(Tensor x, Tensor grad, OptionalTens
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor g = gradient(x, other.has_value());
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::channel_norm_sums(rows, alike("grad", grad, x), other ? alike("other", *other, x) : nullptr, norm,
-                                                      writable(partial), writable(sums), gradient_pointer(g, other.has_value()),
-                                                      current_stream(x));
+  const char* error = rtdetr::cuda::channel_norm_sums(rows, alike("grad", grad, x), other ? alike("other", *other, x) : nullptr,
+                                                      norm, writable(partial), writable(sums),
+                                                      gradient_pointer(g, other.has_value()), current_stream(x));
   STD_TORCH_CHECK(error == nullptr, "channel_norm_sums: ", error);
   return {sums, g};
 }
@@ -61,8 +65,8 @@ Tensor channel_norm_backward(Tensor x, Tensor grad, Tensor sums, Tensor statisti
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::channel_norm_backward(rows, alike("grad", grad, x), floats("sums", sums, x, {2, x.size(1)}), norm,
-                                                          by_x.mutable_data_ptr(), current_stream(x));
+  const char* error = rtdetr::cuda::channel_norm_backward(rows, alike("grad", grad, x), floats("sums", sums, x, {2, x.size(1)}),
+                                                          norm, by_x.mutable_data_ptr(), current_stream(x));
   STD_TORCH_CHECK(error == nullptr, "channel_norm_backward: ", error);
   return by_x;
 }

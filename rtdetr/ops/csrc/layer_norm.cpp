@@ -8,7 +8,8 @@ namespace {
 
 rtdetr::TokenNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
   const int64_t bytes = x.size(1) * (x.scalar_type() == ScalarType::Float ? 4 : 2);
-  STD_TORCH_CHECK(bytes <= rtdetr::kMaxTokenBytes, "x: expected rows of at most ", rtdetr::kMaxTokenBytes, " bytes, got ", bytes);
+  STD_TORCH_CHECK(bytes <= rtdetr::kMaxTokenBytes, "x: expected rows of at most ", rtdetr::kMaxTokenBytes, " bytes, got ",
+                  bytes);
   return {floats("weight", weight, x, {x.size(1)}), floats("bias", bias, x, {x.size(1)}), static_cast<float>(eps)};
 }
 
@@ -17,8 +18,9 @@ std::tuple<Tensor, Tensor> token_norm(Tensor x, OptionalTensor plus, Tensor weig
   const rtdetr::TokenNorm norm = norm_of(x, weight, bias, eps);
   Tensor sum = gradient(x, plus.has_value()), y = torch::stable::new_empty(x, x.sizes());
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::token_norm(rows, plus ? alike("plus", *plus, x) : nullptr, norm,
-                                               gradient_pointer(sum, plus.has_value()), y.mutable_data_ptr(), current_stream(x));
+  const char* error =
+      rtdetr::cuda::token_norm(rows, plus ? alike("plus", *plus, x) : nullptr, norm, gradient_pointer(sum, plus.has_value()),
+                               y.mutable_data_ptr(), current_stream(x));
   STD_TORCH_CHECK(error == nullptr, "token_norm: ", error);
   return {y, sum};
 }

@@ -18,8 +18,8 @@ std::tuple<Tensor, Tensor> max_pool(Tensor x) {
   const std::vector<int64_t> shape{pool.pictures, pool.out_height, pool.out_width, pool.channels};
   Tensor y = torch::stable::new_empty(x, shape), place = torch::stable::new_empty(x, shape, ScalarType::Byte);
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::max_pool(pool, pointer(x), y.mutable_data_ptr(), static_cast<uint8_t*>(place.mutable_data_ptr()),
-                                             current_stream(x));
+  const char* error = rtdetr::cuda::max_pool(pool, pointer(x), y.mutable_data_ptr(),
+                                             static_cast<uint8_t*>(place.mutable_data_ptr()), current_stream(x));
   STD_TORCH_CHECK(error == nullptr, "max_pool: ", error);
   return {y, place};
 }

@@ -81,7 +81,9 @@ template <Activation kind> __device__ __forceinline__ float slope(float z) {
 // Moments about the first row: near enough to the mean that no digits are lost.
 template <class T> struct Moments {
   static constexpr int V = kWidth<T>;
-  struct Inputs { const T* x; };
+  struct Inputs {
+    const T* x;
+  };
   using Loaded = Channels<T, V>;
   float about[V];
 
@@ -124,14 +126,18 @@ template <class T, Activation kind, bool with_other> struct GradientSums {
     if constexpr (with_other) loaded.other = Channels<T, V>::load(inputs.other + at);
     return loaded;
   }
-  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, const Loaded& loaded, float (&a)[V], float (&b)[V]) const {
+  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, const Loaded& loaded, float (&a)[V],
+                                      float (&b)[V]) const {
     float g[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) {
       float z = 0;
-      if constexpr (kind == Activation::relu && with_other) z = loaded.other[i];
-      else if constexpr (with_other) z = line(loaded.x[i], i) + loaded.other[i];
-      else if constexpr (kind != Activation::none) z = line(loaded.x[i], i);
+      if constexpr (kind == Activation::relu && with_other)
+        z = loaded.other[i];
+      else if constexpr (with_other)
+        z = line(loaded.x[i], i) + loaded.other[i];
+      else if constexpr (kind != Activation::none)
+        z = line(loaded.x[i], i);
       g[i] = loaded.grad[i] * slope<kind>(z);
       a[i] += g[i];
       b[i] = fmaf(g[i], loaded.x[i] - statistics.mean[i], b[i]);
@@ -144,8 +150,7 @@ template <class T, Activation kind, bool with_other> struct GradientSums {
   }
 };
 
-template <class T, Activation kind, bool with_plus>
-__global__ void __launch_bounds__(kThreads)
+template <class T, Activation kind, bool with_plus> __global__ void __launch_bounds__(kThreads)
     normalise(const T* __restrict__ x, const T* __restrict__ plus, Norm norm, Running running, int64_t rows, int channels,
               T* __restrict__ y) {
   constexpr int V = kWidth<T>;
@@ -181,8 +186,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // by x: scale * (g - mean of g - normalised x * mean of g * normalised x), which is a line in g and x.
-template <class T, Activation kind>
-__global__ void __launch_bounds__(kThreads)
+template <class T, Activation kind> __global__ void __launch_bounds__(kThreads)
     backward(const T* __restrict__ x, const T* __restrict__ grad, const float* sums, Norm norm, int64_t rows, int channels,
              T* __restrict__ by_x) {
   constexpr int V = kWidth<T>;
@@ -224,38 +228,42 @@ __global__ void __launch_bounds__(kThreads)
 template <class T> struct Run {
   static const T* as(const void* values) { return static_cast<const T*>(values); }
 
-  template <Activation kind>
-  static const char* norm(const Rows& x, const void* plus, const Norm& norm, const Running& running, void* y, cudaStream_t stream) {
+  template <Activation kind> static const char* norm(const Rows& x, const void* plus, const Norm& norm, const Running& running,
+                                                     void* y, cudaStream_t stream) {
     const Grid grid = grid_of<T>(x, kMaxBlocksToWrite);
     const auto run = plus == nullptr ? normalise<T, kind, false> : normalise<T, kind, true>;
-    run<<<grid.blocks, grid.threads, 0, stream>>>(as(x.values), as(plus), norm, running, x.rows, int(x.channels), static_cast<T*>(y));
+    run<<<grid.blocks, grid.threads, 0, stream>>>(as(x.values), as(plus), norm, running, x.rows, int(x.channels),
+                                                  static_cast<T*>(y));
     return launch_error();
   }
 
-  template <Activation kind>
-  static const char* sums(const Rows& x, const void* grad, const void* other, const Norm& norm, float* partial, float* result, void* g,
-                          cudaStream_t stream) {
+  template <Activation kind> static const char* sums(const Rows& x, const void* grad, const void* other, const Norm& norm,
+                                                     float* partial, float* result, void* g, cudaStream_t stream) {
     using Alone = GradientSums<T, kind, false>;
     using Other = GradientSums<T, kind, true>;
     if (other == nullptr)
       return sum_rows<T, Alone>(x, {as(x.values), as(grad), nullptr, nullptr, norm}, partial, nullptr, result, stream);
-    return sum_rows<T, Other>(x, {as(x.values), as(grad), as(other), static_cast<T*>(g), norm}, partial, nullptr, result, stream);
+    return sum_rows<T, Other>(x, {as(x.values), as(grad), as(other), static_cast<T*>(g), norm}, partial, nullptr, result,
+                              stream);
   }
 
-  template <Activation kind>
-  static const char* gradient(const Rows& x, const void* grad, const float* sums, const Norm& norm, void* by_x, cudaStream_t stream) {
+  template <Activation kind> static const char* gradient(const Rows& x, const void* grad, const float* sums, const Norm& norm,
+                                                         void* by_x, cudaStream_t stream) {
     const Grid grid = grid_of<T>(x, kMaxBlocksToWrite);
     backward<T, kind><<<grid.blocks, grid.threads, 0, stream>>>(as(x.values), as(grad), sums, norm, x.rows, int(x.channels),
-                                                               static_cast<T*>(by_x));
+                                                                static_cast<T*>(by_x));
     return launch_error();
   }
 };
 
 template <class Call> const char* with_activation(Activation kind, Call call) {
   switch (kind) {
-    case Activation::relu: return call(std::integral_constant<Activation, Activation::relu>());
-    case Activation::silu: return call(std::integral_constant<Activation, Activation::silu>());
-    default: return call(std::integral_constant<Activation, Activation::none>());
+    case Activation::relu:
+      return call(std::integral_constant<Activation, Activation::relu>());
+    case Activation::silu:
+      return call(std::integral_constant<Activation, Activation::silu>());
+    default:
+      return call(std::integral_constant<Activation, Activation::none>());
   }
 }
 
@@ -264,14 +272,16 @@ template <class Call> const char* with_activation(Activation kind, Call call) {
 const char* channel_statistics(const Rows& x, float* partial, float* statistics, void* stream) {
   return with_kind(x.type, [&](auto t) {
     using T = decltype(t);
-    return sum_rows<T, Moments<T>>(x, {static_cast<const T*>(x.values)}, partial, static_cast<const T*>(x.values), statistics, static_cast<cudaStream_t>(stream));
+    return sum_rows<T, Moments<T>>(x, {static_cast<const T*>(x.values)}, partial, static_cast<const T*>(x.values), statistics,
+                                   static_cast<cudaStream_t>(stream));
   });
 }
 
 const char* channel_norm(const Rows& x, const void* plus, const Norm& norm, const Running& running, void* y, void* stream) {
   return with_kind(x.type, [&](auto t) {
     return with_activation(norm.activation, [&](auto kind) {
-      return Run<decltype(t)>::template norm<decltype(kind)::value>(x, plus, norm, running, y, static_cast<cudaStream_t>(stream));
+      return Run<decltype(t)>::template norm<decltype(kind)::value>(x, plus, norm, running, y,
+                                                                    static_cast<cudaStream_t>(stream));
     });
   });
 }
@@ -286,10 +296,12 @@ const char* channel_norm_sums(const Rows& x, const void* grad, const void* other
   });
 }
 
-const char* channel_norm_backward(const Rows& x, const void* grad, const float* sums, const Norm& norm, void* by_x, void* stream) {
+const char* channel_norm_backward(const Rows& x, const void* grad, const float* sums, const Norm& norm, void* by_x,
+                                  void* stream) {
   return with_kind(x.type, [&](auto t) {
     return with_activation(norm.activation, [&](auto kind) {
-      return Run<decltype(t)>::template gradient<decltype(kind)::value>(x, grad, sums, norm, by_x, static_cast<cudaStream_t>(stream));
+      return Run<decltype(t)>::template gradient<decltype(kind)::value>(x, grad, sums, norm, by_x,
+                                                                        static_cast<cudaStream_t>(stream));
     });
   });
 }

@@ -22,7 +22,8 @@ template <class T, bool with_relu> struct Gradients {
     if constexpr (with_relu) loaded.result = Channels<T, V>::load(inputs.result + at);
     return loaded;
   }
-  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, const Loaded& loaded, float (&a)[V], float (&)[V]) const {
+  __device__ __forceinline__ void add(const Inputs& inputs, int64_t at, const Loaded& loaded, float (&a)[V],
+                                      float (&)[V]) const {
     float g[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) {
@@ -41,9 +42,10 @@ const char* column_sums(const Rows& grad, const void* result, float* partial, fl
     using T = decltype(t);
     const auto* values = static_cast<const T*>(grad.values);
     const auto queue = static_cast<cudaStream_t>(stream);
-    if (result == nullptr) return sum_rows<T, Gradients<T, false>>(grad, {values, nullptr, nullptr}, partial, nullptr, sums, queue);
-    return sum_rows<T, Gradients<T, true>>(grad, {values, static_cast<const T*>(result), static_cast<T*>(g)}, partial, nullptr, sums,
-                                           queue);
+    if (result == nullptr)
+      return sum_rows<T, Gradients<T, false>>(grad, {values, nullptr, nullptr}, partial, nullptr, sums, queue);
+    return sum_rows<T, Gradients<T, true>>(grad, {values, static_cast<const T*>(result), static_cast<T*>(g)}, partial, nullptr,
+                                           sums, queue);
   });
 }
 

@@ -50,9 +50,9 @@ template <class T, int kParts> struct Token {
   }
 };
 
-template <class T, int kParts>
-__global__ void __launch_bounds__(kLanes* kWarps)
-    forward(const T* __restrict__ x, const T* __restrict__ plus, TokenNorm norm, int64_t rows, int channels, T* __restrict__ sum, T* __restrict__ y) {
+template <class T, int kParts> __global__ void __launch_bounds__(kLanes* kWarps)
+    forward(const T* __restrict__ x, const T* __restrict__ plus, TokenNorm norm, int64_t rows, int channels,
+            T* __restrict__ sum, T* __restrict__ y) {
   constexpr int V = kWidth<T>;
   using Row = Token<T, kParts>;
   for (int64_t row = int64_t(blockIdx.x) * kWarps + threadIdx.y; row < rows; row += int64_t(gridDim.x) * kWarps) {
@@ -83,10 +83,9 @@ __global__ void __launch_bounds__(kLanes* kWarps)
   }
 }
 
-template <class T, int kParts>
-__global__ void __launch_bounds__(kLanes* kWarps)
-    backward(const T* __restrict__ x, const T* __restrict__ grad, TokenNorm norm, int64_t rows, int channels, T* __restrict__ by_x,
-             float* __restrict__ partial) {
+template <class T, int kParts> __global__ void __launch_bounds__(kLanes* kWarps)
+    backward(const T* __restrict__ x, const T* __restrict__ grad, TokenNorm norm, int64_t rows, int channels,
+             T* __restrict__ by_x, float* __restrict__ partial) {
   constexpr int V = kWidth<T>;
   using Row = Token<T, kParts>;
   float of_grad[kParts][V] = {}, of_product[kParts][V] = {}, weight[kParts][V] = {};
@@ -166,9 +165,10 @@ const char* token_norm(const Rows& x, const void* plus, const TokenNorm& norm, v
   return with_kind(x.type, [&](auto t) {
     using T = decltype(t);
     return with_parts<T>(x.channels, [&](auto parts) {
-      forward<T, decltype(parts)::value><<<blocks_for(x.rows, 4, 132 * 16), dim3(kLanes, kWarps), 0, static_cast<cudaStream_t>(stream)>>>(
-          static_cast<const T*>(x.values), static_cast<const T*>(plus), norm, x.rows, int(x.channels), static_cast<T*>(sum),
-          static_cast<T*>(y));
+      forward<T, decltype(parts)::value>
+          <<<blocks_for(x.rows, 4, 132 * 16), dim3(kLanes, kWarps), 0, static_cast<cudaStream_t>(stream)>>>(
+              static_cast<const T*>(x.values), static_cast<const T*>(plus), norm, x.rows, int(x.channels), static_cast<T*>(sum),
+              static_cast<T*>(y));
       return launch_error();
     });
   });
@@ -181,7 +181,8 @@ const char* token_norm_backward(const Rows& x, const void* grad, const TokenNorm
     return with_parts<T>(x.channels, [&](auto parts) {
       const unsigned blocks = blocks_for(x.rows, 4, kMaxRowBlocks);
       backward<T, decltype(parts)::value><<<blocks, dim3(kLanes, kWarps), 0, static_cast<cudaStream_t>(stream)>>>(
-          static_cast<const T*>(x.values), static_cast<const T*>(grad), norm, x.rows, int(x.channels), static_cast<T*>(by_x), partial);
+          static_cast<const T*>(x.values), static_cast<const T*>(grad), norm, x.rows, int(x.channels), static_cast<T*>(by_x),
+          partial);
       return finish_sums<T>(partial, blocks, x.channels, nullptr, x.rows, sums, static_cast<cudaStream_t>(stream));
     });
   });

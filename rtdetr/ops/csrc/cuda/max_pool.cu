@@ -10,13 +10,13 @@ template <int V> struct alignas(V) Taken {
   uint8_t of[V];
 };
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+template <class T> __global__ void __launch_bounds__(kThreads)
     forward(const T* __restrict__ x, Pool pool, unsigned vectors, T* __restrict__ y, uint8_t* __restrict__ place) {
   constexpr int V = kWidth<T>;
   const unsigned at = blockIdx.x * kThreads + threadIdx.x;
   if (at >= vectors) return;
-  const unsigned per_cell = unsigned(pool.channels) / V, out_height = unsigned(pool.out_height), out_width = unsigned(pool.out_width);
+  const unsigned per_cell = unsigned(pool.channels) / V, out_height = unsigned(pool.out_height),
+                 out_width = unsigned(pool.out_width);
   const int height = int(pool.height), width = int(pool.width), first = int(at % per_cell) * V;
   const unsigned cell = at / per_cell;
   const int column = int(cell % out_width), row = int(cell / out_width % out_height);
@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kThreads)
   *reinterpret_cast<Taken<V>*>(place + int64_t(at) * V) = taken;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads)
+template <class T> __global__ void __launch_bounds__(kThreads)
     backward(const T* __restrict__ grad, const uint8_t* __restrict__ place, Pool pool, unsigned vectors, T* __restrict__ by_x) {
   constexpr int V = kWidth<T>;
   const unsigned at = blockIdx.x * kThreads + threadIdx.x;
@@ -71,8 +70,8 @@ const char* max_pool(const Pool& pool, const void* x, void* y, uint8_t* place, v
   return with_kind(pool.type, [&](auto t) {
     using T = decltype(t);
     const int64_t vectors = pool.pictures * pool.out_height * pool.out_width * pool.channels / kWidth<T>;
-    forward<T><<<blocks_for(vectors), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const T*>(x), pool, unsigned(vectors),
-                                                                                         static_cast<T*>(y), place);
+    forward<T><<<blocks_for(vectors), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+        static_cast<const T*>(x), pool, unsigned(vectors), static_cast<T*>(y), place);
     return launch_error();
   });
 }
@@ -81,8 +80,8 @@ const char* max_pool_backward(const Pool& pool, const void* grad, const uint8_t*
   return with_kind(pool.type, [&](auto t) {
     using T = decltype(t);
     const int64_t vectors = pool.pictures * pool.height * pool.width * pool.channels / kWidth<T>;
-    backward<T><<<blocks_for(vectors), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const T*>(grad), place, pool,
-                                                                                          vectors, static_cast<T*>(by_x));
+    backward<T><<<blocks_for(vectors), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<const T*>(grad), place,
+                                                                                         pool, vectors, static_cast<T*>(by_x));
     return launch_error();
   });
 }

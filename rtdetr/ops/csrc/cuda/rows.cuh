@@ -22,8 +22,8 @@ template <class T> __device__ __forceinline__ void store(T* address, const float
 
 // Two sums over rows of each channel, block by block: partial (blocks, 2, channels). `Terms` is made for some channels,
 // loads what it needs of a row, and adds it.
-template <class T, class Terms>
-__global__ void __launch_bounds__(kThreads) sum_blocks(typename Terms::Inputs inputs, int64_t rows, int channels, float* partial) {
+template <class T, class Terms> __global__ void __launch_bounds__(kThreads)
+    sum_blocks(typename Terms::Inputs inputs, int64_t rows, int channels, float* partial) {
   constexpr int V = kWidth<T>;
   __shared__ float shared[2 * V][kThreads];
   const int first = (blockIdx.y * blockDim.x + threadIdx.x) * V;
@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(kThreads) sum_blocks(typename Terms::Inputs in
 }
 
 // Sums of the blocks; where `x` is given, the moments about its first row become mean and variance.
-template <class T>
-__global__ void __launch_bounds__(kLanes* kFinishRows)
+template <class T> __global__ void __launch_bounds__(kLanes* kFinishRows)
     finish(const float* partial, int blocks, int channels, const T* x, float rows, float* result) {
   __shared__ float shared[2][kFinishRows][kLanes];
   const int channel = blockIdx.x * kLanes + threadIdx.x;
@@ -96,11 +95,10 @@ __global__ void __launch_bounds__(kLanes* kFinishRows)
 }
 
 // The sums (2, channels) of partial (blocks, 2, channels); with `x`, whose first row they are about, mean and variance.
-template <class T>
-const char* finish_sums(const float* partial, unsigned blocks, int64_t channels, const T* x, int64_t rows, float* result,
-                        cudaStream_t stream) {
-  finish<T><<<unsigned((channels + kLanes - 1) / kLanes), dim3(kLanes, kFinishRows), 0, stream>>>(partial, int(blocks), int(channels), x,
-                                                                                              float(rows), result);
+template <class T> const char* finish_sums(const float* partial, unsigned blocks, int64_t channels, const T* x, int64_t rows,
+                                           float* result, cudaStream_t stream) {
+  finish<T><<<unsigned((channels + kLanes - 1) / kLanes), dim3(kLanes, kFinishRows), 0, stream>>>(
+      partial, int(blocks), int(channels), x, float(rows), result);
   return launch_error();
 }
 
@@ -120,9 +118,8 @@ template <class T> inline Grid grid_of(const Rows& x, int64_t most) {
 }
 
 // Two sums over rows, (2, channels); with `x`, whose first row they are moments about, mean and variance.
-template <class T, class Terms>
-const char* sum_rows(const Rows& rows, const typename Terms::Inputs& inputs, float* partial, const T* x, float* result,
-                     cudaStream_t stream) {
+template <class T, class Terms> const char* sum_rows(const Rows& rows, const typename Terms::Inputs& inputs, float* partial,
+                                                     const T* x, float* result, cudaStream_t stream) {
   const Grid grid = grid_of<T>(rows, kMaxRowBlocks);
   sum_blocks<T, Terms><<<grid.blocks, grid.threads, 0, stream>>>(inputs, rows.rows, int(rows.channels), partial);
   return finish_sums<T>(partial, grid.blocks.x, rows.channels, x, rows.rows, result, stream);
@@ -130,10 +127,14 @@ const char* sum_rows(const Rows& rows, const typename Terms::Inputs& inputs, flo
 
 template <class Call> const char* with_kind(DType type, Call call) {
   switch (type) {
-    case DType::f16: return call(__half());
-    case DType::bf16: return call(__nv_bfloat16());
-    case DType::f32: return call(float());
-    default: return "float64 has no kernel";
+    case DType::f16:
+      return call(__half());
+    case DType::bf16:
+      return call(__nv_bfloat16());
+    case DType::f32:
+      return call(float());
+    default:
+      return "float64 has no kernel";
   }
 }
 
