@@ -183,9 +183,9 @@ class SelfAttention(nn.MultiheadAttention):
         sizes = [group.size for group in groups] or [tokens.shape[1]]
         masks = [group.visible for group in groups] or [None]
         heads = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).split(sizes, dim=2) for x in (query, key, value))
-        seen = [F.scaled_dot_product_attention(q, k, v, mask) for q, k, v, mask in zip(*heads, masks)]
-        together = torch.cat(seen, dim=2) if groups else seen[0]
-        return linear(together.transpose(1, 2).flatten(2), self.out_proj.weight, self.out_proj.bias)
+        seen = [F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2) for q, k, v, mask in zip(*heads, masks)]
+        together = torch.cat(seen, dim=1) if groups else seen[0]  # (B, T, heads, head_dim)
+        return linear(together.flatten(2), self.out_proj.weight, self.out_proj.bias)
 
 
 def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:
