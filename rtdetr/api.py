@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -149,9 +150,9 @@ class RTDETRv3:
         slices: (h, w) or side in pixels of overlapping tiles, in which large pictures are searched as well.
         half: float16, by default on a GPU. allow_private: URLs may lead into private networks.
         """
-        if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        if not isinstance(threshold, Real) or not 0 <= threshold <= 1:
             raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, Integral) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
         if half not in (True, False, "auto"):
             raise DataError(f'half: expected True, False or "auto", got {half!r}')
@@ -219,12 +220,12 @@ class RTDETRv3:
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine.evaluator import evaluate
 
-        network = self._network("evaluate")
+        detector: Any = self.model if self.model is not None else next(iter(self._predictors.values())).model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), "evaluate()", updates)
         with distributed.process_group(str(self.device)) as device:
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
-            return evaluate(network, loader, loader.source.origin, loader.classes, cfg.eval, device)
+            return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
 
     def export(self, format: str = "onnx", output: str | Path | None = None, **options: Any) -> Path:
         """The exported file or folder, whose certificate lies beside it; options as in `rtdetr.export.export_model`."""

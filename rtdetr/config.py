@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -277,9 +278,11 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
     """`a.b=value` updates from keyword arguments.
 
     A key is written with dots or double underscores (`optimizer__lr`), or by its last word where no other key ends in
-    it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several.
+    it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several
+    and for one of none.
     """
-    keys = list(_dotted_keys(config_to_dict(Config())))
+    tree = config_to_dict(Config())
+    keys = list(_dotted_keys(tree))
     updates = []
     for name, value in settings.items():
         dotted = SHORT_KEYS.get(name, name.replace("__", "."))
@@ -287,6 +290,10 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
             meant = [key for key in keys if key.rpartition(".")[2] == dotted]
             if len(meant) > 1:
                 raise ConfigError(f"{name}: is the end of several keys, {', '.join(meant)}; write one of them in full")
+            if not meant and dotted not in tree:
+                ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
+                near = difflib.get_close_matches(dotted, ends, n=1, cutoff=0.0)[0]
+                raise ConfigError(f"{name}: no key of a config ends so, the nearest is {near} ({ends[near]})")
             dotted = meant[0] if meant else dotted
         text = json.dumps(value, ensure_ascii=False, default=str)
         updates.append(f"{dotted}={text}")

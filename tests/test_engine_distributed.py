@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -260,3 +261,23 @@ def test_memory_of_a_training_grows_in_place_unless_the_user_says_otherwise(monk
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     distributed.let_memory_grow()
     assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+class Kept:
+    """What a script holds on to till the end, as a trainer with graphs."""
+
+
+def test_last_acts_come_before_the_end_of_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits for graphs that use it, and scripts keep their trainer."""
+    done: list[str] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_: None)
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: done.append("the group is gone"))
+    monkeypatch.setattr(distributed, "Lifeline", lambda *_: SimpleNamespace(why_not="", close=lambda well: None))
+    owner, lost = Kept(), Kept()
+    with distributed.process_group("cpu"):
+        distributed.before_the_end(owner, lambda: done.append("graphs of the owner"))
+        distributed.before_the_end(lost, lambda: done.append("graphs of the lost one"))
+        del lost
+        assert done == ["graphs of the lost one"]
+    assert done[1:] == ["graphs of the owner", "the group is gone"]

@@ -320,6 +320,48 @@ def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_pat
     assert trainer.total_iterations == 9 and trainer.state.iteration == 6
 
 
+def test_an_unreadable_picture_is_left_out_of_the_evaluation(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_data(tmp_path / "shapes")
+    kept = json.loads((folder / "annotations" / "instances_val.json").read_text())
+    bad = kept["images"].pop(0)
+    kept["annotations"] = [each for each in kept["annotations"] if each["image_id"] != bad["id"]]
+    (tmp_path / "without.json").write_text(json.dumps(kept))
+    settings = ("train.epochs=3", "train.eval_every=1", "optimizer.lr=1e-3", "train.log_every=3")
+    without = Trainer(
+        tiny_config(folder, *settings, f"data.val.annotations={tmp_path}/without.json"), tmp_path / "without", CPU
+    )
+    assert without.run() is None
+    (folder / "val" / bad["file_name"]).write_bytes(b"no picture")
+    capsys.readouterr()
+    assert Trainer(tiny_config(folder, *settings), tmp_path / "run", CPU).run() is None
+    said = capsys.readouterr().out
+    assert said.count(f"{bad['file_name']}: cannot be read as a picture") == said.count("evaluation does without") == 1
+    evaluated = []
+    for name in ("run", "without"):
+        rows = read_rows(tmp_path / name / "metrics.csv")
+        evaluated.append([[row[figure] for figure in FIGURES] for row in rows if row["kind"] == "eval"])
+    assert len(evaluated[0]) == 3 and evaluated[0] == evaluated[1]
+
+
+@pytest.mark.parametrize(("share", "bad", "stops"), [(0.05, 4, True), (0.05, 3, False), (0.0, 1, True)])
+def test_too_many_unreadable_validation_pictures_stop_the_run(
+    tmp_path: Path, share: float, bad: int, stops: bool
+) -> None:
+    folder = tiny_data(tmp_path / "shapes")
+    for each in sorted((folder / "val").iterdir())[:bad]:
+        each.write_bytes(b"no picture")
+    updates = (f"data.max_unreadable={share}", "train.eval_every=1", "train.epochs=1")
+    trainer = Trainer(tiny_config(folder, *updates), tmp_path / "run", CPU)
+    if not stops:
+        assert trainer.run() is None
+        return
+    with pytest.raises(TrainingFailed, match=f"{bad} of the 4 validation pictures cannot be read"):
+        trainer.run()
+    assert load_checkpoint(tmp_path / "run" / "last.pth")["training"]["evaluation_due"]
+
+
 def test_tuning_reports_and_starts_from_the_average(data: Path, whole: Path, tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, "train.max_iterations=1"), tmp_path / "run", CPU, tuning=whole / "last.pth")
     average = load_checkpoint(whole / "last.pth")["ema"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,6 +17,8 @@ from rtdetr.engine.lifeline import Lifeline, ProcessLost
 
 Result = TypeVar("Result")
 LOOKING = 5.0  # seconds, when a collective has failed, for the news that a process is gone
+
+_last_acts: list[weakref.finalize[..., object]] = []
 
 
 class DeviceError(ValueError):
@@ -73,6 +76,9 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
             raise ProcessLost(sentence) from error
         raise
     finally:
+        for act in _last_acts:
+            act()
+        _last_acts.clear()
         line.close(well)
         if well:  # with a process missing it may wait for ever
             dist.destroy_process_group()
@@ -83,6 +89,12 @@ def let_memory_grow() -> None:
     would keep theirs for good, a GiB of 7.4. Settings of the user stand."""
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def before_the_end(owner: object, act: Callable[[], object]) -> None:
+    """Has `act` done before the process group is taken down, when `owner` is gone, or when the program ends."""
+    _last_acts[:] = [each for each in _last_acts if each.alive]
+    _last_acts.append(weakref.finalize(owner, act))
 
 
 def choose_device(device: str) -> torch.device:

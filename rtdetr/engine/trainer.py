@@ -97,7 +97,7 @@ class Trainer:
                 f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
                 "set it to 0 to take them from the file"
             )
-        self.val_loader = build_val_loader(cfg, self.classes, rank, world_size)
+        self.val_loader = build_val_loader(cfg, self.classes, rank, world_size, go_on=True)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
@@ -258,8 +258,10 @@ class Trainer:
             result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
             return
+        pictures = len(self.val_loader.source)
+        figures = distributed.from_main(lambda: self.watch.figures_of(result, pictures))
         state.evaluation_due = False
-        state.early_stop.see(distributed.from_main(lambda: result.figures if result else {}), state.iteration)
+        state.early_stop.see(figures, state.iteration)
         if result is not None:
             self.watch.log_evaluation(result, self.val_loader.source, classes)
             seconds = time.perf_counter() - started
