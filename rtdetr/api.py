@@ -198,7 +198,10 @@ class RTDETRv3:
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
         chosen, from_file = (Path(each) if each is not None else None for each in (output_dir, resume))
-        with tempfile.TemporaryDirectory() as temporary, distributed.process_group(str(self.device)) as device:
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            distributed.process_group(str(self.device), training=True) as device,
+        ):
             folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
             tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
             trainer = Trainer(cfg, folder, device, from_file, tuning)
