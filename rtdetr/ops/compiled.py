@@ -8,16 +8,20 @@ hw: 2 * L integers height, width; or empty, and the tensors `shapes` (L, 2) and 
 from __future__ import annotations
 
 import hashlib
+import importlib.abc
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from rtdetr.ops.reference import compute_dtype
 
@@ -201,6 +205,49 @@ def _aggregation_backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> i
     return int(_aggregation_flops(40)(*args))
 
 
+class FlopFormulas(importlib.abc.MetaPathFinder):
+    """Tells torch's FLOP counter about the operators once somebody imports it: it brings triton along, which takes
+    longer than the whole of this package."""
+
+    MODULE = "torch.utils.flop_counter"
+
+    @classmethod
+    def register_or_wait(cls) -> None:
+        if cls.MODULE in sys.modules:
+            cls.register(sys.modules[cls.MODULE])
+        else:
+            sys.meta_path.insert(0, cls())
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self.MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = self._registering(spec.loader.exec_module)  # type: ignore[assignment,method-assign]
+        return spec
+
+    def _registering(self, run: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+        def run_and_register(module: ModuleType) -> None:
+            run(module)
+            self.register(module)
+
+        return run_and_register
+
+    @staticmethod
+    def register(counter: ModuleType) -> None:
+        ops = torch.ops.rtdetr
+        for operator, formula in (
+            (ops.ms_deform_attn, _flops(8)),  # four corners of multiply and add
+            (ops.ms_deform_attn_backward, _backward_flops),
+            (ops.ms_deform_attn_fused, _fused_flops),
+            (ops.ms_deform_attn_fused_backward, _fused_backward_flops),
+            (ops.deformable_aggregation, _aggregation_flops(8)),
+            (ops.deformable_aggregation_backward, _aggregation_backward_flops),
+        ):
+            counter.register_flop_formula(operator)(formula)
+
+
 def _autocast_forward(
     value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, weights: Tensor
 ) -> Tensor:
@@ -238,19 +285,13 @@ def _register() -> None:
     for name in ("_backward", "_fused_backward"):
         library.register_autograd(f"rtdetr::ms_deform_attn{name}", _no_double_backward)
     library.register_vmap("rtdetr::ms_deform_attn", _vmap(ops.ms_deform_attn))
-    # Four corners of multiply and add.
-    register_flop_formula(ops.ms_deform_attn)(_flops(8))
-    register_flop_formula(ops.ms_deform_attn_backward)(_backward_flops)
-    register_flop_formula(ops.ms_deform_attn_fused)(_fused_flops)
-    register_flop_formula(ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
     library.register_fake("rtdetr::deformable_aggregation")(_aggregation_fake)
     library.register_fake("rtdetr::deformable_aggregation_backward")(_backward_fake)
     forward = "rtdetr::deformable_aggregation"
     library.register_autograd(forward, _aggregation_backward, setup_context=_setup_forward)
     library.register_autograd(f"{forward}_backward", _no_double_backward)
     library.register_vmap(forward, _vmap(ops.deformable_aggregation))
-    register_flop_formula(ops.deformable_aggregation)(_aggregation_flops(8))
-    register_flop_formula(ops.deformable_aggregation_backward)(_aggregation_backward_flops)
+    FlopFormulas.register_or_wait()
     for key in ("AutocastCPU", "AutocastCUDA"):
         _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
 
