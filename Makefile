@@ -1,6 +1,7 @@
 # make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
 # make test   formatter, linter, type checker and all tests that run on this machine
 # make docs   the documentation as a site in site/, every link checked
+# make browser the example in the browser, tested with onnxruntime-web, which npm fetches, and Chromium
 # make wheels a wheel for processors and one for GPUs, in dist/, each tried away from the clone
 #
 # An active environment (venv or conda) that has torch is used as it is; else .venv is made with PYTHON.
@@ -20,7 +21,7 @@ PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
 READY_DEV := $(BIN)/.rtdetr-ready-dev
 
-.PHONY: demo test docs lint mutants setup wheels clean
+.PHONY: demo test browser docs lint mutants setup wheels clean
 
 setup: $(READY)
 
@@ -52,6 +53,10 @@ lint: $(READY_DEV)
 
 test: lint
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile
+
+browser: $(READY_DEV)
+	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix build/browser onnxruntime-web@1
+	RTDETR_ORT_WEB=$(CURDIR)/build/browser/node_modules/onnxruntime-web $(PY) -m pytest -q -rs tests/test_export_examples.py -k browser
 
 docs: $(READY_DEV)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

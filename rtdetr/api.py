@@ -7,6 +7,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -149,9 +150,9 @@ class RTDETRv3:
         slices: (h, w) or side in pixels of overlapping tiles, in which large pictures are searched as well.
         half: float16, by default on a GPU. allow_private: URLs may lead into private networks.
         """
-        if not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        if not isinstance(threshold, Real) or not 0 <= threshold <= 1:
             raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
-        if not isinstance(batch_size, int) or batch_size < 1:
+        if not isinstance(batch_size, Integral) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
         if half not in (True, False, "auto"):
             raise DataError(f'half: expected True, False or "auto", got {half!r}')
@@ -195,9 +196,12 @@ class RTDETRv3:
         given = settings | ({} if epochs is None else {"epochs": epochs})
         base = read_checkpoint(resume)["config"] if resume is not None else config_to_dict(self.cfg)
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
-        cfg = config_from_dict(base, "train()", updates)
+        cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
         chosen, from_file = (Path(each) if each is not None else None for each in (output_dir, resume))
-        with tempfile.TemporaryDirectory() as temporary, distributed.process_group(str(self.device)) as device:
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            distributed.process_group(str(self.device), training=True) as device,
+        ):
             folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
             tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
             trainer = Trainer(cfg, folder, device, from_file, tuning)
@@ -216,12 +220,12 @@ class RTDETRv3:
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine.evaluator import evaluate
 
-        network = self._network("evaluate")
+        detector: Any = self.model if self.model is not None else next(iter(self._predictors.values())).model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
-        cfg = config_from_dict(config_to_dict(self.cfg), "evaluate()", updates)
+        cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
         with distributed.process_group(str(self.device)) as device:
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
-            return evaluate(network, loader, loader.source.origin, loader.classes, cfg.eval, device)
+            return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
 
     def export(self, format: str = "onnx", output: str | Path | None = None, **options: Any) -> Path:
         """The exported file or folder, whose certificate lies beside it; options as in `rtdetr.export.export_model`."""
@@ -282,7 +286,8 @@ class RTDETRv3:
             sides = [size, size] if isinstance(size, int) else size
             if not isinstance(sides, (list, tuple)) or any(not isinstance(side, int) or side % 32 for side in sides):
                 raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
-            cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={[*sides]}"])
+            updates = [f"data.image_size={[*sides]}"]
+            cfg = config_from_dict(config_to_dict(cfg), str(self.weights or cfg.name), updates, "predict()")
         key = cfg.data.image_size, half
         if key not in self._predictors:
             model: Any = self.model if self.model is not None else first.model  # an exported file is its own

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -249,9 +250,10 @@ def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
     return _config(*read_config_file(Path(path)), updates)
 
 
-def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None) -> Config:
-    """The Config that `config_to_dict` wrote, with `a.b=value` updates; `source` names the file in error messages."""
-    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates)
+def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None, by: str = "-u") -> Config:
+    """The Config that `config_to_dict` wrote, with `a.b=value` updates. source: names the file in error messages; by:
+    what gave the updates."""
+    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates, by)
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
@@ -277,9 +279,11 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
     """`a.b=value` updates from keyword arguments.
 
     A key is written with dots or double underscores (`optimizer__lr`), or by its last word where no other key ends in
-    it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several.
+    it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several
+    and for one of none.
     """
-    keys = list(_dotted_keys(config_to_dict(Config())))
+    tree = config_to_dict(Config())
+    keys = list(_dotted_keys(tree))
     updates = []
     for name, value in settings.items():
         dotted = SHORT_KEYS.get(name, name.replace("__", "."))
@@ -287,6 +291,10 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
             meant = [key for key in keys if key.rpartition(".")[2] == dotted]
             if len(meant) > 1:
                 raise ConfigError(f"{name}: is the end of several keys, {', '.join(meant)}; write one of them in full")
+            if not meant and dotted not in tree:
+                ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
+                near = difflib.get_close_matches(dotted, ends, n=1, cutoff=0.0)[0]
+                raise ConfigError(f"{name}: no key of a config ends so, the nearest is {near} ({ends[near]})")
             dotted = meant[0] if meant else dotted
         text = json.dumps(value, ensure_ascii=False, default=str)
         updates.append(f"{dotted}={text}")
@@ -305,12 +313,12 @@ def save_config(config: Config, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False), encoding="utf-8")
 
 
-def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None) -> Config:
-    apply_updates(tree, origins, updates or [])
+def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
+    apply_updates(tree, origins, updates or [], by)
     config: Config = build(Config, tree, origins)
     for key, other, sentence in _contradictions(config):
         where = [origin(origins, key), origin(origins, other)]
-        raise ConfigError(f"{'-u' if '-u' in where else where[0]}: {key} {sentence}")
+        raise ConfigError(f"{by if by in where else where[0]}: {key} {sentence}")
     return config
 
 

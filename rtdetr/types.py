@@ -75,7 +75,7 @@ class ImageInfo(NamedTuple):
 
     image_id: int
     file_name: str
-    height: int  # pixels of the picture as it was read
+    height: int  # pixels of the picture as it was read; 0: it could not be
     width: int
 
 
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W) RGB: uint8 in training, a quarter of the bytes to pass on; else float32 in [0, 1]
     targets: Targets
     infos: tuple[ImageInfo, ...]
-    unreadable: tuple[str, ...] = ()  # about pictures that could not be used and were replaced
+    unreadable: tuple[str, ...] = ()  # about pictures that could not be used
 
     def pin_memory(self) -> Batch:
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos, self.unreadable)

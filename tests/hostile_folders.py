@@ -164,6 +164,7 @@ YOLO = [
             (r / "data.yaml").write_text("train: list.txt\nnames: [cup, pen, key]\n"),
         ],
     ),
+    Case("two classes of one name", "class_name", 1, _yaml("1: pen", "1: cup")),
     Case("YAML broken", "yaml_broken|unusable", 2, _yaml("names:", "names: [")),
     Case("YAML key twice", "yaml_broken|unusable", 2, _yaml("names:", "train: images\nnames:")),
     Case("YAML deep", "yaml_broken|unusable", 2, _yaml("names:", "x: " + "[" * 300 + "\nnames:")),

@@ -194,6 +194,16 @@ def _corners(document: Document, _: Path) -> None:
         each["bbox"] = [x, y, WIDTH - i % 5, HEIGHT - i % 4]
 
 
+def _relative(document: Document, _: Path) -> None:
+    for each in document["annotations"]:
+        x, y, width, height = each["bbox"]
+        each["bbox"] = [x / WIDTH, y / HEIGHT, width / WIDTH, height / HEIGHT]
+
+
+def _again(document: Document) -> Document:
+    return document["annotations"][5] | {"id": 999, "bbox": [*document["annotations"][5]["bbox"]]}
+
+
 def _no_class(document: Document, _: Path) -> None:
     for each in document["annotations"]:
         if each["category_id"] == 20:
@@ -236,6 +246,9 @@ BOXES = [
     Case("huge", "box_clipped", 1, _box("bbox", [-1e6, -1e6, 1e9, 1e9])),
     Case("one as corners", "box_xyxy", 1, _box("bbox", [12, 10, 38, 30])),
     Case("all as corners", "boxes_xyxy", 2, _corners),
+    Case("all relative", "boxes_relative", 2, _relative),
+    Case("the same box twice", "box_copy", 0, lambda document, _: document["annotations"].append(_again(document))),
+    Case("area negative", "box_area_negative", 1, _box("area", -5)),
     Case("nan", "box_not_finite", 1, _box("bbox", [1, 2, NAN, 4])),
     Case("all nan", "box_not_finite", 1, _box("bbox", [NAN] * 4)),
     Case("inf", "box_not_finite", 1, _box("bbox", [1, 2, INF, 4])),
@@ -307,6 +320,8 @@ IDS = [
     Case("own class id a float", "class_record", 2, _category("id", 7.0)),
     Case("class name null", "class_record", 2, _category("name", None)),
     Case("class name a number", "class_record", 2, _category("name", 7)),
+    Case("class name empty", "class_name", 1, _category("name", " ")),
+    Case("two classes of one name", "class_name", 1, _category("name", "cup")),
     Case("class no mapping", "class_record", 2, _append("categories", "cup")),
     Case("no classes", "no_classes", 2, _set("categories", [])),
 ]

@@ -46,12 +46,27 @@ def test_importing_the_package_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_importing_the_class_imports_what_detecting_needs_alone() -> None:
+    """Each of these takes long; `from rtdetr import RTDETRv3` is to take little longer than `import torch`.
+    Our formulas join the registry of FLOPs whenever that is imported."""
+    slow = "torchvision torch._dynamo triton torch.utils.flop_counter scipy matplotlib tensorboard pycocotools "
+    slow += "faster_coco_eval tqdm safetensors huggingface_hub onnx onnxruntime av rtdetr.data.formats.sources "
+    slow += "rtdetr.data.loader rtdetr.engine.trainer rtdetr.losses rtdetr.export rtdetr.serve"
+    code = (
+        "import sys, torch; before = set(sys.modules); from rtdetr import RTDETRv3; "
+        f"found = set({slow!r}.split()) & set(sys.modules) - before; assert not found, found; "
+        "from rtdetr.ops import why_not_compiled; from torch.utils.flop_counter import flop_registry; "
+        "assert why_not_compiled(torch.empty(0)) or torch.ops.rtdetr.ms_deform_attn_backward in flop_registry"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_detecting_imports_neither_torchvision_nor_the_compiler(checkpoint: Path, picture: Path) -> None:
     """Each takes as long as torch itself."""
     code = (
         "import sys; from rtdetr import RTDETRv3; from rtdetr.cli import main; "
         f"assert main(['predict', '-w', {str(checkpoint)!r}, {str(picture)!r}, '--device', 'cpu']) == 0; "
-        "assert not {'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & sys.modules.keys()"
+        "assert not {'torchvision', 'torch._dynamo', 'triton', 'scipy', 'matplotlib'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=checkpoint.parent)
 
@@ -64,7 +79,7 @@ def test_there_is_nothing_else_in_the_package() -> None:
 
 
 def test_a_result_is_arrays_names_and_what_others_expect(model: RTDETRv3, picture: Path) -> None:
-    result = model.predict(picture, threshold=0)
+    result = model.predict(picture, threshold=np.float32(0))
     n = len(result)
     assert n and result.boxes.shape == (n, 4) and result.boxes.dtype == np.float32
     assert result.scores.shape == (n,) and (np.diff(result.scores) <= 0).all()
@@ -286,10 +301,17 @@ def test_keys_of_the_config_as_keywords() -> None:
     assert keyword_updates({"name": "mine", "model.backbone.depth": 18}) == ['name="mine"', "model.backbone.depth=18"]
     with pytest.raises(ConfigError, match="hidden_dim: is the end of several keys"):
         keyword_updates({"hidden_dim": 3})
+    with pytest.raises(
+        ConfigError, match=r"^epoch: no key of a config ends so, the nearest is epochs \(train.epochs\)$"
+    ):
+        keyword_updates({"epoch": 3})
+    assert keyword_updates({"train": {"epochs": 3}}) == ['train={"epochs": 3}']
 
 
 def test_a_misspelt_keyword_names_its_neighbour(model: RTDETRv3, checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key `train.epoch`, the nearest valid key is `train.epochs`"):
+    with pytest.raises(
+        ConfigError, match=r"^train\(\): unknown key `train.epoch`, the nearest valid key is `train.epochs`"
+    ):
         model.train(checkpoint.parent, train__epoch=1)
 
 

@@ -171,6 +171,24 @@ def test_polygons_become_boxes_and_are_counted(tmp_path: Path) -> None:
     assert data.targets(0)[1].tolist() == [1, 0] and "; 1 polygons taken as the boxes around them" in data.summary()
 
 
+def test_keypoints_behind_a_box_are_not_read(tmp_path: Path) -> None:
+    """As many numbers as a polygon has, where `kpt_shape` is [n, 2]."""
+    root = yolo_set(tmp_path, "1 0.5 0.5 0.25 0.5 0.1 0.1 0.9 0.9\n0 0.5 0.5 0.25 0.5\n")
+    (root / "data.yaml").write_text("train: images\nnames: [cat, dog]\nkpt_shape: [2, 2]\n")
+    assert open_set(root).targets(0)[0].tolist() == [[36, 16, 60, 48]] * 2
+    (root / "data.yaml").write_text("train: images\nnames: [cat, dog]\nkpt_shape: [2, 3]\n")
+    (root / "labels" / "a.txt").write_text("1 0.5 0.5 0.25 0.5 0.1 0.1 2 0.9 0.9 0\n")
+    assert open_set(root).targets(0)[0].tolist() == [[36, 16, 60, 48]]
+
+
+def test_a_test_set_that_was_never_made(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path, yaml="train: images\nval: images\ntest: ../test/images\nnames: [cat, dog]")
+    assert [*find_sources(root)] == ["train", "val"]
+    assert "`test` is '../test/images', but there is none" in open_set(root).summary()
+    with pytest.raises(DataError, match="has no set `test`, only train, val"):
+        open_set(root, split="test")
+
+
 def test_sizes_come_from_the_upright_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = yolo_set(tmp_path)
     (root / "images" / "a.png").unlink()
@@ -366,8 +384,9 @@ def test_bad_voc_lists_are_named(tmp_path: Path) -> None:
         path.write_text(lines)
         with pytest.raises(DataError, match=sentence):
             open_set(root)
-    path.write_text("a  1\n")
-    assert len(open_set(root)) == 1
+    for line in ("a  1\n", "a.png\n", "a.xml\n"):
+        path.write_text(line)
+        assert len(open_set(root)) == 1
 
 
 def test_a_class_that_is_not_listed(tmp_path: Path) -> None:

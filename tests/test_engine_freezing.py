@@ -38,9 +38,10 @@ def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("frozen", [1, 3])
-def test_frozen_stages_do_not_move(data: Path, start: Path, tmp_path: Path, frozen: int) -> None:
+@pytest.mark.parametrize(("frozen", "muon"), [(1, 0), (3, 0), (2, 3)])
+def test_frozen_stages_do_not_move(data: Path, start: Path, tmp_path: Path, frozen: int, muon: int) -> None:
     updates = [f"model.backbone.freeze_stages={frozen}", "train.max_iterations=2", "ema.decay=0.5", "ema.warmup=0"]
+    updates += [f"optimizer.muon_lr_multiplier={muon}"]
     Trainer(tiny_config(data, *updates), tmp_path, CPU, tuning=start).run()
     updates[1] = "train.max_iterations=4"
     Trainer(tiny_config(data, *updates), tmp_path, CPU, resume=tmp_path / "last.pth").run()

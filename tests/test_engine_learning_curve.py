@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_helpers import NANO, NUM_TRAIN, tiny_data, tiny_updates
+import torch
+from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
 
 from rtdetr import cli
 from rtdetr.config import load_config
+from rtdetr.engine.automatic import FROZEN, SLOWLY
 from rtdetr.engine.learning_curve import Point, estimate
 from rtdetr.engine.metrics import read_rows
+from rtdetr.engine.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +22,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
-def command(data: Path, folder: Path, *updates: str) -> int:
+def command(data: Path, folder: Path, *updates: str, weights: Path | None = None) -> int:
     arguments = ["learning-curve", "-c", str(NANO), "--device", "cpu", "--output-dir", str(folder)]
+    arguments += ["-t", str(weights)] if weights else []
     return cli.main([*arguments, "-u", *tiny_updates(data), "train.eval_every=1", *updates])
 
 
@@ -43,6 +47,18 @@ def test_both_runs_have_the_same_iterations(
         assert [int(row["iteration"]) for row in rows if row["kind"] == "eval"] == [4, 8]
     assert command(data, tmp_path / "curve") == 2
     assert "holds half, whole, half.json, learning_curve.json already" in capsys.readouterr().err
+
+
+def test_both_runs_keep_of_weights_what_a_training_keeps(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    Trainer(tiny_config(data, "train.max_iterations=1"), tmp_path / "start", torch.device("cpu")).run()
+    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto", "train.max_iterations=1"]
+    assert command(data, tmp_path / "curve", *updates, weights=tmp_path / "start" / "last.pth") == 0
+    for name in ("half", "whole"):
+        cfg = load_config(tmp_path / "curve" / name / "config.yml")
+        assert (cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier) == (FROZEN, SLOWLY)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,7 @@ def test_nothing_is_written_for_what_cannot_run(
         (0.6, 0.605, "labelling more pictures of this kind would hardly pay: the second half brought +0.005"),
         (0.7, 0.6, "labelling more pictures of this kind would hardly pay: the second half brought -0.100"),
         (0.97, 0.985, "labelling more would pay little: "),
+        (0.003, 0.002, "no estimate: both runs were too short to learn anything (AP below 0.05)"),
         (-1.0, -1.0, "no estimate: the validation set has no boxes"),
     ],
 )

@@ -58,6 +58,16 @@ def test_the_board_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> N
     assert scalars(tmp_path) == {"train/loss": [(1, 3.0), (3, 0.5)]}
 
 
+def test_a_folder_that_somebody_moved_away_is_made_again(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "run", None)
+    log.write("train", 1, 0, {"loss": 3.0})
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    log.write("train", 2, 0, {"loss": 2.0})
+    log.write("train", 3, 0, {"loss": 1.0})
+    assert [row["iteration"] for row in read_rows(tmp_path / "run" / "metrics.csv")] == ["2", "3"]
+    assert scalars(tmp_path / "run") == {"train/loss": [(2, 2.0), (3, 1.0)]}
+
+
 def test_the_board_shows_pictures_of_every_evaluation(tmp_path: Path) -> None:
     data = tiny_data(tmp_path / "shapes")
     updates = ("train.max_iterations=6", "train.eval_every=1", "data.augment.crop_prob=0")

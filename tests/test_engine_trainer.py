@@ -143,15 +143,15 @@ def gradient(trainer: Trainer, batch: Batch, num_parts: int) -> Tensor:
     size = 4 // num_parts
     parts = [part_of(batch, start, start + size) for start in range(0, 4, size)]
     draws = iter([PartialDraws(start, start + size, 4) for start in range(0, 4, size)])
-    backward = trainer._backward
+    backward = trainer.gradients.backward
 
     def with_own_draws(*arguments: Any) -> Any:
-        trainer.draws = next(draws)
+        trainer.gradients.draws = next(draws)
         return backward(*arguments)
 
-    trainer._backward = with_own_draws  # type: ignore[method-assign]
+    trainer.gradients.backward = with_own_draws  # type: ignore[method-assign]
     trainer.train_step(parts)
-    return torch.cat([parameter.grad.flatten() for parameter in trainer.parameters])  # type: ignore[union-attr]
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.gradients.parameters])  # type: ignore[union-attr]
 
 
 NO_DENSE_HEAD, NO_DENOISING = "model.supervision.dense_head=false", "model.supervision.num_denoising=0"
@@ -188,7 +188,7 @@ def test_a_batch_without_boxes_trains(data: Path, tmp_path: Path) -> None:
     trainer.model.train()
     record = trainer.train_step([made_up_batch((0, 0))])
     assert torch.isfinite(record.values).all()
-    assert all(p.grad is not None for p in trainer.parameters)
+    assert all(p.grad is not None for p in trainer.gradients.parameters)
     assert torch.isfinite(trainer.train_step([made_up_batch((0, 3))]).values).all()
 
 
@@ -204,7 +204,7 @@ def spoil_pictures(trainer: Trainer) -> None:
 
 
 def spoil_loss(trainer: Trainer) -> None:
-    criterion: Callable[..., dict[str, Tensor]] = trainer.criterion
+    criterion: Callable[..., dict[str, Tensor]] = trainer.gradients.criterion
 
     def spoiled(*arguments: object) -> dict[str, Tensor]:
         losses = criterion(*arguments)
@@ -213,7 +213,7 @@ def spoil_loss(trainer: Trainer) -> None:
             losses["loss"] = losses["loss"] + losses["loss_giou"]
         return losses
 
-    trainer.criterion = spoiled  # type: ignore[assignment]
+    trainer.gradients.criterion = spoiled  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(("spoil", "named"), [(spoil_pictures, "matching cost"), (spoil_loss, "loss_giou = inf")])
@@ -243,7 +243,7 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
     for group in trainer.state.optimizer.param_groups:
         group["fused"] = precision == "fp32"
-    criterion, train_step = trainer.criterion, trainer.train_step
+    criterion, train_step = trainer.gradients.criterion, trainer.train_step
     before: list[dict[str, Tensor]] = []
 
     def spoiled(*arguments: Any) -> dict[str, Tensor]:
@@ -257,7 +257,7 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
         before.append({name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()})
         return train_step(batches)
 
-    trainer.criterion, trainer.train_step = spoiled, noted  # type: ignore[assignment, method-assign]
+    trainer.gradients.criterion, trainer.train_step = spoiled, noted  # type: ignore[assignment, method-assign]
     with pytest.raises(TrainingFailed, match="iteration 1"):
         trainer.run()
     kept = torch.load(tmp_path / "failed_batch.pth", weights_only=True)["model"]
@@ -293,7 +293,7 @@ def test_fp16_stops_when_nothing_moves(data: Path, tmp_path: Path, init_scale: f
     trainer = Trainer(tiny_config(data, "train.precision=fp16", "train.epochs=99"), tmp_path, CPU)
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
+    trainer.gradients.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
     batch = made_up_batch((2, 1))
     with pytest.raises(TrainingFailed, match=rf"were not finite in {steps} steps in a row.*train.precision=bf16"):
         for _ in range(60):
@@ -318,6 +318,48 @@ def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_pat
     trainer = Trainer(cfg, tmp_path, CPU, resume=whole / "last.pth")
     assert {group["weight_decay"] for group in trainer.state.optimizer.param_groups} == {0.5}
     assert trainer.total_iterations == 9 and trainer.state.iteration == 6
+
+
+def test_an_unreadable_picture_is_left_out_of_the_evaluation(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_data(tmp_path / "shapes")
+    kept = json.loads((folder / "annotations" / "instances_val.json").read_text())
+    bad = kept["images"].pop(0)
+    kept["annotations"] = [each for each in kept["annotations"] if each["image_id"] != bad["id"]]
+    (tmp_path / "without.json").write_text(json.dumps(kept))
+    settings = ("train.epochs=3", "train.eval_every=1", "optimizer.lr=1e-3", "train.log_every=3")
+    without = Trainer(
+        tiny_config(folder, *settings, f"data.val.annotations={tmp_path}/without.json"), tmp_path / "without", CPU
+    )
+    assert without.run() is None
+    (folder / "val" / bad["file_name"]).write_bytes(b"no picture")
+    capsys.readouterr()
+    assert Trainer(tiny_config(folder, *settings), tmp_path / "run", CPU).run() is None
+    said = capsys.readouterr().out
+    assert said.count(f"{bad['file_name']}: cannot be read as a picture") == said.count("evaluation does without") == 1
+    evaluated = []
+    for name in ("run", "without"):
+        rows = read_rows(tmp_path / name / "metrics.csv")
+        evaluated.append([[row[figure] for figure in FIGURES] for row in rows if row["kind"] == "eval"])
+    assert len(evaluated[0]) == 3 and evaluated[0] == evaluated[1]
+
+
+@pytest.mark.parametrize(("share", "bad", "stops"), [(0.05, 4, True), (0.05, 3, False), (0.0, 1, True)])
+def test_too_many_unreadable_validation_pictures_stop_the_run(
+    tmp_path: Path, share: float, bad: int, stops: bool
+) -> None:
+    folder = tiny_data(tmp_path / "shapes")
+    for each in sorted((folder / "val").iterdir())[:bad]:
+        each.write_bytes(b"no picture")
+    updates = (f"data.max_unreadable={share}", "train.eval_every=1", "train.epochs=1")
+    trainer = Trainer(tiny_config(folder, *updates), tmp_path / "run", CPU)
+    if not stops:
+        assert trainer.run() is None
+        return
+    with pytest.raises(TrainingFailed, match=f"{bad} of the 4 validation pictures cannot be read"):
+        trainer.run()
+    assert load_checkpoint(tmp_path / "run" / "last.pth")["training"]["evaluation_due"]
 
 
 def test_tuning_reports_and_starts_from_the_average(data: Path, whole: Path, tmp_path: Path) -> None:
@@ -368,7 +410,7 @@ def test_the_seed_of_the_data_alone_decides_on_them(data: Path, tmp_path: Path) 
     for settings in (["train.seed=1"], ["train.seed=2", "train.data_seed=1"], ["train.seed=1", "train.data_seed=2"]):
         trainer = Trainer(tiny_config(data, *settings), tmp_path, CPU)
         firsts.append(next(iter(trainer.train_loader)))
-        weights.append(trainer.parameters[0].detach())
+        weights.append(trainer.gradients.parameters[0].detach())
     assert firsts[0].infos == firsts[1].infos and torch.equal(firsts[0].images, firsts[1].images)
     assert firsts[0].infos != firsts[2].infos
     assert torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[1])

@@ -153,8 +153,11 @@ def test_python_api_takes_the_file(folder: Path) -> None:
         assert type(expected) is type(found) and len(found.scores) > 0 and found.names == expected.names
         assert found.scores == pytest.approx(expected.scores, abs=1e-4)
         assert found.boxes == pytest.approx(expected.boxes, abs=0.05)
+    expected_figures, found_figures = (each.evaluate() for each in (own, exported))
+    assert expected_figures is not None and found_figures is not None
+    assert found_figures.figures == pytest.approx(expected_figures.figures, abs=1e-6)
     with pytest.raises(ValueError, match="exported file"):
-        exported.evaluate()
+        exported.train()
 
 
 def test_a_size_that_no_file_takes_is_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +189,9 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert "other bytes than when it was certified" in one_line(capsys)
     assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1  # and it stays so
     capsys.readouterr()
+    file.write_bytes(b"no model")
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
+    assert one_line(capsys).startswith(f"error: {file}: damaged, or no ONNX file")  # named once
 
 
 def test_other_weights_fail(folder: Path, tmp_path: Path, model: RTDETRv3, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,8 +313,13 @@ def test_int8(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
     quantize(folder / "model.onnx", metadata, pictures, tmp_path / "model.onnx")
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     assert changed_weights(tmp_path / "model.onnx") == ""
-    convolutions = [node for node in onnx.load(tmp_path / "model.onnx").graph.node if node.op_type == "Conv"]
-    assert sum("DequantizeLinear" in each.input[1] for each in convolutions) > 30
+    quantised = onnx.load(tmp_path / "model.onnx")
+    assert [each.domain for each in quantised.opset_import] == [""] and quantised.producer_name == "rtdetr"
+    nodes = quantised.graph.node
+    assert sum("DequantizeLinear" in node.input[1] for node in nodes if node.op_type == "Conv") > 30
+    rounded = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
+    cut = [node.name for node in nodes if node.op_type == "Relu" and node.input[0] in rounded]
+    assert not cut  # its input would have given levels to numbers that it takes away
     assert (tmp_path / "model.onnx").stat().st_size < (folder / "model.onnx").stat().st_size
     case = Case("random", noise(1, 64, 96), torch.tensor([[64, 96]]))
     found = open_exported(tmp_path / "model.onnx")(case.pixels * SCALE, case.sizes)

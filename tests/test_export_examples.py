@@ -54,7 +54,7 @@ def ort_web() -> Path:
     """The folder of onnxruntime-web; skips the test where nobody says it."""
     package = os.environ.get("RTDETR_ORT_WEB", "")
     if not package:
-        pytest.skip("needs RTDETR_ORT_WEB: the folder node_modules/onnxruntime-web")
+        pytest.skip("needs onnxruntime-web: `make browser` fetches it, or RTDETR_ORT_WEB says its folder")
     return Path(package)
 
 

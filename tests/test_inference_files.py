@@ -61,5 +61,7 @@ def test_a_source_without_pictures_is_refused(folder: Path) -> None:
     (folder / "sub" / "c.jpg").unlink()
     with pytest.raises(DataError, match=r"sub: no picture found.*1 sub-folders.*--recursive"):
         find_pictures([str(folder), str(folder / "sub")])
+    with pytest.raises(DataError, match="source: got an empty name"):
+        find_pictures([""])  # not the working directory
     with pytest.raises(DataError, match=r"nowhere.*no picture found"):
         find_pictures(["nowhere"])

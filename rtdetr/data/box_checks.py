@@ -11,6 +11,7 @@ from rtdetr.data.defects import Action, Defect
 
 ROUNDING = 1.0  # pixels that a box may stick out of its picture without a word
 LOOKS_XYXY = (10, 0.3)  # boxes at least, and share of them that stick out, where all could be corners
+NEARLY_ALL = 0.98  # of the boxes look like something else
 
 
 def judge_boxes(
@@ -56,7 +57,40 @@ def judge_boxes(
             what += "; it looks like x1, y1, x2, y2, and must be x, y, width, height"
         add(i, "box_xyxy" if alike else "box_clipped", what, "clipped")
     least, share = LOOKS_XYXY
-    if len(corners) >= least and corner_like.mean() > 0.98 and sticks_out.mean() >= share:
+    if len(corners) >= least and corner_like.mean() > NEARLY_ALL and sticks_out.mean() >= share:
         what = f"{corner_like.sum()} of {len(corners)} boxes look like x1, y1, x2, y2; COCO wants x, y, width, height"
         found.insert(0, Defect(file, None, "boxes_xyxy", what, "refused"))
+    relative = np.all((corners[:, :2] >= 0) & (corners[:, :2] <= 1) & (sides > 0) & (sides <= 1), axis=1)
+    if len(corners) >= least and relative.mean() > NEARLY_ALL:
+        what = (
+            f"{relative.sum()} of {len(corners)} boxes lie between 0 and 1, relative to their pictures; expected pixels"
+        )
+        found.insert(0, Defect(file, None, "boxes_relative", what, "refused"))
     return found
+
+
+def judge_copies(
+    file: str,
+    record: Callable[[int], int | str],
+    picture: Callable[[int], str],
+    rows: NDArray[np.int64],
+    owners: NDArray[np.int64],
+    labels: NDArray[np.int32],
+    boxes: NDArray[np.float32],
+) -> list[Defect]:
+    """Boxes (n, 4) that equal another one of the same class (n,) in the same picture (n,). Kept: they may be
+    two objects. rows: what `record` and `picture` know them as."""
+    mixed = owners.astype(np.uint64)  # alike for equal boxes; sorting one number is faster than sorting six
+    for part in (labels, *boxes.view(np.uint32).T):
+        mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) ^ (mixed >> np.uint64(29)) ^ part.astype(np.uint64)
+    order = np.argsort(mixed, kind="stable")
+    first, second = order[:-1], order[1:]
+    alike = mixed[first] == mixed[second]
+    first, second = first[alike], second[alike]
+    same = (owners[first] == owners[second]) & (labels[first] == labels[second])
+    same &= (boxes[first] == boxes[second]).all(axis=1)
+    what = "the same box of the same class is there already"
+    return [
+        Defect(file, record(i), "box_copy", f"annotation {record(i)} of {picture(i)}: {what}", "kept")
+        for i in np.sort(rows[second[same]]).tolist()
+    ]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from rtdetr.data.box_checks import judge_boxes
+from rtdetr.data.box_checks import judge_boxes, judge_copies
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
 from rtdetr.data.formats.records import Source
@@ -209,17 +209,18 @@ class DetectionSet:
             owner, corners, labels = owner[there], corners[there], labels[there]
         clipped, keep = clip_to_picture(corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
-        self.defects += judge_boxes(
-            str(self.annotation_file),
-            lambda i: boxes.record(int(there[i])),
-            lambda i: names[owner[i]],
-            corners,
-            self._sizes[owner],
-            keep,
-        )
-        order = np.argsort(owner[keep], kind="stable")
-        self._boxes = clipped[keep][order]
-        self._labels = labels[keep][order]
+        file = str(self.annotation_file)
+
+        def record(i: int) -> int | str:
+            return boxes.record(int(there[i]))
+
+        def picture(i: int) -> str:
+            return names[owner[i]]
+
+        self.defects += judge_boxes(file, record, picture, corners, self._sizes[owner], keep)
+        order = np.flatnonzero(keep)[np.argsort(owner[keep], kind="stable")]
+        self._boxes, self._labels = clipped[order], labels[order]
+        self.defects += judge_copies(file, record, picture, order, owner[order], self._labels, self._boxes)
         per_picture = np.bincount(owner[keep], minlength=len(self._ids))
         self._offsets = np.concatenate(([0], np.cumsum(per_picture)))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pixels import fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
 from rtdetr.data.transforms import Augmentation, move_boxes
-from rtdetr.data.workers import prepare_worker, signals_held_back
+from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 
 MOST_IN_A_ROW = 10  # pictures that cannot be used, before it is the folder and not a picture
@@ -47,7 +48,7 @@ class Item(NamedTuple):
     boxes: Tensor  # (n, 4) xyxy, pixels of `image`
     labels: Tensor  # (n,) int64
     info: ImageInfo
-    unreadable: tuple[str, ...] = ()  # about pictures that this one took the place of
+    unreadable: tuple[str, ...] = ()  # about pictures that this one takes the place of
 
 
 class TrainingSamples(Dataset[Item]):
@@ -97,14 +98,24 @@ class TrainingSamples(Dataset[Item]):
 
 
 class EvaluationSamples(Dataset[Item]):
-    """Pictures as the network sees them in evaluation; size: (h, w)."""
+    """Pictures as the network sees them in evaluation; size: (h, w). go_on: one that cannot be used becomes a black one
+    without boxes, of height and width 0 in its `info`; else DataError is raised."""
 
-    def __init__(self, source: DetectionSet, size: tuple[int, int]) -> None:
+    def __init__(self, source: DetectionSet, size: tuple[int, int], go_on: bool = False) -> None:
         self.source = source
         self.size = size
+        self.go_on = go_on
 
     def __getitem__(self, index: int) -> Item:
-        image, (boxes, labels) = self.source.image(index), self.source.targets(index)
+        try:
+            image = self.source.image(index)
+        except DataError as error:
+            if not self.go_on:
+                raise
+            info = self.source.info(index)._replace(height=0, width=0)
+            nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
+            return Item(torch.zeros(3, *self.size), *nothing, info, (str(error),))
+        boxes, labels = self.source.targets(index)
         scale = np.array([self.size[1] / image.width, self.size[0] / image.height] * 2, np.float32)
         pixels = preprocess(image, self.size)
         return Item(pixels, torch.from_numpy(boxes * scale), torch.from_numpy(labels), self.source.info(index))
@@ -182,7 +193,8 @@ class DetectionLoader(DataLoader[Item]):
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
-            with signals_held_back():
+            starting = self.num_workers > 0 and self._iterator is None
+            with signals_held_back(), memory_shared() if starting else nullcontext():
                 batches = super().__iter__()
             yield from batches
         except DataError as error:
@@ -265,17 +277,18 @@ def open_train_set(cfg: Config) -> DetectionSet:
 
 
 def build_val_loader(
-    cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1, match: Match = "id"
+    cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1, match: Match = "id", go_on: bool = False
 ) -> DetectionLoader:
     """Evaluation batches of this process: every `world_size`-th picture, each exactly once, none left out; the last
     batch may be smaller, and processes may differ by one picture.
 
     classes: those of the model; the set may use any of them, under the same category ids or names, as `match` says.
-    The loader's own `classes` have the ids that detections on this set carry. Raises DataError.
+    The loader's own `classes` have the ids that detections on this set carry. go_on: past pictures that cannot be used,
+    see EvaluationSamples. Raises DataError.
     """
     data = cfg.data
     source = _open(cfg, "val", classes, False, match)
-    samples = EvaluationSamples(source, data.image_size)
+    samples = EvaluationSamples(source, data.image_size, go_on)
     shard = range(rank, len(source), world_size)
     return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
 

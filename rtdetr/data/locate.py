@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.formats.sources import find_sources
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +28,8 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
     if data is None:
         return []
     if isinstance(data, (str, os.PathLike)):
+        from rtdetr.data.formats.sources import find_sources  # here: the readers take long to import
+
         find_sources(os.fspath(data))  # raises for what is no data in any known form
         splits = dict.fromkeys(needed, ("", os.fspath(data)))
     elif isinstance(data, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,20 @@ def signals_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def memory_shared() -> Iterator[None]:
+    """Start workers in here. They share their memory with the main process until somebody writes to it, and a garbage
+    collector writes to every object: whenever it came, it would copy some 90 MB, in every process. So workers leave
+    alone what they were born with, and the main process has its copy made now and not in hour nine. Nor may a worker
+    free what of the main process lies on a GPU: the driver does not survive a fork, and the worker would abort."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.collect()
 
 
 def prepare_worker(worker_id: int) -> None:

@@ -15,7 +15,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.dataset import DetectionSet
 
 PICTURES, SIDE = 6, 480  # pictures of the validation set, and pixels of their longer side
@@ -30,7 +30,6 @@ class Board:
     """
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
         if purge_step is not None:
@@ -53,6 +52,7 @@ class Board:
         self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
 
     def _write(self, event: Event) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have moved it away
         with open(self.path, "ab") as file:
             size = file.tell()
             try:
@@ -65,10 +65,14 @@ class Board:
 
 def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str, Any]]) -> Iterator[Image.Image]:
     """A few pictures, the same ones each time: objects green, detections red, with class and score. classes: those of
-    the detections, which are COCO results. Raises DataError."""
+    the detections, which are COCO results."""
     names = dict(zip(classes.category_ids, classes.names))
     for index in np.linspace(0, len(source) - 1, min(PICTURES, len(source))).astype(int).tolist():
-        picture, image_id = source.image(index), source.info(index).image_id
+        image_id = source.info(index).image_id
+        try:
+            picture = source.image(index)
+        except DataError:  # the evaluation has said so
+            continue
         zoom = SIDE / max(picture.size)
         shown = picture.resize((max(1, round(picture.width * zoom)), max(1, round(picture.height * zoom))))
         pen = ImageDraw.Draw(shown)

@@ -60,6 +60,7 @@ class EvalResult(NamedTuple):
     detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
     # (thresholds, recalls, classes, sizes, numbers of detections), -1 where there is nothing to measure; for reports
     precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
+    unreadable: tuple[str, ...] = ()  # a sentence for each picture that was left out
 
     def table(self) -> str:
         """The figures and the AP of every class, for a terminal."""
@@ -92,19 +93,24 @@ def evaluate(
     """
     own: list[dict[str, Any]] = []
     sizes: dict[int, tuple[int, int]] = {}
+    wrong: tuple[str, ...] = ()
     with _true_float32():
         for batch in loader:
             if should_stop():
                 break
             own += detect(model, batch, classes, cfg.max_detections, device)
-            sizes |= {info.image_id: (info.height, info.width) for info in batch.infos}
+            sizes |= {info.image_id: (info.height, info.width) for info in batch.infos if info.height}
+            wrong += batch.unreadable
     stopped = distributed.any_process(should_stop())
-    gathered = distributed.gather_objects((own, sizes))
-    detections = [each for part, _ in gathered for each in part]
-    sizes = {image_id: size for _, part in gathered for image_id, size in part.items()}
+    gathered = distributed.gather_objects((own, sizes, wrong))
+    detections = [each for part, _, _ in gathered for each in part]
+    sizes = {image_id: size for _, part, _ in gathered for image_id, size in part.items()}
     if stopped:
         raise EvaluationStopped(detections, len(sizes))
-    return score(detections, annotations, cfg.evaluator, sizes) if distributed.is_main() else None
+    if not distributed.is_main():
+        return None
+    result = score(detections, annotations, cfg.evaluator, sizes)
+    return result._replace(unreadable=tuple(each for _, _, part in gathered for each in part))
 
 
 @contextlib.contextmanager
@@ -133,7 +139,7 @@ def detect(
         {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
         for info, picture in zip(batch.infos, zip(found.scores.tolist(), found.labels.tolist(), boxes.tolist()))
         for confidence, label, box in zip(*picture)
-        if classes.category_ids[label] != NO_ID
+        if classes.category_ids[label] != NO_ID and info.height
     ]
 
 

@@ -123,6 +123,8 @@ class StepGraphs:
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
+        # NCCL waits for the end of graphs that use it before it ends itself, for ever if somebody keeps them.
+        distributed.before_the_end(self, self.captured.clear)
 
     def __call__(self, images: Tensor, targets: Targets, kind: Hashable = None) -> Values:
         """kind: whatever else makes a graph another one."""

@@ -21,6 +21,7 @@ from rtdetr.engine.trainer import Trainer
 from rtdetr.engine.watch import say, writing
 from rtdetr.weights.load import read_weights
 
+LEARNT = 0.05  # AP below which a run has not learnt enough to say anything about pictures
 NOISE = 0.012  # by which the AP of two seeds of one setting differ, as measured on BCCD (docs/training.md)
 
 
@@ -38,7 +39,7 @@ def learning_curve(
     Raises what Trainer raises.
     """
     distributed.refuse_several("a learning curve")
-    cfg, automatic = settle(cfg, device)
+    cfg, automatic = settle(cfg, device, tuning=tuning)
     say(*automatic)
     source = open_train_set(cfg)
     total = len(source)
@@ -81,6 +82,11 @@ def estimate(half: Point, whole: Point) -> str:
     """What the two points say. The next doubling is taken to divide what is missing to 1 as this one did."""
     if min(half.ap, whole.ap) < 0:
         return "no estimate: the validation set has no boxes, so there is no AP"
+    if max(half.ap, whole.ap) < LEARNT:
+        return (
+            f"no estimate: both runs were too short to learn anything (AP below {LEARNT}); raise train.epochs or "
+            "train.max_iterations, and where that does not help, try `rtdetr train --overfit 8`"
+        )
     gain = whole.ap - half.ap
     if gain < NOISE:
         return (

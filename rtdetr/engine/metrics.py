@@ -68,7 +68,7 @@ class MetricsLog:
     def _append(self) -> None:
         before = list(self.columns)
         new = [name for row in self._waiting for name in row if name not in before]
-        if new:
+        if new or not self.path.is_file():  # somebody may have moved it away
             try:
                 self._rewrite(read_rows(self.path), new)
             except OSError:
@@ -89,6 +89,7 @@ class MetricsLog:
         self.columns += [name for name in new_columns if name not in self.columns]
         if not self.columns:
             return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_suffix(".csv.part")  # whoever is killed in here leaves the old file
         with open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)

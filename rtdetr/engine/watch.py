@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -105,7 +105,8 @@ class Watch:
         self._logged = (time.perf_counter(), 0)  # when, and pictures since
         self._waited = 0.0  # seconds for data, until then
         self.begin()
-        self._unreadable: set[str] = set()  # what was said about pictures
+        self._unreadable: set[str] = set()  # sentences about pictures, of training
+        self._named: set[str] = set()  # those that were said, of evaluation, too
         self._skipped = 0  # steps
         self._log_waits = False
         self._replaced = self._seen = 0  # pictures, the former as often as they came
@@ -261,16 +262,33 @@ class Watch:
         for batch in batches:
             self._seen += len(batch.infos)
             self._replaced += len(batch.unreadable)
-            for sentence in batch.unreadable:
-                if sentence not in self._unreadable:
-                    self._unreadable.add(sentence)
-                    tqdm.write(f"{sentence}; training takes another picture instead")
-        share, bad = self.state.cfg.data.max_unreadable, len(self._unreadable)
+            self._unreadable.update(batch.unreadable)
+            self._name(batch.unreadable, "training takes another picture instead")
         seen = min(self._seen, self.state.pace.num_pictures)
-        if bad > share * seen and bad >= (MIN_UNREADABLE if share else 1):
+        self._refuse(len(self._unreadable), seen, "pictures seen so far", MIN_UNREADABLE)
+
+    def figures_of(self, result: EvalResult | None, num_pictures: int) -> dict[str, float]:
+        """Those of an evaluation of so many pictures, on the main process; names each that it had to do without once.
+        Raises TrainingFailed when there are too many of them."""
+        if result is None:
+            return {}
+        self._name(result.unreadable, "evaluation does without it")
+        least = min(MIN_UNREADABLE, num_pictures)
+        self._refuse(len(result.unreadable), num_pictures, "validation pictures", least)
+        return result.figures
+
+    def _name(self, sentences: Sequence[str], instead: str) -> None:
+        for sentence in sentences:
+            if sentence not in self._named:
+                self._named.add(sentence)
+                tqdm.write(f"{sentence}; {instead}")
+
+    def _refuse(self, bad: int, of: int, what: str, least: int) -> None:
+        share = self.state.cfg.data.max_unreadable
+        if bad > share * of and bad >= (least if share else 1):
             raise TrainingFailed(
-                f"{bad} of the {seen} pictures seen so far cannot be read (above), more than "
-                f"data.max_unreadable={share:g} allows; `rtdetr doctor CONFIG` names them all"
+                f"{bad} of the {of} {what} cannot be read (above), more than data.max_unreadable={share:g} allows; "
+                "`rtdetr doctor CONFIG` names them all"
             )
 
     def log_evaluation(self, result: EvalResult, source: DetectionSet, classes: Classes) -> None:

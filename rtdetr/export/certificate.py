@@ -173,7 +173,7 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
         elif path.suffix == ".onnx":
             fault = changed_weights(path)
     except CheckpointError as error:
-        fault = str(error)
+        fault = str(error).removeprefix(f"{path}: ")  # whoever tells it names the file
     certificate = Certificate(
         path.name,
         file_sha256(path),

@@ -38,7 +38,6 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
         )
     assert program is not None  # it is where no path is given
     model = program.model_proto
-    model.producer_name, model.producer_version = "rtdetr", metadata.version
     _forget_source(model.graph)
     note(model, metadata)
     onnx.checker.check_model(model)
@@ -46,8 +45,13 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
 
 
 def note(model: Any, metadata: Metadata) -> None:
-    """Puts the metadata and the hash of the weights into an ONNX model."""
+    """Puts the metadata and the hash of the weights into an ONNX model, and takes out operator sets that it has no use
+    for, as some runtimes know the standard one alone."""
     onnx = optional("onnx", "onnx", "an ONNX file")
+    model.producer_name, model.producer_version = "rtdetr", metadata.version
+    used = {node.domain for node in model.graph.node}
+    for each in [each for each in model.opset_import if each.domain not in used]:
+        model.opset_import.remove(each)
     onnx.helper.set_model_props(model, {**metadata.entries(), HASH: initializers_sha256(model)})
 
 

@@ -35,7 +35,7 @@ def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], p
             _reader(tools, metadata, pictures),
             quant_format=tools.QuantFormat.QDQ,
             per_channel=True,
-            op_types_to_quantize=["Conv"],
+            op_types_to_quantize=["Conv", "Relu"],  # so that no levels are spent on what a Relu cuts off
             nodes_to_exclude=kept,
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,

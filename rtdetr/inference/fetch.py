@@ -84,7 +84,7 @@ def _refuse_address(text: str, host: str) -> None:
         address = address.ipv4_mapped
     if address.is_multicast or not address.is_global:
         raise DataError(
-            f"{host}: is {address}, on this machine or in a private network, which is refused; "
+            f"{host}: is on this machine or in a private network ({address}), which is refused; "
             "allow_private=True allows it for addresses that you trust"
         )
 

@@ -49,6 +49,8 @@ def find_pictures(sources: Sequence[str], recursive: bool = False, except_in: Pa
     """
     listing = Listing()
     for source in sources:
+        if not source:  # a variable of the shell that is not set, and no wish to search this folder
+            raise DataError("source: got an empty name; expected a picture, a folder of pictures or a glob")
         path = Path(source)
         found = Listing()
         if path.is_dir():

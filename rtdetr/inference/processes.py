@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
 from rtdetr.data.preprocess import resize_cubic
-from rtdetr.data.workers import prepare_worker, signals_held_back
+from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 
 File = Path | str
 Read = Callable[[File], NDArray[np.uint8]]  # RGB (H, W, 3); raises DataError
@@ -46,7 +46,7 @@ class ReadingProcesses:
         self.pixels = np.frombuffer(mmap.mmap(-1, math.prod(shape)), np.uint8).reshape(shape)
         context = multiprocessing.get_context("fork")
         self.pool = ProcessPoolExecutor(number, context, _begin, (read, self.pixels))
-        with signals_held_back():
+        with signals_held_back(), memory_shared():
             self.pool.submit(int)  # all of them are forked now, before the pool has threads
 
     def __enter__(self) -> ReadingProcesses:

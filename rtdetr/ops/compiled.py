@@ -12,18 +12,21 @@ import json
 import os
 import subprocess
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from rtdetr.ops.reference import compute_dtype
 
 HERE = Path(__file__).parent
 BUILD = "pip install ."  # in the source tree
 Hw = list[int]
+FLOP_COUNTER = "torch.utils.flop_counter"
 
 
 def library_folder() -> Path:
@@ -238,21 +241,50 @@ def _register() -> None:
     for name in ("_backward", "_fused_backward"):
         library.register_autograd(f"rtdetr::ms_deform_attn{name}", _no_double_backward)
     library.register_vmap("rtdetr::ms_deform_attn", _vmap(ops.ms_deform_attn))
-    # Four corners of multiply and add.
-    register_flop_formula(ops.ms_deform_attn)(_flops(8))
-    register_flop_formula(ops.ms_deform_attn_backward)(_backward_flops)
-    register_flop_formula(ops.ms_deform_attn_fused)(_fused_flops)
-    register_flop_formula(ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
     library.register_fake("rtdetr::deformable_aggregation")(_aggregation_fake)
     library.register_fake("rtdetr::deformable_aggregation_backward")(_backward_fake)
     forward = "rtdetr::deformable_aggregation"
     library.register_autograd(forward, _aggregation_backward, setup_context=_setup_forward)
     library.register_autograd(f"{forward}_backward", _no_double_backward)
     library.register_vmap(forward, _vmap(ops.deformable_aggregation))
-    register_flop_formula(ops.deformable_aggregation)(_aggregation_flops(8))
-    register_flop_formula(ops.deformable_aggregation_backward)(_aggregation_backward_flops)
     for key in ("AutocastCPU", "AutocastCUDA"):
         _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
+    if FLOP_COUNTER in sys.modules:
+        _register_flops()
+    else:
+        sys.meta_path.insert(0, _WithFlops())
+
+
+def _register_flops() -> None:
+    register, ops = sys.modules[FLOP_COUNTER].register_flop_formula, torch.ops.rtdetr
+    # Four corners of multiply and add.
+    register(ops.ms_deform_attn)(_flops(8))
+    register(ops.ms_deform_attn_backward)(_backward_flops)
+    register(ops.ms_deform_attn_fused)(_fused_flops)
+    register(ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
+    register(ops.deformable_aggregation)(_aggregation_flops(8))
+    register(ops.deformable_aggregation_backward)(_aggregation_backward_flops)
+
+
+class _WithFlops(MetaPathFinder):
+    """Adds our formulas when somebody imports the counter. It imports Triton, which takes as long as the rest of this
+    package, and few count."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != FLOP_COUNTER:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(fullname)
+        assert spec is not None and spec.loader is not None
+        load: Any = spec.loader
+        execute = load.exec_module
+
+        def execute_and_register(module: Any) -> None:
+            execute(module)
+            _register_flops()
+
+        load.exec_module = execute_and_register
+        return spec
 
 
 if WHY_NOT["cpu"] is None:

@@ -213,7 +213,7 @@ def _lines_of(part: Examined) -> Iterator[str]:
     elif bad:
         yield f"{name}: {len(bad)} defects ({counted}); training would survive them"
     else:
-        about = f", {notes} notes on unusual pictures" if notes else ""
+        about = f", {notes} notes" if notes else ""
         yield f"{name}: sound{about}"
     if part.data is not None:
         yield f"  {part.data.summary()}"

@@ -76,6 +76,17 @@ class DocumentSet(DetectionSet):
             document.annotations.clear()
         super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels, judged, limit)
         self.origin = source
+        self.defects += _odd_names(own, path)
+
+
+def _odd_names(classes: Classes, path: Path) -> list[Defect]:
+    """Classes that nobody can tell apart, or call by a name."""
+    found = []
+    for own, name in zip(classes.category_ids, classes.names):
+        if not name.strip() or classes.names.count(name) > 1:
+            what = f"category {own} is called {shown(name)}" + (", as another one is" if name.strip() else "")
+            found.append(Defect(str(path), own, "class_name", what, "kept"))
+    return found
 
 
 class CocoDetection(DocumentSet):

@@ -219,13 +219,17 @@ class Annotations:
             else:
                 what = f"has category id {columns.category_ids[i]}, which is not among the categories"
                 self._add(names(i), "box_class_unknown", f"{where} {what}")
-        self._note_ids(table.columns)
+        self._note_oddities(table.columns)
         sound = in_images & in_categories
         return (table if sound.all() else table.where(sound)), tally
 
-    def _note_ids(self, columns: Columns) -> None:
-        """Ids of annotations matter to nobody here; other programs stumble over those that are none or doubled."""
+    def _note_oddities(self, columns: Columns) -> None:
+        """What is kept all the same. Other programs stumble over ids of annotations that are none, or doubled."""
         own = columns.own_ids
+        for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
+            record = int(own[i]) if own[i] != NO_ID else f"annotations[{columns.places[i]}]"
+            what = f"annotation {record}: `area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
+            self._add(record, "box_area_negative", what, "kept")
         for place in columns.places[own == NO_ID].tolist():
             record = f"annotations[{place}]"
             self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")

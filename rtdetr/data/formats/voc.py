@@ -176,13 +176,15 @@ def _class_names(root: Path, pictures: Iterable[VocPicture]) -> list[str]:
 
 
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
-    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as those of single classes do."""
+    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as those of single classes do, or in that
+    of a file name."""
     if chosen.list_file is None:
         return sorted(chosen.annotations.rglob("*.xml"))
     found: dict[Path, None] = {}
     for number, line in enumerate(read_lines(chosen.list_file), start=1):
         plain = line.rpartition(" ")[0].rstrip() if line.endswith((" 1", " 0", " -1")) else ""
-        names = [name for name in (line, plain) if name]
+        short = line[: -len(Path(line).suffix)] if line.lower().endswith((".xml", *PICTURES)) else ""
+        names = [name for name in (line, plain, short) if name]
         if not names:
             continue
         if not all(below(chosen.annotations, name) for name in names):

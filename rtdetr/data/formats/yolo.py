@@ -28,6 +28,8 @@ class YoloFolder(NamedTuple):
     root: Path  # pictures are named relative to it
     names: dict[int, str] | None  # None: not said
     sets: dict[str, list[Path]]  # train, val, test, or "" for the only one -> folders of pictures, list files
+    num_more: int = 0  # numbers of keypoints behind those of a box
+    notes: tuple[str, ...] = ()
 
 
 class _Line(NamedTuple):
@@ -71,6 +73,7 @@ def _of_yaml(path: Path, content: Any) -> YoloFolder:
     if not isinstance(content, dict):
         raise DataError(f"{path}: expected `key: value` lines, as train, val and names, got {shown(content)}")
     root = _root(path, content.get("path"))
+    notes: tuple[str, ...] = ()
     sets = {}
     for split, keys in SPLITS.items():
         given = next((content[key] for key in keys if content.get(key)), None)
@@ -80,12 +83,27 @@ def _of_yaml(path: Path, content: Any) -> YoloFolder:
                 raise DataError(
                     f"{path}: `{split}` must be a folder, a list file or a list of them, got {shown(given)}"
                 )
-            sets[split] = [_place(path, root, each, split) for each in entries]
+            try:
+                sets[split] = [_place(path, root, each, split) for each in entries]
+            except DataError as error:
+                if split != "test" or not sets:
+                    raise
+                notes = (str(error),)  # many exporters name a test set that they did not make
     if not sets:
         sets = _undeclared_sets(root)
     if not sets:
         raise DataError(f"{path}: names no `train`, `val` or `test`, and there are no images and labels in {root}")
-    return YoloFolder(path, root, _names(path, content), sets)
+    return YoloFolder(path, root, _names(path, content), sets, _num_more(path, content.get("kpt_shape")), notes)
+
+
+def _num_more(path: Path, keypoints: Any) -> int:
+    if keypoints is None:
+        return 0
+    if not isinstance(keypoints, list) or len(keypoints) != 2 or not all(type(n) is int and n > 0 for n in keypoints):
+        raise DataError(
+            f"{path}: `kpt_shape` must be two numbers, of keypoints and of each one, got {shown(keypoints)}"
+        )
+    return math.prod(keypoints)
 
 
 def _root(path: Path, given: Any) -> Path:
@@ -197,7 +215,7 @@ def read_yolo(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
         label_file = label_file_of(path)
-        lines = list(_lines(label_file, names, problems)) if os.path.exists(label_file) else []
+        lines = list(_lines(label_file, names, problems, folder.num_more)) if os.path.exists(label_file) else []
         if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this picture
             document.images.pop()
             continue
@@ -211,7 +229,7 @@ def read_yolo(
         looked = label_file_of(pictures[0])
         raise DataError(f"{folder.path}: none of {len(pictures)} pictures has a label file; the first is {looked}")
     notes = (f"{num_polygons} polygons taken as the boxes around them",) if num_polygons else ()
-    return document._replace(notes=notes)
+    return document._replace(notes=(*notes, *folder.notes))
 
 
 def picture_folder(folder: YoloFolder, split: str) -> Path:
@@ -293,7 +311,7 @@ def label_file_of(picture: Path) -> Path:
     return picture.with_suffix(".txt")
 
 
-def _lines(path: Path, names: Mapping[int, str], problems: Problems) -> Iterator[_Line]:
+def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> Iterator[_Line]:
     try:
         lines = read_lines(path)
     except DataError as error:
@@ -301,19 +319,21 @@ def _lines(path: Path, names: Mapping[int, str], problems: Problems) -> Iterator
         return
     for number, line in enumerate(lines, start=1):
         if line:
-            parsed = _parse(line, names)
+            parsed = _parse(line, names, num_more)
             if isinstance(parsed, _Line):
                 yield parsed
             else:
                 problems.add(path, number, *parsed)
 
 
-def _parse(line: str, names: Mapping[int, str]) -> _Line | tuple[str, str]:
-    """The line, or the kind and sentence of what is wrong with it."""
+def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[str, str]:
+    """The line, or the kind and sentence of what is wrong with it. num_more: numbers that may follow a box."""
     try:
         label, *numbers = map(float, line.split())
     except ValueError:
         return "text", f"expected `class cx cy w h` in numbers, got {shown(line)}"
+    if num_more and len(numbers) == 4 + num_more:
+        numbers = numbers[:4]
     is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
     if len(numbers) != 4 and not is_polygon:
         return (
@@ -354,7 +374,15 @@ def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
             label_file = label_file_of(picture)
             if os.path.exists(label_file):
                 everything = dict.fromkeys(range(MOST_CLASSES), "")
-                most = max([most, *(each.label for each in _lines(label_file, everything, Problems(collect=True)))])
+                most = max(
+                    [
+                        most,
+                        *(
+                            each.label
+                            for each in _lines(label_file, everything, Problems(collect=True), folder.num_more)
+                        ),
+                    ]
+                )
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}
