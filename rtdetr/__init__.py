@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rtdetr.api import RTDETRv3
+    from rtdetr.gpu import wake_gpu
     from rtdetr.inference.result import Result
 
 __version__ = "0.1.0"
-__all__ = ["RTDETRv3", "Result", "__version__"]
+__all__ = ["RTDETRv3", "Result", "__version__", "wake_gpu"]
 
-_HOMES = {"RTDETRv3": "rtdetr.api", "Result": "rtdetr.inference.result"}
+_HOMES = {"RTDETRv3": "rtdetr.api", "Result": "rtdetr.inference.result", "wake_gpu": "rtdetr.gpu"}
 
 
 def __getattr__(name: str) -> Any:

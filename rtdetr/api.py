@@ -196,9 +196,12 @@ class RTDETRv3:
         given = settings | ({} if epochs is None else {"epochs": epochs})
         base = read_checkpoint(resume)["config"] if resume is not None else config_to_dict(self.cfg)
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
-        cfg = config_from_dict(base, "train()", updates)
+        cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
         chosen, from_file = (Path(each) if each is not None else None for each in (output_dir, resume))
-        with tempfile.TemporaryDirectory() as temporary, distributed.process_group(str(self.device)) as device:
+        with (
+            tempfile.TemporaryDirectory() as temporary,
+            distributed.process_group(str(self.device), training=True) as device,
+        ):
             folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
             tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
             trainer = Trainer(cfg, folder, device, from_file, tuning)
@@ -219,7 +222,7 @@ class RTDETRv3:
 
         detector: Any = self.model if self.model is not None else next(iter(self._predictors.values())).model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
-        cfg = config_from_dict(config_to_dict(self.cfg), "evaluate()", updates)
+        cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
         with distributed.process_group(str(self.device)) as device:
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
@@ -283,7 +286,8 @@ class RTDETRv3:
             sides = [size, size] if isinstance(size, int) else size
             if not isinstance(sides, (list, tuple)) or any(not isinstance(side, int) or side % 32 for side in sides):
                 raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
-            cfg = config_from_dict(config_to_dict(cfg), "predict()", [f"data.image_size={[*sides]}"])
+            updates = [f"data.image_size={[*sides]}"]
+            cfg = config_from_dict(config_to_dict(cfg), str(self.weights or cfg.name), updates, "predict()")
         key = cfg.data.image_size, half
         if key not in self._predictors:
             model: Any = self.model if self.model is not None else first.model  # an exported file is its own

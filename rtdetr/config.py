@@ -250,9 +250,10 @@ def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
     return _config(*read_config_file(Path(path)), updates)
 
 
-def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None) -> Config:
-    """The Config that `config_to_dict` wrote, with `a.b=value` updates; `source` names the file in error messages."""
-    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates)
+def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None, by: str = "-u") -> Config:
+    """The Config that `config_to_dict` wrote, with `a.b=value` updates. source: names the file in error messages; by:
+    what gave the updates."""
+    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates, by)
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
@@ -312,12 +313,12 @@ def save_config(config: Config, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False), encoding="utf-8")
 
 
-def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None) -> Config:
-    apply_updates(tree, origins, updates or [])
+def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
+    apply_updates(tree, origins, updates or [], by)
     config: Config = build(Config, tree, origins)
     for key, other, sentence in _contradictions(config):
         where = [origin(origins, key), origin(origins, other)]
-        raise ConfigError(f"{'-u' if '-u' in where else where[0]}: {key} {sentence}")
+        raise ConfigError(f"{by if by in where else where[0]}: {key} {sentence}")
     return config
 
 

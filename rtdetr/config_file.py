@@ -18,7 +18,9 @@ import yaml
 MAX_BYTES = 100_000  # of a file; ours have three thousand, and PyYAML needs a second for this many
 MAX_VALUES, MAX_DEPTH = 10_000, 20  # of a file, its aliases written out
 
-Origins = dict[str, str]  # dotted path -> the file that set it last, or "-u"; what is missing has that of its section
+Origins = dict[
+    str, str
+]  # dotted path -> the file that set it last, "-u" or "train()"; what is missing has that of its section
 
 
 class ConfigError(ValueError):
@@ -168,17 +170,17 @@ def _merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_orig
         origins[dotted] = origin(new_origins, dotted)
 
 
-def apply_updates(tree: dict[str, Any], origins: Origins, updates: list[str]) -> None:
-    """Merges `a.b=value` into the tree; the values are YAML."""
+def apply_updates(tree: dict[str, Any], origins: Origins, updates: list[str], by: str = "-u") -> None:
+    """Merges `a.b=value` into the tree; the values are YAML. by: what gave them, for messages."""
     for update in updates:
         dotted, separator, text = update.partition("=")
-        keys, where = dotted.split("."), f"-u {_shortened(update)}"
+        keys, where = dotted.split("."), f"{by} {_shortened(update)}"
         if not separator or not all(keys):
             raise ConfigError(f"{where}: expected key=value, for example -u train.epochs=12")
         value = parse_yaml(text, where)
         for key in reversed(keys):
             value = {key: value}
-        _merge(tree, origins, value, {"": "-u"})
+        _merge(tree, origins, value, {"": by})
 
 
 def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:

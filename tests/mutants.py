@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "one-to-many losses divided by the groups",
         "rtdetr/losses/criterion.py",
-        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)",
-        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group) / num_groups",
+        "scale = 1 / self._mean_num_boxes(targets, repeats, group)",
+        "scale = 1 / self._mean_num_boxes(targets, repeats, group) / num_groups",
         TRAIN,
     ),
     Mutant(
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "normalised by matched instead of all boxes",
         "rtdetr/losses/criterion.py",
-        "scale = 1 / self._mean_num_boxes(targets, self.one_to_many_repeats, group)",
+        "scale = 1 / self._mean_num_boxes(targets, repeats, group)",
         "scale = 1 / (indices[1][0] >= 0).sum()",
         f"{COMPONENTS}::test_copies_without_a_query_still_count",
     ),
@@ -97,15 +97,15 @@ MUTANTS = (
     Mutant(
         "no denoising",
         "rtdetr/models/query_groups.py",
-        "queries.crowd) if n else None",
-        "queries.crowd) if False else None",
+        "denoising = noised if n else None",
+        "denoising = noised if False else None",
         TRAIN,
     ),
     Mutant(
         "denoising detached",
         "rtdetr/models/query_groups.py",
-        "noised = logits[:, :, :, :n], boxes[:, :, :, :n]",
-        "noised = logits[:, :, :, :n].detach(), boxes[:, :, :, :n].detach()",
+        "DenoisingOutputs(noised_logits, noised_boxes, queries",
+        "DenoisingOutputs(noised_logits.detach(), noised_boxes.detach(), queries",
         "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(

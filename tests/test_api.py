@@ -309,7 +309,9 @@ def test_keys_of_the_config_as_keywords() -> None:
 
 
 def test_a_misspelt_keyword_names_its_neighbour(model: RTDETRv3, checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key `train.epoch`, the nearest valid key is `train.epochs`"):
+    with pytest.raises(
+        ConfigError, match=r"^train\(\): unknown key `train.epoch`, the nearest valid key is `train.epochs`"
+    ):
         model.train(checkpoint.parent, train__epoch=1)
 
 

@@ -62,17 +62,17 @@ def started(rank: int, port: int, work: Callable[..., None], *arguments: Path) -
 
 def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
     """The gradients of a batch, as DistributedDataParallel averages them and as FlatGradients does."""
-    found, both = [], trainer.parallel
+    found, both = [], trainer.gradients.parallel
     for network in (both, copy.deepcopy(trainer.model)):
-        trainer.parallel = network
+        trainer.gradients.parallel = network
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         network.zero_grad()
         torch.manual_seed(distributed.rank())
-        trainer._backward(batch.images, batch.targets)
+        trainer.gradients.backward(batch.images, batch.targets)
         if network is not both:
             FlatGradients(parameters).average()
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
-    trainer.parallel = both
+    trainer.gradients.parallel = both
     return found
 
 
@@ -85,11 +85,11 @@ def worker(rank: int, data: Path, folder: Path) -> None:
         annotations, classes = cfg.data.val.annotations, trainer.classes
         scored = evaluate(trainer.state.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
 
-        trainer.draws = None
+        trainer.gradients.draws = None
         gradients = exchanged(trainer, made_up_batch((3, 2 + rank), seed=rank))
         lonely = trainer.train_step([made_up_batch((0, 0) if rank else (2, 1))])
         finite = bool(torch.isfinite(lonely.values).all())
-        after = [p.detach().clone() for p in trainer.parameters[:5]]
+        after = [p.detach().clone() for p in trainer.gradients.parameters[:5]]
 
         trainer.model.train()
         trainer.train_step([made_up_batch((3, 2), seed=rank)])
@@ -140,7 +140,9 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runs: tuple[Train
 def test_the_three_steps_did_change_the_weights(runs: tuple[Trainer, list[dict[str, Any]]], tmp_path: Path) -> None:
     single, _ = runs
     fresh = Trainer(single.cfg, tmp_path, torch.device("cpu"))
-    moved = [float((p - q).detach().abs().max()) for p, q in zip(single.parameters, fresh.parameters)]
+    moved = [
+        float((p - q).detach().abs().max()) for p, q in zip(single.gradients.parameters, fresh.gradients.parameters)
+    ]
     assert max(moved) > 1e-3 and sum(m > 1e-4 for m in moved) > 0.9 * len(moved)
 
 
@@ -221,11 +223,15 @@ def graph_worker(rank: int, data: Path, folder: Path) -> None:
                 kind = (number + rank) % 2
                 record = trainer.train_step([made_up_batch(((3, 2), (9, 0))[kind], 10 * number + rank, 64 + 32 * kind)])
                 torch.cuda.synchronize()
-                gradients = torch.cat([p.grad.flatten().cpu() for p in trainer.parameters if p.grad is not None])
+                gradients = torch.cat(
+                    [p.grad.flatten().cpu() for p in trainer.gradients.parameters if p.grad is not None]
+                )
                 found.append((setting, record.values.clone(), gradients))
             statistics = torch.cat([each.flatten().float().cpu() for each in trainer.model.buffers()])
             found.append((setting, statistics, torch.zeros(0)))
-            assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 2)
+            assert setting == "off" or (
+                trainer.gradients.graphs is not None and len(trainer.gradients.graphs.captured) == 2
+            )
             trainer.release()
         torch.save(found, folder / f"rank{rank}.pth")
 
@@ -244,6 +250,17 @@ def test_graphs_on_two_gpus_train_as_distributed_data_parallel_does(tmp_path: Pa
     for (_, values, gradients), (_, others, elsewhere) in zip(*ranks, strict=True):
         assert torch.equal(gradients, elsewhere)
         assert values.numel() < 100 or torch.equal(values, others), "statistics of batch norm differ"
+
+
+def test_memory_of_a_training_grows_in_place_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    distributed.let_memory_grow()
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    del os.environ["PYTORCH_ALLOC_CONF"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
+    distributed.let_memory_grow()
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
 
 
 class Kept:

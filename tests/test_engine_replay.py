@@ -123,7 +123,7 @@ def test_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def spoil_criterion(trainer: Trainer, steps: set[int]) -> None:
-    criterion = trainer.criterion
+    criterion = trainer.gradients.criterion
 
     def spoilt(*arguments):  # type: ignore[no-untyped-def]
         losses = criterion(*arguments)
@@ -131,7 +131,7 @@ def spoil_criterion(trainer: Trainer, steps: set[int]) -> None:
             losses["loss"] = losses["loss"] * torch.nan
         return losses
 
-    trainer.criterion = spoilt  # type: ignore[assignment]
+    trainer.gradients.criterion = spoilt  # type: ignore[assignment]
 
 
 def test_a_failed_step_can_be_left_out(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

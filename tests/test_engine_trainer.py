@@ -143,15 +143,15 @@ def gradient(trainer: Trainer, batch: Batch, num_parts: int) -> Tensor:
     size = 4 // num_parts
     parts = [part_of(batch, start, start + size) for start in range(0, 4, size)]
     draws = iter([PartialDraws(start, start + size, 4) for start in range(0, 4, size)])
-    backward = trainer._backward
+    backward = trainer.gradients.backward
 
     def with_own_draws(*arguments: Any) -> Any:
-        trainer.draws = next(draws)
+        trainer.gradients.draws = next(draws)
         return backward(*arguments)
 
-    trainer._backward = with_own_draws  # type: ignore[method-assign]
+    trainer.gradients.backward = with_own_draws  # type: ignore[method-assign]
     trainer.train_step(parts)
-    return torch.cat([parameter.grad.flatten() for parameter in trainer.parameters])  # type: ignore[union-attr]
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.gradients.parameters])  # type: ignore[union-attr]
 
 
 NO_DENSE_HEAD, NO_DENOISING = "model.supervision.dense_head=false", "model.supervision.num_denoising=0"
@@ -188,7 +188,7 @@ def test_a_batch_without_boxes_trains(data: Path, tmp_path: Path) -> None:
     trainer.model.train()
     record = trainer.train_step([made_up_batch((0, 0))])
     assert torch.isfinite(record.values).all()
-    assert all(p.grad is not None for p in trainer.parameters)
+    assert all(p.grad is not None for p in trainer.gradients.parameters)
     assert torch.isfinite(trainer.train_step([made_up_batch((0, 3))]).values).all()
 
 
@@ -204,7 +204,7 @@ def spoil_pictures(trainer: Trainer) -> None:
 
 
 def spoil_loss(trainer: Trainer) -> None:
-    criterion: Callable[..., dict[str, Tensor]] = trainer.criterion
+    criterion: Callable[..., dict[str, Tensor]] = trainer.gradients.criterion
 
     def spoiled(*arguments: object) -> dict[str, Tensor]:
         losses = criterion(*arguments)
@@ -213,7 +213,7 @@ def spoil_loss(trainer: Trainer) -> None:
             losses["loss"] = losses["loss"] + losses["loss_giou"]
         return losses
 
-    trainer.criterion = spoiled  # type: ignore[assignment]
+    trainer.gradients.criterion = spoiled  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(("spoil", "named"), [(spoil_pictures, "matching cost"), (spoil_loss, "loss_giou = inf")])
@@ -243,7 +243,7 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
     for group in trainer.state.optimizer.param_groups:
         group["fused"] = precision == "fp32"
-    criterion, train_step = trainer.criterion, trainer.train_step
+    criterion, train_step = trainer.gradients.criterion, trainer.train_step
     before: list[dict[str, Tensor]] = []
 
     def spoiled(*arguments: Any) -> dict[str, Tensor]:
@@ -257,7 +257,7 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
         before.append({name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()})
         return train_step(batches)
 
-    trainer.criterion, trainer.train_step = spoiled, noted  # type: ignore[assignment, method-assign]
+    trainer.gradients.criterion, trainer.train_step = spoiled, noted  # type: ignore[assignment, method-assign]
     with pytest.raises(TrainingFailed, match="iteration 1"):
         trainer.run()
     kept = torch.load(tmp_path / "failed_batch.pth", weights_only=True)["model"]
@@ -293,7 +293,7 @@ def test_fp16_stops_when_nothing_moves(data: Path, tmp_path: Path, init_scale: f
     trainer = Trainer(tiny_config(data, "train.precision=fp16", "train.epochs=99"), tmp_path, CPU)
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
+    trainer.gradients.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
     batch = made_up_batch((2, 1))
     with pytest.raises(TrainingFailed, match=rf"were not finite in {steps} steps in a row.*train.precision=bf16"):
         for _ in range(60):
@@ -410,7 +410,7 @@ def test_the_seed_of_the_data_alone_decides_on_them(data: Path, tmp_path: Path) 
     for settings in (["train.seed=1"], ["train.seed=2", "train.data_seed=1"], ["train.seed=1", "train.data_seed=2"]):
         trainer = Trainer(tiny_config(data, *settings), tmp_path, CPU)
         firsts.append(next(iter(trainer.train_loader)))
-        weights.append(trainer.parameters[0].detach())
+        weights.append(trainer.gradients.parameters[0].detach())
     assert firsts[0].infos == firsts[1].infos and torch.equal(firsts[0].images, firsts[1].images)
     assert firsts[0].infos != firsts[2].infos
     assert torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[1])

@@ -33,6 +33,7 @@ from rtdetr.inference.deploy import (
     Plan,
     Recordings,
     Size,
+    WithFastProducts,
     waking,
 )
 from rtdetr.inference.predictor import Predictor
@@ -172,7 +173,9 @@ def test_tensors_of_every_kind(cfg: Config) -> None:
 
 
 def test_a_size_is_compiled_once() -> None:
-    model = made_up("model.decoder.num_layers=1").deploy(remember_sizes=True, fuse_relu=True)
+    model = made_up("model.decoder.num_layers=1").deploy(
+        remember_sizes=True, fuse_relu=True, fuse_linear=True, for_compiler=True
+    )
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
@@ -186,6 +189,20 @@ def test_a_size_is_compiled_once() -> None:
         images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
         torch.testing.assert_close(compiled(images, sizes), detector(images, sizes))
     assert len(graphs) == 1  # nor does anything break it in two
+
+
+def test_settings_of_fast_products_are_left_as_they_were() -> None:
+    def settings() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+
+    def detect(*_: Tensor) -> Detections:
+        assert settings() == ("high", False)
+        raise ConfigError("no model")
+
+    before = settings()
+    with pytest.raises(ConfigError):
+        WithFastProducts(detect)(torch.zeros(1), torch.zeros(1))
+    assert settings() == before != ("high", False)
 
 
 def write_pictures(folder: Path, number: int) -> list[Path]:

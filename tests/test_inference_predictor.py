@@ -169,7 +169,7 @@ def test_a_threshold_is_a_score(checkpoint: Path, threshold: float) -> None:
 
 
 def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> None:
-    """Each takes as long to import as torch itself."""
+    """The first ones take as long to import as torch itself, the FLOP counter's triton as long as all else."""
     code = (
         "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
         "from rtdetr.commands import predict_manifest, predict_video, search\n"
@@ -180,7 +180,10 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
         "with torch.no_grad():\n"
         "    conv_relu.conv_relu(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), torch.ones(1))\n"
         "    conv_relu.linear_relu(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))\n"
-        "print(*sorted({'torchvision', 'torch._dynamo', 'scipy', 'matplotlib'} & set(sys.modules)))"
+        "slow = {'torchvision', 'torch._dynamo', 'scipy', 'matplotlib', 'triton', 'torch.utils.flop_counter'}\n"
+        "print(*sorted(slow & set(sys.modules)))\n"
+        "from torch.utils.flop_counter import flop_registry; from rtdetr.ops.compiled import WHY_NOT\n"
+        "assert WHY_NOT['cpu'] or torch.ops.rtdetr.ms_deform_attn in flop_registry"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

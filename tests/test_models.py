@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
 from rtdetr.config import ModelConfig, load_config
+from rtdetr.models.backbone import Shortcut
 from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
 from rtdetr.models.layers import FrozenBatchNorm2d, Group, SelfAttention, position_code
 from rtdetr.models.postprocess import postprocess
@@ -327,3 +329,16 @@ def test_recomputed_layers_give_the_same_gradients_from_less_memory() -> None:
     assert gradients[0].keys() == gradients[1].keys()
     for name, wanted in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], wanted)
+
+
+@pytest.mark.parametrize("size", [(8, 6), (7, 6), (5, 5)])
+def test_a_shortcut_averages_and_projects(size: tuple[int, int]) -> None:
+    """In train mode even maps take one convolution for both."""
+    shortcut, x = Shortcut(4, 8, 2, "train").double(), torch.randn(2, 4, *size, dtype=torch.float64)
+    wanted = shortcut.project(F.avg_pool2d(x, 2, 2, ceil_mode=True))
+    torch.testing.assert_close(shortcut(x), wanted, atol=1e-12, rtol=1e-12)
+    wanted.square().sum().backward()
+    weight = shortcut.project.conv.weight
+    first, weight.grad = weight.grad, None
+    shortcut(x).square().sum().backward()
+    torch.testing.assert_close(weight.grad, first, atol=1e-9, rtol=1e-9)

@@ -8,7 +8,7 @@ from engine_helpers import NANO, tiny_updates
 from torch import nn
 
 from rtdetr.config import load_config
-from rtdetr.models.fold import deploy
+from rtdetr.models.fold import MergedAttention, deploy
 from rtdetr.models.layers import FrozenBatchNorm2d
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference, linear_relu, linear_relu_reference
@@ -115,10 +115,12 @@ def test_answers_for_a_size_are_computed_once() -> None:
 
 
 @pytest.mark.parametrize("depth", [18, 50])
-def test_fused_convolutions_give_the_same(depth: int) -> None:
+@pytest.mark.parametrize("option", ["fuse_relu", "fuse_linear", "for_compiler"])
+def test_fused_layers_give_the_same(depth: int, option: str) -> None:
     model = made_up(f"model.backbone.depth={depth}").double()
     images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
-    fused = deploy(model.backbone, model.encoder, model.decoder, torch.float64, fuse_relu=True)
+    fused = deploy(model.backbone, model.encoder, model.decoder, torch.float64, **{option: True})
+    assert (option == "fuse_linear") == any(isinstance(module, MergedAttention) for module in fused.modules())
     torch.testing.assert_close(fused(images).boxes, model(images).boxes, atol=1e-9, rtol=0)
 
 

@@ -72,9 +72,11 @@ def mode(request: pytest.FixtureRequest) -> object:
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS), ids=str)
-@pytest.mark.parametrize("size", [(1, 50), (1, 500), (4, 3000)], ids=["tiles", "reductions", "sorted"])
 @pytest.mark.parametrize(
-    "channels, heads, points", [(32, 8, 4), (64, 2, 4), (24, 3, 4), (5, 2, 4), (24, 3, 3), (5, 2, 1)]
+    "size", [(1, 20), (1, 50), (1, 500), (4, 3000)], ids=["tiles", "split tiles", "reductions", "sorted"]
+)
+@pytest.mark.parametrize(
+    "channels, heads, points", [(32, 8, 4), (64, 2, 4), (16, 4, 4), (24, 3, 4), (5, 2, 4), (24, 3, 3), (5, 2, 1)]
 )
 def test_every_algorithm(
     dtype: torch.dtype, size: tuple[int, int], channels: int, heads: int, points: int, mode: str
@@ -102,7 +104,7 @@ def test_deterministic_is_bitwise_equal(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("queries", [400, 4000], ids=["tiles", "sorted"])
+@pytest.mark.parametrize("queries", [50, 400, 4000], ids=["tiles", "reductions", "sorted"])
 def test_all_points_in_one_cell(dtype: torch.dtype, queries: int, mode: str) -> None:
     value, locations, weights, gradient = _inputs(2, queries, MAPS, dtype)
     locations = locations * 1e-3 + 0.5

@@ -70,7 +70,8 @@ def check(wheel: Path) -> str:
         site = next(Path(folder).glob("lib/python*/site-packages"))
         (site / "shared.pth").write_text(sysconfig.get_path("purelib"))
         install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
-        subprocess.run([*install, str(wheel.resolve())], check=True)
+        # The environment of this interpreter may have the package, too.
+        subprocess.run([*install, "--ignore-installed", str(wheel.resolve())], check=True)
 
         def run(*arguments: str) -> str:
             environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}

@@ -38,7 +38,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         taken = [name for name in ("half", "whole", "half.json", "learning_curve.json") if (folder / name).exists()]
         if taken:
             raise OutputError(f"{folder}: holds {', '.join(taken)} already; choose another --output-dir")
-        with distributed.process_group(args.device) as device:
+        with distributed.process_group(args.device, training=True) as device:
             stopped_by = learning_curve(cfg, folder, device, args.tuning, signals)
     if stopped_by is not None:
         print(f"stopped by signal {stopped_by}, without an estimate", file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rtdetr.commands.arguments import Parser, add_device, add_overwrite, count, overlap_share, score_threshold
+from rtdetr.gpu import wake_gpu
 
 if TYPE_CHECKING:
     from rtdetr.commands.search import Search
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     from rtdetr.inference.results import ResultsFolder
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
+CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU where there is one
 SOURCES = "picture, video, folder of pictures, glob, URL of those, RTSP stream, or number of a camera"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Detects in pictures and videos; see `rtdetr predict --help`."""
     args = _arguments(arguments)
+    if args.weights.suffix in CHECKPOINTS:
+        wake_gpu(args.device)
 
     from rtdetr.commands import predict_manifest, predict_video
     from rtdetr.commands.outputs import check_new_folder, check_outputs, unused_folder, writing

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_device, score_threshold
+from rtdetr.gpu import wake_gpu
 
 ABOUT = """Detects in pictures that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
 Prometheus' figures at /metrics.
@@ -40,6 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-megapixels", type=_number(1, 10_000), default=50, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
+    wake_gpu(args.device)
 
     from rtdetr.extras import optional
 

@@ -71,7 +71,7 @@ def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.weights.load import read_weights
 
     cfg = load_config(find_config(args.config), args.update)
-    with distributed.process_group(args.device) as device:
+    with distributed.process_group(args.device, training=True) as device:
         folder = choose_folder(args.output_dir, None, f"{cfg.name}-overfit", args.overwrite)
         open_pictures(cfg)  # before the first file is written
         if args.tuning is not None:
@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         cfg = config_from_dict(load_run(args.resume)["config"], str(args.resume), args.update)
     else:
         cfg = load_config(find_config(args.config), args.update)
-    with distributed.process_group(args.device) as device:
+    with distributed.process_group(args.device, training=True) as device:
         folder = distributed.from_main(lambda: choose_folder(args.output_dir, args.resume, cfg.name, args.overwrite))
         trainer = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals)
         stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))

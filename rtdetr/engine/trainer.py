@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from rtdetr.config import Config, ConfigError, save_config
 from rtdetr.data.classes import DataError
@@ -22,21 +19,19 @@ from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import settle
-from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
-from rtdetr.engine.graphs import StepGraphs, layout_of, on_device, why_not_capture
+from rtdetr.engine.gradients import Gradients
+from rtdetr.engine.graphs import layout_of
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
 from rtdetr.engine.rehearsal import forecast
-from rtdetr.engine.replay import AUTOCAST
 from rtdetr.engine.run_state import LAST, RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
-from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model, check_backend
-from rtdetr.types import Batch, Targets, as_floats
+from rtdetr.models.rtdetrv3 import build_model, check_backend
+from rtdetr.types import Batch
 from rtdetr.weights.load import warm_start
 
 
@@ -58,7 +53,7 @@ class Trainer:
         draws: Draws | None = None,
         signals: StopSignal | None = None,
     ) -> None:
-        self.output_dir, self.device, self.draws = output_dir, device, draws
+        self.output_dir, self.device = output_dir, device
         cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
@@ -82,13 +77,12 @@ class Trainer:
         self.model.to(device).to(memory_format=layout_of(device))
         if distributed.world_size() > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
-        self.criterion = build_criterion(cfg, len(self.classes))
         self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
         seed_everything(cfg.train.seed + distributed.rank())
         if resume is not None and (changed := self.state.load(resume)) is not None:
             say(changed)
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
-        self._prepare_step(cfg, device)
+        self.gradients = Gradients(cfg, self.model, len(self.classes), self.state, device, draws)
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.watch = Watch(self.state, output_dir, device, self.train_loader)
         self.saver = Saver(self.state, output_dir, resume)
@@ -104,25 +98,6 @@ class Trainer:
                 "set it to 0 to take them from the file"
             )
         self.val_loader = build_val_loader(cfg, self.classes, rank, world_size, go_on=True)
-
-    def _prepare_step(self, cfg: Config, device: torch.device) -> None:
-        """How the step of the model as it is now runs: captured or not, on how many processes, compiled or not."""
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        repeats = cfg.model.supervision.one_to_many_repeats
-        self.graphs = None if self.why_not_captured else StepGraphs(self._backward, self.parameters, repeats)
-        self.parallel: nn.Module = self.model
-        if self.graphs is not None:  # which averages gradients itself
-            distributed.take_from_main(self.model.state_dict().values())
-        elif distributed.world_size() > 1:
-            self.parallel = DistributedDataParallel(
-                self.model, find_unused_parameters=cfg.train.find_unused_parameters, gradient_as_bucket_view=True
-            )
-        left, sizes = self.total_iterations - self.state.iteration, len(set(cfg.data.augment.batch_sizes))
-        self.why_not_compiled = why_not_compile(cfg.train, device, left, sizes)
-        if self.why_not_compiled is None:
-            compile_step(cast(RTDETRv3, self.model))
-        self._sound = torch.ones((), device=device)  # NaN from the first step on that a check will refuse
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
@@ -141,10 +116,10 @@ class Trainer:
             distributed.from_main(prepare)
             where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
-            if self.why_not_compiled is None:
+            if self.gradients.why_not_compiled is None:
                 say("compiling: the first step of each picture size takes a minute or two, unless done before")
             elif self.device.type == "cuda":
-                say(f"not compiled: {self.why_not_compiled}")
+                say(f"not compiled: {self.gradients.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             if distributed.is_main():
                 say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
@@ -154,7 +129,7 @@ class Trainer:
                 stopped = self._go_on()
             except torch.cuda.OutOfMemoryError as error:
                 last, evaluating = self.output_dir / LAST, self.state.evaluation_due
-                captured = self.graphs is not None
+                captured = self.gradients.graphs is not None
                 raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             finally:
                 self.saver.wait()
@@ -169,8 +144,7 @@ class Trainer:
         """Ends the data workers and gives back the memory of graphs, whoever keeps this trainer."""
         for loader in (self.train_loader, self.val_loader):
             loader.close()
-        if self.graphs is not None:
-            self.graphs.clear()
+        self.gradients.clear()
 
     def _go_on(self) -> bool:
         """The rest of the run; True when it was asked to stop before the end, and has saved where it is."""
@@ -251,19 +225,21 @@ class Trainer:
         names: tuple[str, ...] = ()
         total = torch.zeros(())
         for number, batch in enumerate(batches, start=1):
-            parallel, more = self.parallel, number < len(batches)
-            with parallel.no_sync() if more and isinstance(parallel, DistributedDataParallel) else nullcontext():
-                names, values = self._gradients(batch, boxes if len(boxes) > 1 else [])
+            group, more = boxes if len(boxes) > 1 else [], number < len(batches)
+            try:
+                names, values = self.gradients.add(batch, group, more)
+            except FloatingPointError as error:
+                self.watch.fail(state.iteration, str(error), {}, [batch])
             total = values if number == 1 else total + values
         state.scaler.unscale_(state.optimizer)
-        norm = clip_grad_norm(self.parameters, self.cfg.optimizer.clip_grad_norm)
+        norm = clip_grad_norm(self.gradients.parameters, self.cfg.optimizer.clip_grad_norm)
         names, total = (*names, "grad_norm"), torch.cat((total, norm.float()[None]))
         if state.scaler.is_enabled():
             scale = state.scaler.scale(torch.ones((1,), device=self.device))
             names, total = (*names, "loss_scale"), torch.cat((total, scale))
         record = self.watch.record(lr, names, total, batches)
         if self.watch.lag:
-            self._keep_weights_of_refused_step(total)
+            self.gradients.doubt(total)
         else:
             self.watch.check(record)
         state.scaler.step(state.optimizer)
@@ -271,33 +247,6 @@ class Trainer:
         state.ema.update()
         state.iteration += 1
         return record
-
-    def _keep_weights_of_refused_step(self, values: Tensor) -> None:
-        """Where checks come late, makes nothing of a step that will be refused, and of those until its check. A scaler
-        skips steps with NaN gradients; without one the fused AdamW leaves the weights alone when found_inf is not 0."""
-        scaled = self.state.scaler.is_enabled()
-        finite = torch.isfinite(values[:-2] if scaled else values).all()  # float16 gradients may overflow
-        self._sound.copy_(torch.where(finite, self._sound, torch.nan))
-        if not scaled:
-            self.state.optimizer.found_inf = (~torch.isfinite(self._sound)).float()  # type: ignore[attr-defined]
-
-    def _gradients(self, batch: Batch, group: list[int]) -> tuple[tuple[str, ...], Tensor]:
-        """Adds the gradients of one batch; its losses by name. group: see Criterion."""
-        images, targets = on_device(batch, self.device, self.cfg.model.supervision.num_denoising)
-        try:
-            if self.graphs is None:
-                return self._backward(images, targets, group)
-            return self.graphs(images, targets, self.state.epoch >= self.cfg.loss.atss_epochs)
-        except FloatingPointError as error:
-            self.watch.fail(self.state.iteration, str(error), {}, [batch])
-
-    def _backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> tuple[tuple[str, ...], Tensor]:
-        dtype, share = AUTOCAST.get(self.cfg.train.precision), max(1, len(group))
-        with torch.autocast(self.device.type, dtype, enabled=dtype is not None):
-            outputs = self.parallel(as_floats(images), targets, self.draws)
-        losses = self.criterion(outputs, targets, self.state.epoch, group)
-        self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
-        return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share
 
     def _evaluate(self) -> None:
         """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""

@@ -105,14 +105,14 @@ def build_detector(
     dtype = torch.float16 if plan.half else torch.float32
     running: Model = model.eval()
     if plan.fold and isinstance(model, RTDETRv3):
-        fused = {"fuse_linear": bool(plan.half), "fuse_relu": bool(plan.fuse_relu)}
+        fused = {"fuse_linear": bool(plan.half), "fuse_relu": bool(plan.fuse_relu), "for_compiler": bool(plan.compile)}
         running = model.deploy(dtype, remember_sizes=True, in_place=in_place, **fused)
     running = running.to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
         detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.half:
-        detect = InTensorFloat32(detect)
+        detect = WithFastProducts(detect)
     if plan.graphs:
         detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
     return Running(running, detect)
@@ -176,19 +176,22 @@ class Compiled:
         return found
 
 
-class InTensorFloat32:
-    """`detect` with TF32 in its float32 matrix products: heads that read 16-bit features lose nothing by it."""
+class WithFastProducts:
+    """`detect` with TF32 in its float32 matrix products, as heads that read 16-bit features lose nothing by it, and
+    without cuDNN's attention, whose kernel needs memory set to zero before and waits for that."""
 
     def __init__(self, detect: Detect) -> None:
         self.detect = detect
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
-        before = torch.get_float32_matmul_precision()
+        precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
         torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.enable_cudnn_sdp(False)
         try:
             return self.detect(images, sizes)
         finally:
-            torch.set_float32_matmul_precision(before)
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
 class Size(NamedTuple):

@@ -86,8 +86,9 @@ def assign_task_aligned(points: Tensor, probabilities: Tensor, predicted: Tensor
 
 def _inside(points: Tensor, boxes: Tensor) -> Tensor:
     """(B, M, A) bool: does the point (A, 2) lie inside the box (B, M, 4)?"""
-    corners = boxes[:, :, None]
-    return (torch.cat((points - corners[..., :2], corners[..., 2:] - points), dim=-1) > EPS).all(-1)
+    x, y = points.unbind(-1)
+    left, top, right, bottom = boxes[:, :, None].unbind(-1)  # (B, M, 1), side by side they would be the largest tensor
+    return (x - left > EPS) & (y - top > EPS) & (right - x > EPS) & (bottom - y > EPS)
 
 
 def _one_box_per_cell(claims: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from rtdetr.config import BackboneConfig, Depth
 from rtdetr.models.layers import ConvNorm
+from rtdetr.ops.batch_norm import norm_activation
+from rtdetr.ops.max_pool import halve
 
 STAGE_BLOCKS: dict[Depth, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
@@ -25,6 +27,10 @@ class Shortcut(nn.Module):
         self.project = ConvNorm(in_channels, out_channels, 1, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.stride == 2 and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+            # One convolution does both. The gradient of torch's average pooling takes longer than it.
+            weight = self.project.conv.weight.expand(-1, -1, 2, 2) / 4
+            return norm_activation(self.project.norm, F.conv2d(x, weight, stride=2), None)
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
         return self.project(x)
@@ -36,11 +42,11 @@ class BasicBlock(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, project: bool, norm: str) -> None:
         super().__init__()
         self.conv1 = ConvNorm(in_channels, channels, 3, stride=stride, activation=F.relu, norm=norm)
-        self.conv2 = ConvNorm(channels, channels, 3, norm=norm)
+        self.conv2 = ConvNorm(channels, channels, 3, activation=F.relu, norm=norm)
         self.shortcut = Shortcut(in_channels, channels, stride, norm) if project else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.conv2(self.conv1(x)) + self.shortcut(x))
+        return self.conv2(self.conv1(x), plus=self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
@@ -51,11 +57,11 @@ class Bottleneck(nn.Module):
         out_channels = channels * self.expansion
         self.conv1 = ConvNorm(in_channels, channels, 1, activation=F.relu, norm=norm)
         self.conv2 = ConvNorm(channels, channels, 3, stride=stride, activation=F.relu, norm=norm)
-        self.conv3 = ConvNorm(channels, out_channels, 1, norm=norm)
+        self.conv3 = ConvNorm(channels, out_channels, 1, activation=F.relu, norm=norm)
         self.shortcut = Shortcut(in_channels, out_channels, stride, norm) if project else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.conv3(self.conv2(self.conv1(x))) + self.shortcut(x))
+        return self.conv3(self.conv2(self.conv1(x)), plus=self.shortcut(x))
 
 
 class ResNetVd(nn.Module):
@@ -94,7 +100,7 @@ class ResNetVd(nn.Module):
             part.requires_grad_(False)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        x = F.max_pool2d(self.stem(images), 3, stride=2, padding=1)
+        x = halve(self.stem(images))
         maps = []
         for stage in self.stages:
             x = stage(x)

@@ -138,9 +138,9 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, groups: Sequence[Group]
     ) -> Tensor:
         """x, position: (B, Q, dim); reference: (B, Q, 4); groups: of queries that see one another; none: all do."""
-        x = self.norm1(x + self.self_attn(x, position, groups))
-        x = self.norm2(x + self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
-        return self.norm3(x + self.linear2(self.linear_relu(self.linear1, x)))
+        x = self.norm1(x, plus=self.self_attn(x, position, groups))
+        x = self.norm2(x, plus=self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
+        return self.norm3(x, plus=self.linear2(self.linear_relu(self.linear1, x)))
 
 
 class Decoder(nn.Module):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import Backend
+from rtdetr.models.layers import Linear
 from rtdetr.ops import ms_deform_attn_fused
 
 
@@ -24,10 +25,10 @@ class MSDeformAttn(nn.Module):
             raise ValueError(f"dim: expected a multiple of num_heads={num_heads}, got {dim}")
         self.num_heads, self.num_levels, self.num_points = num_heads, num_levels, num_points
         self.backend: Backend = backend
-        self.sampling_offsets = nn.Linear(dim, num_heads * num_levels * num_points * 2)
-        self.attention_weights = nn.Linear(dim, num_heads * num_levels * num_points)
-        self.value_proj = nn.Linear(dim, dim)
-        self.output_proj = nn.Linear(dim, dim)
+        self.sampling_offsets = Linear(dim, num_heads * num_levels * num_points * 2)
+        self.attention_weights = Linear(dim, num_heads * num_levels * num_points)
+        self.value_proj = Linear(dim, dim)
+        self.output_proj = Linear(dim, dim)
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:

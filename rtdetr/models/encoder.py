@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.config import EncoderConfig
-from rtdetr.models.layers import ConvNorm, LayerNorm, SelfAttention, position_code
+from rtdetr.models.layers import ConvNorm, LayerNorm, Linear, SelfAttention, position_code
 
 
 class EncoderLayer(nn.Module):
@@ -22,13 +22,13 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attn = SelfAttention(dim, num_heads)
         self.norm1 = LayerNorm(dim)
-        self.linear1 = nn.Linear(dim, feedforward_dim)
-        self.linear2 = nn.Linear(feedforward_dim, dim)
+        self.linear1 = Linear(dim, feedforward_dim)
+        self.linear2 = Linear(feedforward_dim, dim)
         self.norm2 = LayerNorm(dim)
 
     def forward(self, tokens: Tensor, position: Tensor) -> Tensor:
-        tokens = self.norm1(tokens + self.self_attn(tokens, position))
-        return self.norm2(tokens + self.linear2(F.gelu(self.linear1(tokens))))
+        tokens = self.norm1(tokens, plus=self.self_attn(tokens, position))
+        return self.norm2(tokens, plus=self.linear2(F.gelu(self.linear1(tokens))))
 
 
 class RepVGGBlock(nn.Module):
@@ -36,11 +36,11 @@ class RepVGGBlock(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv3x3 = ConvNorm(channels, channels, 3)
+        self.conv3x3 = ConvNorm(channels, channels, 3, activation=F.silu)
         self.conv1x1 = ConvNorm(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.silu(self.conv3x3(x) + self.conv1x1(x))
+        return self.conv3x3(x, plus=self.conv1x1(x))
 
 
 class CSPBlock(nn.Module):
@@ -96,7 +96,8 @@ class HybridEncoder(nn.Module):
             # the lateral output replaces the coarse map for the way back up
             maps[coarse] = lateral(maps[coarse])
             finer = maps[coarse - 1]
-            upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
+            with torch.autocast(finer.device.type, enabled=False):  # it would widen both maps to 32 bits
+                upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
         return self._up(maps)
 

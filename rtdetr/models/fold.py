@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd
+from rtdetr.models.backbone import BasicBlock, Bottleneck, ResNetVd, Shortcut
 from rtdetr.models.decoder import Decoded, Decoder, DecoderLayer, Memory, gather_rows
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
-from rtdetr.models.layers import MLP, ConvNorm, Group, in_weight_type
+from rtdetr.models.layers import MLP, ConvNorm, Group, SelfAttention, in_weight_type
 from rtdetr.ops.conv_relu import conv_relu, linear_relu
 from rtdetr.ops.top_k import top_k
 from rtdetr.types import Predictions
@@ -57,6 +57,7 @@ def deploy(
     remember_sizes: bool = False,
     fuse_linear: bool = False,
     fuse_relu: bool = False,
+    for_compiler: bool = False,
     in_place: bool = False,
 ) -> DeployedModel:
     """A folded copy of the parts; they stay as they are, unless in_place.
@@ -64,8 +65,10 @@ def deploy(
     dtype: of weights and features. Heads (see FoldedDecoder.heads), reference boxes, anchors and results are float32 at
     least.
     remember_sizes: anchors and position codes are computed once for each picture size, half a megabyte each, and kept;
-    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS. fuse_relu: convolution, bias,
-    residual and ReLU are one call of cuDNN; on a GPU only.
+    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS, and so are the three projections of
+    the queries' self-attention. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
+    for_compiler: products with four columns or rows are written as sums, which torch.compile makes part of what stands
+    around them.
     """
     if not in_place:
         backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
@@ -77,6 +80,13 @@ def deploy(
         for module in model.modules():
             if isinstance(module, MLP | DecoderLayer):
                 module.linear_relu = _linear_relu
+            if isinstance(module, DecoderLayer):
+                module.self_attn = MergedAttention(module.self_attn)
+    if for_compiler:
+        detecting.query_pos.linear_relu = _relu_of_sums
+        for module in model.modules():
+            if isinstance(module, InOwnType):
+                module.product = _sums
     if fuse_relu:
         _fuse_relu(model)
     islands = {id(parameter) for head in detecting.heads(dtype) for parameter in head.parameters()}
@@ -208,13 +218,35 @@ class FoldedEncoder(HybridEncoder):
 class InOwnType(nn.Linear):
     """A linear layer that takes features of any type and computes in that of its weights."""
 
+    product: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(F.linear)
+
     def __init__(self, linear: nn.Linear) -> None:
         nn.Module.__init__(self)  # the weights are there
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))
+        return self.product(x.to(self.weight.dtype), self.weight, self.bias)
+
+
+class MergedAttention(SelfAttention):
+    """Self-attention whose query, key and value come of one product with tokens and position side by side."""
+
+    def __init__(self, attention: SelfAttention) -> None:
+        nn.Module.__init__(self)  # the parts are there
+        self.num_heads, self.out_proj = attention.num_heads, attention.out_proj
+        weight, dim = attention.in_proj_weight, attention.embed_dim
+        of_position = torch.cat((weight[: 2 * dim], torch.zeros_like(weight[2 * dim :])))  # not for the value
+        self.weight = nn.Parameter(torch.cat((weight, of_position), dim=1), requires_grad=False)
+        self.bias = attention.in_proj_bias
+
+    def forward(  # type: ignore[override]
+        self, tokens: Tensor, position: Tensor, groups: Sequence[Group] = ()
+    ) -> Tensor:
+        """As SelfAttention; all tokens see one another."""
+        projected = F.linear(torch.cat((tokens, position), dim=-1), self.weight, self.bias)
+        query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in projected.chunk(3, -1))
+        return self.out_proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
 
 
 class FoldedDecoder(Decoder):
@@ -228,14 +260,17 @@ class FoldedDecoder(Decoder):
         self.official_rectangles = decoder.official_rectangles
         self.input_proj, self.selector, self.query_pos = decoder.input_proj, decoder.selector, decoder.query_pos
         self.layers, self.box_heads, self.score_heads = decoder.layers, decoder.box_heads, decoder.score_heads[-1:]
-        for head in (self.selector.box_head, *self.box_heads):
+        for head in self.every_box_head():
             head.layers[-1] = InOwnType(head.linears()[-1])
+
+    def every_box_head(self) -> list[MLP]:
+        return [head for head in (self.selector.box_head, *self.box_heads) if isinstance(head, MLP)]
 
     def heads(self, dtype: torch.dtype) -> list[nn.Module]:
         """Those that stay in float32 where all else is of this type. In float16 of the box heads only the last layer
         does, whose result would be rounded to pixels. The selector's scores only rank cells, of which the last ones
         matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
-        box_heads = [self.selector.box_head, *self.box_heads]
+        box_heads = self.every_box_head()
         if dtype == torch.float16:
             return [*(head.linears()[-1] for head in box_heads), *self.score_heads]
         return [self.selector.score_head, *box_heads, *self.score_heads]
@@ -300,6 +335,15 @@ def _linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
     return linear_relu(x, linear.weight, linear.bias)
 
 
+def _sums(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x @ weight.T + bias."""
+    return (x.unsqueeze(-2) * weight).sum(dim=-1) + bias
+
+
+def _relu_of_sums(linear: nn.Linear, x: Tensor) -> Tensor:
+    return F.relu(_sums(x, linear.weight, linear.bias))
+
+
 class ConvRelu(nn.Module):
     """ReLU of a convolution with bias, and of a residual if there is one."""
 
@@ -324,8 +368,12 @@ class FusedBlock(nn.Module):
         super().__init__()
         convs = [block.conv1, block.conv2, *([block.conv3] if isinstance(block, Bottleneck) else [])]
         self.first = nn.Sequential(*convs[:-1])
-        self.last = ConvRelu(convs[-1].conv)
-        self.shortcut = block.shortcut
+        last, self.shortcut = convs[-1].conv, block.shortcut
+        if isinstance(self.shortcut, Shortcut):  # one bias for the sum of both
+            project = self.shortcut.project.conv
+            _set(last, last.weight, _bias(last) + _bias(project))
+            _set(project, project.weight, None)
+        self.last = ConvRelu(last)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.first(x), self.shortcut(x))

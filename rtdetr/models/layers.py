@@ -11,6 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rtdetr.ops.batch_norm import norm_activation
+from rtdetr.ops.layer_norm import sum_norm
+from rtdetr.ops.linear import linear
+
 PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
 
 
@@ -50,7 +54,8 @@ def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
 
 
 class ConvNorm(nn.Module):
-    """Convolution without bias, batch norm, activation. Keeps the map size at stride 1."""
+    """Convolution without bias, batch norm, the sum with another map if there is one, activation. Keeps the map size at
+    stride 1."""
 
     def __init__(
         self,
@@ -76,13 +81,21 @@ class ConvNorm(nn.Module):
         elif init != "uniform":  # torch's default is U(1 / sqrt(fan_in)) already
             raise ValueError(f"init: expected he, xavier or uniform, got {init!r}")
 
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        return norm_activation(self.norm, self.conv(x), self.activation, plus)
+
+
+class Linear(nn.Linear):
+    """A linear layer with a bias."""
+
+    bias: nn.Parameter
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        return x if self.activation is None else self.activation(x)
+        return linear(x, self.weight, self.bias)
 
 
-def linear_relu(linear: nn.Linear, x: Tensor) -> Tensor:
-    return F.relu(linear(x))
+def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
+    return linear(x, layer.weight, layer.bias, relu=True)
 
 
 class MLP(nn.Module):
@@ -93,7 +106,7 @@ class MLP(nn.Module):
     def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
         super().__init__()
         widths = [in_dim] + [hidden_dim] * (num_layers - 1) + [out_dim]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def linears(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
@@ -115,7 +128,7 @@ def box_head(dim: int) -> MLP:
 
 
 def score_head(dim: int, num_classes: int) -> nn.Linear:
-    head = nn.Linear(dim, num_classes)
+    head = Linear(dim, num_classes)
     nn.init.constant_(head.bias, PRIOR_LOGIT)
     return head
 
@@ -131,18 +144,17 @@ def in_weight_type(head: nn.Module, x: Tensor) -> Tensor:
 
 def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
     """Linear layer with Xavier uniform weight; the bias keeps torch's U(1 / sqrt(in_dim))."""
-    linear = nn.Linear(in_dim, out_dim)
-    nn.init.xavier_uniform_(linear.weight)
-    return linear
+    layer = Linear(in_dim, out_dim)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
 
 
 class LayerNorm(nn.LayerNorm):
     """Layer norm in the type that comes in, under autocast too, which would widen every token after it to 32 bits.
-    Mean and deviation are taken in float32 all the same."""
+    Mean and deviation are taken in float32 all the same. plus: what is added before."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        return sum_norm(x, plus, self.weight, self.bias, self.eps)
 
 
 class Group(NamedTuple):
@@ -166,14 +178,14 @@ class SelfAttention(nn.MultiheadAttention):
         """(B, T, dim) for tokens (B, T, dim), compared with their position (B, T, dim) added. Pairs of different groups
         are not computed; no groups: all tokens see one another."""
         split = 2 * self.embed_dim
-        query, key = F.linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
-        value = F.linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
+        query, key = linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
+        value = linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
         sizes = [group.size for group in groups] or [tokens.shape[1]]
         masks = [group.visible for group in groups] or [None]
         heads = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).split(sizes, dim=2) for x in (query, key, value))
-        seen = [F.scaled_dot_product_attention(q, k, v, mask) for q, k, v, mask in zip(*heads, masks)]
-        together = torch.cat(seen, dim=2) if groups else seen[0]
-        return self.out_proj(together.transpose(1, 2).flatten(2))
+        seen = [F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2) for q, k, v, mask in zip(*heads, masks)]
+        together = torch.cat(seen, dim=1) if groups else seen[0]  # (B, T, heads, head_dim)
+        return linear(together.flatten(2), self.out_proj.weight, self.out_proj.bias)
 
 
 def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:

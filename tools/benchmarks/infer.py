@@ -20,6 +20,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works without being installed
 
+from rtdetr.gpu import wake_gpu
+
+if __name__ == "__main__":  # the process of a row, which answers as soon as a user's program can
+    wake_gpu(json.loads(sys.argv[1])["device"])
+
 import torch
 from PIL import Image
 from torch import Tensor

@@ -8,7 +8,7 @@ namespace {
 constexpr int kBlock = 128;
 constexpr int kQuad = 4;    // points whose gradients are summed over the lanes together
 constexpr int kChunk = 12;  // points of an item that are staged at once
-constexpr int kSmall = 48 * 1024;
+constexpr int kSmall = 24 * 1024;
 
 // Sums values[.][j] over the lanes of a group, for four points j at once; lane j < 4 returns with the sums of point j.
 // The first two steps halve the number of points that a lane still carries, which takes fewer shuffles than a butterfly.
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
 template <class T, int V, int kLanes, bool kReduce> const char* launch(const Backward& call, Acc<T>* grad_value) {
   const Shape shape = make_shape(call.sizes, V);
   const int groups = kBlock / (kLanes ? kLanes : shape.lanes);
-  const int share = shape.num_items * shape.lanes <= kSmall ? kQuad : shape.level_points;
+  const int share = kReduce || shape.num_items * shape.lanes <= kSmall ? kQuad : shape.level_points;
   const int shares = ceil_div(shape.level_points, share);
   const int blocks = ceil_div(shape.num_items * shares, groups);
   point_gradients_kernel<T, V, kLanes, kReduce><<<blocks, kBlock, 0, call.stream>>>(
@@ -156,6 +156,7 @@ template <class T, bool kReduce> const char* dispatch(const Backward& call, Acc<
   if constexpr (sizeof(T) <= 4) {
     constexpr int V = kReduce ? 4 : 16 / sizeof(T);
     if (call.sizes.D == 32) return launch<T, V, 32 / V, kReduce>(call, grad_value);
+    if (call.sizes.D == 16) return launch<T, 4, 4, kReduce>(call, grad_value);
     if (call.sizes.D % V == 0) return launch<T, V, 0, kReduce>(call, grad_value);
   }
   return launch<T, 1, 0, kReduce>(call, grad_value);

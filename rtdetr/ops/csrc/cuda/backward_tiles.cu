@@ -1,25 +1,35 @@
 // Gradient of 16-bit values for small problems, in one launch: a block owns a tile of pixels of one (batch, head, level),
 // looks through all of that level's points, keeps those that touch the tile, puts them in order of their cells and gathers.
 // Nothing is zeroed, added up in global memory or cast. Each point is looked at once per tile, which does not pay for many.
+// On coarse levels, where many points meet a pixel, tiles are lower and several lane groups share a pixel.
 #include "backward.cuh"
 
 namespace rtdetr::cuda {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kTileWidth = 8, kTileHeight = 16;
+constexpr int kTileWidth = 8, kTileHeight = 16;  // at most
+constexpr float kPointsPerGroup = 8;  // that meet a pixel before another lane group helps
 constexpr int kRow = kTileWidth + 1, kCells = kRow * (kTileHeight + 1);  // that touch a tile: one more to the left and above
 constexpr int kBatch = 5;  // points whose loads are in flight together
 constexpr int kShared = 40 * 1024;  // bytes for the points of a level, all of which may touch one tile
-constexpr int64_t kMostLooks = 20'000'000;  // by all tiles, at points
-
-struct alignas(16) Entry {
-  float fraction_x, fraction_y, weight;
-  int query;
-};
 
 // Shared memory for a point: its entry, its cell and number within it, and its place in the order of cells.
-constexpr int kPointBytes = sizeof(Entry) + 2 * sizeof(int);
+constexpr int kPointBytes = sizeof(Entry<float>) + 2 * sizeof(int);
+
+// How a level is cut into tiles; 2^log_split lane groups share a pixel.
+struct Cut {
+  int log_split, tile_height, tiles_per_row, tiles;
+};
+
+__host__ __device__ inline Cut cut_level(const Shape& shape, int height, int width) {
+  const float points_per_pixel = 4.0f * float(shape.queries) * float(shape.points) / (float(height) * float(width) + 1.0f);
+  Cut cut{0, kTileHeight, ceil_div(width, kTileWidth), 0};
+  while (shape.lanes << cut.log_split < 32 && points_per_pixel > kPointsPerGroup * float(1 << cut.log_split)) ++cut.log_split;
+  cut.tile_height >>= cut.log_split;
+  cut.tiles = cut.tiles_per_row * ceil_div(height, cut.tile_height);
+  return cut;
+}
 
 template <class T, int V, int kLanes>
 __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
@@ -29,7 +39,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   extern __shared__ __align__(16) char shared[];
   __shared__ int counts[kCells + 1], listed;
   const int num_points = shape.queries * shape.points;
-  auto* const entries = reinterpret_cast<Entry*>(shared);
+  auto* const entries = reinterpret_cast<Entry<float>*>(shared);
   int *const cell_of_entry = reinterpret_cast<int*>(entries + num_points), *const order = cell_of_entry + num_points;
 
   // Neighbouring blocks write neighbouring heads. The last level, with most points to a pixel, goes first.
@@ -37,41 +47,27 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   const int head = int(blockIdx.x) - tile * shape.heads;
   const int64_t batch = blockIdx.y;
   Level level = levels[level_index];
-  for (; level_index > 0; level = levels[--level_index]) {
-    const int tiles = ceil_div(level.width, kTileWidth) * ceil_div(level.height, kTileHeight);
-    if (tile < tiles) break;
-    tile -= tiles;
+  Cut cut = cut_level(shape, level.height, level.width);
+  while (level_index > 0 && tile >= cut.tiles) {
+    tile -= cut.tiles;
+    level = levels[--level_index];
+    cut = cut_level(shape, level.height, level.width);
   }
-  const int tiles_per_row = ceil_div(level.width, kTileWidth), tile_y = tile / tiles_per_row;
-  const int left = (tile - tile_y * tiles_per_row) * kTileWidth, top = tile_y * kTileHeight;
+  const int tile_y = tile / cut.tiles_per_row, tile_height = cut.tile_height;
+  const int left = (tile - tile_y * cut.tiles_per_row) * kTileWidth, top = tile_y * tile_height;
 
   for (int i = threadIdx.x; i <= kCells; i += kBlock) counts[i] = 0;
   if (threadIdx.x == 0) listed = 0;
   __syncthreads();
   const int64_t first = (batch * shape.queries * shape.heads + head) * shape.level_points + level_index * shape.points;
-  const uint32_t stride = uint32_t(shape.heads) * shape.level_points, points = shape.points;
-  for (int begin = threadIdx.x; begin < num_points; begin += kBlock * kBatch) {
-    int query[kBatch];
-    Two<float> location[kBatch];
-    float weight[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {  // all loads before the first use
-      const int i = begin + j * kBlock;
-      query[j] = int(uint32_t(i) / points);
-      const int64_t index = first + uint64_t(uint32_t(query[j])) * stride + (i - query[j] * int(points));
-      location[j] = i < num_points ? load_two(locations + 2 * index) : Two<float>{-4.0f, -4.0f};  // outside
-      weight[j] = i < num_points ? __ldg(weights + index) : 0.0f;
-    }
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const Cell<float> cell = locate(location[j].x, location[j].y, level);
-      const int x = cell.x + 1 - left, y = cell.y + 1 - top;
-      if (!cell.inside || x < 0 || x >= kRow || y < 0 || y > kTileHeight) continue;
-      const int position = atomicAdd(&listed, 1), rank = atomicAdd(counts + y * kRow + x, 1);
-      entries[position] = {cell.fraction_x, cell.fraction_y, weight[j], query[j]};
-      cell_of_entry[position] = rank * kCells + y * kRow + x;
-    }
-  }
+  const auto list = [&](int query, float weight, const Cell<float>& cell) {
+    const int x = cell.x + 1 - left, y = cell.y + 1 - top;
+    if (!cell.inside || x < 0 || x >= kRow || y < 0 || y > tile_height) return;
+    const int position = atomicAdd(&listed, 1), rank = atomicAdd(counts + y * kRow + x, 1);
+    entries[position] = {cell.fraction_x, cell.fraction_y, weight, query};
+    cell_of_entry[position] = rank * kCells + y * kRow + x;
+  };
+  for_each_point<kBlock, kBatch, 0>(locations, weights, level, shape, first, list);
   __syncthreads();
 
   // Counts become the position of each cell's first point.
@@ -100,60 +96,61 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   }
   __syncthreads();
 
-  const int lanes = kLanes ? kLanes : shape.lanes, lane = threadIdx.x % lanes;
+  const int lanes = kLanes ? kLanes : shape.lanes, lane = threadIdx.x % lanes, group = threadIdx.x / lanes;
+  const int split = 1 << cut.log_split, part = group & (split - 1), step = (kBlock / lanes) >> cut.log_split;
   const uint32_t row = uint32_t(shape.heads * shape.channels);
-  for (int pixel = threadIdx.x / lanes; pixel < kTileWidth * kTileHeight; pixel += kBlock / lanes) {
+  const T* gradient = grad_output + (batch * shape.queries * shape.heads + head) * shape.channels;
+  for (int pixel = group >> cut.log_split; pixel < kTileWidth * tile_height; pixel += step) {  // as often in all lanes
     const int column = pixel % kTileWidth, line = pixel / kTileWidth, x = left + column, y = top + line;
-    if (x >= level.width || y >= level.height) continue;
+    const bool valid = x < level.width && y < level.height;
     const int64_t cell = batch * shape.cells + level.start + y * level.width + x;
-    for (int channel = lane * V; channel < shape.channels; channel += lanes * V) {
-      const T* gradient = grad_output + (batch * shape.queries * shape.heads + head) * shape.channels + channel;
+    for (int channel = lane * V; channel - lane * V < shape.channels; channel += lanes * V) {
+      const bool has_channels = valid && channel < shape.channels;
       float sums[V] = {};
 #pragma unroll
       for (int r = 0; r < 2; ++r) {  // the cells above the pixel, then those below: each a run of the order
         const int first_cell = (line + r) * kRow + column;
-        const int middle = counts[first_cell + 1], end = counts[first_cell + 2];
+        const int middle = counts[first_cell + 1], end = has_channels ? counts[first_cell + 2] : 0;
 #pragma unroll 4
-        for (int k = counts[first_cell]; k < end; ++k) {
-          const Entry entry = entries[order[k]];
+        for (int k = counts[first_cell] + part; k < end; k += split) {
+          const Entry<float> entry = entries[order[k]];
           const float across = k < middle ? entry.fraction_x : 1 - entry.fraction_x;  // in a left cell the pixel is right
           const float share = across * (r == 0 ? entry.fraction_y : 1 - entry.fraction_y) * entry.weight;
-          const auto channels = Channels<T, V>::load(gradient + uint64_t(uint32_t(entry.query)) * row);
+          const auto channels = Channels<T, V>::load(gradient + channel + uint64_t(uint32_t(entry.query)) * row);
 #pragma unroll
           for (int i = 0; i < V; ++i) sums[i] = fused_multiply_add(share, channels[i], sums[i]);
         }
       }
-      Channels<T, V>::store(grad_value + (cell * shape.heads + head) * shape.channels + channel, sums);
+      for (int other = lanes; other < lanes << cut.log_split; other *= 2)
+#pragma unroll
+        for (int i = 0; i < V; ++i) sums[i] += __shfl_xor_sync(kFullWarp, sums[i], other);
+      if (has_channels && part == 0)
+        Channels<T, V>::store(grad_value + (cell * shape.heads + head) * shape.channels + channel, sums);
     }
   }
 }
 
-int64_t count_tiles(const Sizes& sizes, const Levels& levels) {
+int64_t count_tiles(const Shape& shape, const Levels& levels) {
   int64_t tiles = 0;
-  for (int64_t l = 0; l < sizes.L; ++l) {
-    const int64_t rows = (levels.hw[2 * l] + kTileHeight - 1) / kTileHeight;
-    const int64_t columns = (levels.hw[2 * l + 1] + kTileWidth - 1) / kTileWidth;
-    tiles += rows * columns;
-  }
+  for (int l = 0; l < shape.levels; ++l) tiles += cut_level(shape, int(levels.hw[2 * l]), int(levels.hw[2 * l + 1])).tiles;
   return tiles;
 }
 
 template <class T, int V, int kLanes> const char* launch(const Backward& call, const Levels& levels) {
-  const dim3 blocks(unsigned(count_tiles(call.sizes, levels) * call.sizes.H), unsigned(call.sizes.B));
+  const Shape shape = make_shape(call.sizes, V);
+  const dim3 blocks(unsigned(count_tiles(shape, levels) * call.sizes.H), unsigned(call.sizes.B));
   const int bytes = int(call.sizes.Q * call.sizes.P) * kPointBytes;
   tile_kernel<T, V, kLanes><<<blocks, kBlock, bytes, call.stream>>>(
       static_cast<const T*>(call.grad_output), call.levels, static_cast<const float*>(call.locations),
-      static_cast<const float*>(call.weights), static_cast<T*>(call.grad_value), make_shape(call.sizes, V));
+      static_cast<const float*>(call.weights), static_cast<T*>(call.grad_value), shape);
   return launch_error();
 }
 
 }  // namespace
 
 // Float32 gradients are zeroed and added up in place, which nothing here beat.
-bool tiles_are_faster(const Sizes& sizes, const Levels& levels) {
-  if (levels.hw == nullptr || element_size(sizes.dtype) != 2 || sizes.B > 65535) return false;
-  const int64_t looks = count_tiles(sizes, levels) * sizes.B * sizes.H * sizes.Q * sizes.P;
-  return sizes.Q * sizes.P * kPointBytes <= kShared && looks <= kMostLooks;
+bool tiles_fit(const Sizes& sizes) {
+  return element_size(sizes.dtype) == 2 && sizes.B <= 65535 && sizes.Q * sizes.P * kPointBytes <= kShared;
 }
 
 const char* tiled_value_gradient(const Backward& call, const Levels& levels) {
@@ -161,6 +158,7 @@ const char* tiled_value_gradient(const Backward& call, const Levels& levels) {
     using T = decltype(zero);
     if constexpr (sizeof(T) == 2) {
       if (call.sizes.D == 32) return launch<T, 8, 4>(call, levels);
+      if (call.sizes.D == 16) return launch<T, 4, 4>(call, levels);
       if (call.sizes.D % 8 == 0) return launch<T, 8, 0>(call, levels);
       return launch<T, 1, 0>(call, levels);
     }

@@ -15,11 +15,6 @@ constexpr int kTileWidth = 4;
 constexpr float kPointsPerGroup = 64;  // that meet a pixel before another lane group helps
 constexpr int kBatch = 4;  // points whose loads are in flight together
 
-template <class A> struct alignas(16) Entry {
-  A fraction_x, fraction_y, weight;
-  int query;
-};
-
 __host__ __device__ inline int64_t grid_cells(int64_t height, int64_t width) { return (height + 1) * (width + 1); }
 
 // Where a block finds its (batch, head, level).
@@ -56,31 +51,9 @@ __device__ __forceinline__ int block_scan(int x) {
   return warp > 0 ? x + warp_sums[warp - 1] : x;
 }
 
-// Calls visit(query, weight, its cell or -1, Cell) for this thread's share of the points. `first` is the index of the
-// first point; weights may be null; kPoints is P, or 0: shape.points.
-template <int kPoints, class A, class Visit>
-__device__ __forceinline__ void for_each_point(const A* locations, const A* weights, const Level& level,
-                                               const Shape& shape, int64_t first, const Visit& visit) {
-  const uint32_t points = kPoints ? kPoints : shape.points, count = points * shape.queries;
-  const uint32_t stride = uint32_t(shape.heads) * shape.level_points;
-  for (uint32_t begin = threadIdx.x; begin < count; begin += kSortBlock * kBatch) {
-    uint32_t query[kBatch];
-    Two<A> location[kBatch];
-    A weight[kBatch];
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {  // all loads before the first visit
-      const uint32_t i = begin + j * kSortBlock;
-      query[j] = i / points;
-      const int64_t index = first + uint64_t(query[j]) * stride + (i - query[j] * points);
-      location[j] = i < count ? load_two(locations + 2 * index) : Two<A>{A(-4), A(-4)};  // outside
-      weight[j] = weights != nullptr && i < count ? __ldg(weights + index) : A(0);
-    }
-#pragma unroll
-    for (int j = 0; j < kBatch; ++j) {
-      const Cell<A> cell = locate(location[j].x, location[j].y, level);
-      visit(int(query[j]), weight[j], cell.inside ? (cell.y + 1) * (level.width + 1) + cell.x + 1 : -1, cell);
-    }
-  }
+// The number of a point's cell in the grid, or -1.
+template <class A> __device__ __forceinline__ int grid_cell(const Cell<A>& cell, const Level& level) {
+  return cell.inside ? (cell.y + 1) * (level.width + 1) + cell.x + 1 : -1;
 }
 
 template <class A, int kPoints>
@@ -106,10 +79,12 @@ __global__ void __launch_bounds__(kSortBlock)
   __syncthreads();
   int before = 0;  // points in the cells of earlier bands
   const A* const no_weights = nullptr;
-  for_each_point<kPoints>(locations, no_weights, level, shape, first, [&](int, A, int cell, const Cell<A>&) {
+  const auto tally = [&](int, A, const Cell<A>& where) {
+    const int cell = grid_cell(where, level);
     if (cell >= first_cell && cell < end_cell) atomicAdd(counts + cell - first_cell, 1);
     before += cell >= 0 && cell < first_cell;
-  });
+  };
+  for_each_point<kSortBlock, kBatch, kPoints>(locations, no_weights, level, shape, first, tally);
   before = __syncthreads_or(before) ? block_scan(before) : 0;
   __shared__ int band_start;
   if (threadIdx.x == kSortBlock - 1) band_start = before;
@@ -128,7 +103,8 @@ __global__ void __launch_bounds__(kSortBlock)
   }
   __syncthreads();
 
-  const auto place = [&](int query, A weight, int cell, const Cell<A>& where) {
+  const auto place = [&](int query, A weight, const Cell<A>& where) {
+    const int cell = grid_cell(where, level);
     if (cell < first_cell || cell >= end_cell) return;
     const int position = atomicAdd(counts + cell - first_cell, 1);
     RTDETR_ASSERT(position < plan.points);
@@ -136,7 +112,7 @@ __global__ void __launch_bounds__(kSortBlock)
     *target = {where.fraction_x, where.fraction_y, weight, query};
     if (cell_of_entry != nullptr) cell_of_entry[batch_head_level * plan.points + position] = cell;
   };
-  for_each_point<kPoints>(locations, weights, level, shape, first, place);
+  for_each_point<kSortBlock, kBatch, kPoints>(locations, weights, level, shape, first, place);
   __syncthreads();
   for (int i = threadIdx.x; i < band_cells; i += kSortBlock) ends[first_cell + i] = counts[i];
   const int placed = plan.staged && band_cells > 0 ? counts[band_cells - 1] - band_start : 0;
@@ -420,6 +396,7 @@ template <class T> const char* run(const Backward& call, const Levels& levels, b
   if constexpr (sizeof(T) <= 4) {
     constexpr int V = 16 / sizeof(T);
     if (call.sizes.D == 32) return gather<T, V, 32 / V>(call, levels, plan, entries, ends);
+    if (call.sizes.D == 16) return gather<T, 4, 4>(call, levels, plan, entries, ends);
     if (call.sizes.D % V == 0) return gather<T, V, 0>(call, levels, plan, entries, ends);
   }
   return gather<T, 1, 0>(call, levels, plan, entries, ends);

@@ -260,7 +260,7 @@ inline Shape make_shape(const Sizes& sizes, int width) {
   shape.points = int(sizes.P);
   shape.level_points = int(sizes.L * sizes.P);
   shape.inverse_points = 1.0f / float(sizes.P);
-  shape.head_major = sizes.Q >= 1000 && element_size(sizes.dtype) == 4;
+  shape.head_major = sizes.Q >= 500 && sizes.D * element_size(sizes.dtype) >= 128;
   shape.lanes = 4;
   while (shape.lanes < 32 && shape.lanes * width < sizes.D) shape.lanes *= 2;
   return shape;

@@ -1,0 +1,52 @@
+// The dispatcher side of the pooling after the stem, like top_k.cpp. Maps come as (B, H, W, C).
+#include "max_pool.h"
+
+#include "row_tensors.h"
+
+#ifdef RTDETR_LIBRARY_CUDA
+namespace {
+
+rtdetr::Pool pool_of(const Tensor& x, int64_t height, int64_t width) {
+  STD_TORCH_CHECK(x.dim() == 4 && x.numel() > 0 && x.size(3) % rtdetr::kRowAlignment == 0 && x.is_contiguous(),
+                  "x: expected contiguous maps (B, H, W, C), C a multiple of ", rtdetr::kRowAlignment, ", got ", shape_of(x));
+  STD_TORCH_CHECK(x.size(0) * height * width * x.size(3) / 4 < int64_t(1) << 32, "x: expected fewer than 2^34 values");
+  return {kernel_type(x), x.size(0), height, width, x.size(3), (height - 1) / 2 + 1, (width - 1) / 2 + 1};
+}
+
+std::tuple<Tensor, Tensor> max_pool(Tensor x) {
+  const rtdetr::Pool pool = pool_of(x, x.size(1), x.size(2));
+  const std::vector<int64_t> shape{pool.pictures, pool.out_height, pool.out_width, pool.channels};
+  Tensor y = torch::stable::new_empty(x, shape), place = torch::stable::new_empty(x, shape, ScalarType::Byte);
+  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
+  const char* error = rtdetr::cuda::max_pool(pool, pointer(x), y.mutable_data_ptr(),
+                                             static_cast<uint8_t*>(place.mutable_data_ptr()), current_stream(x));
+  STD_TORCH_CHECK(error == nullptr, "max_pool: ", error);
+  return {y, place};
+}
+
+Tensor max_pool_backward(Tensor grad, Tensor place, int64_t height, int64_t width) {
+  const rtdetr::Pool pool = pool_of(grad, height, width);
+  const std::vector<int64_t> shape{pool.pictures, pool.out_height, pool.out_width, pool.channels};
+  check_shape("grad", grad, shape);
+  check_shape("place", place, shape);
+  check_type("place", place, ScalarType::Byte, grad);
+  Tensor by_x = torch::stable::new_empty(grad, {pool.pictures, height, width, pool.channels});
+  torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
+  const char* error = rtdetr::cuda::max_pool_backward(pool, pointer(grad), static_cast<const uint8_t*>(pointer(place)),
+                                                      by_x.mutable_data_ptr(), current_stream(grad));
+  STD_TORCH_CHECK(error == nullptr, "max_pool_backward: ", error);
+  return by_x;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
+  m.impl("max_pool", TORCH_BOX(&max_pool));
+  m.impl("max_pool_backward", TORCH_BOX(&max_pool_backward));
+}
+#else
+STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
+  m.def("max_pool(Tensor x) -> (Tensor y, Tensor place)");
+  m.def("max_pool_backward(Tensor grad, Tensor place, int height, int width) -> Tensor");
+}
+#endif

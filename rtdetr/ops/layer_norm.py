@@ -1,0 +1,60 @@
+"""Layer norm of tokens with the sum before it, in one pass over memory each way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rtdetr.ops.backend import why_not_compiled
+
+ALIGNMENT, MAX_BYTES = 8, 2048  # channels; of a token: kMaxTokenBytes of csrc/layer_norm.h
+BUILT = hasattr(torch.ops.rtdetr, "token_norm")  # libraries built before it came have none
+
+
+def sum_norm(x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Layer norm (..., dim) of x + plus, (..., dim) both, in the type of x; weight, bias: (dim,). Mean and deviation
+    are taken in float32."""
+    with torch.autocast(x.device.type, enabled=False):
+        if why_not_by_kernel(x, weight) is None:
+            y: Tensor = SumNorm.apply(x, plus, weight, bias, eps)
+            return y
+        x = x if plus is None else x + plus
+        return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), eps)
+
+
+def why_not_by_kernel(x: Tensor, weight: Tensor) -> str | None:
+    """None where the kernels run, else a sentence."""
+    if not x.is_cuda or not BUILT or torch.compiler.is_compiling():
+        return "the kernels need a GPU, a library built with them, and no compiler, which does as well"
+    if x.dtype == torch.float64 or weight.dtype != torch.float32 or x.shape[-1] % ALIGNMENT:
+        return f"the kernels need 16 or 32 bits, weights of 32, and channels by {ALIGNMENT}"
+    if x.shape[-1] * x.element_size() > MAX_BYTES or not x.numel():
+        return f"the kernels take tokens of up to {MAX_BYTES} bytes"
+    return why_not_compiled(x)
+
+
+class SumNorm(torch.autograd.Function):
+    """See `sum_norm`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        added = None if plus is None else plus.to(x.dtype).reshape(rows.shape).contiguous()
+        y, total = torch.ops.rtdetr.token_norm(rows, added, weight, bias, eps)
+        ctx.save_for_backward(rows if plus is None else total, weight, bias)
+        ctx.eps = eps
+        result: Tensor = y.view(x.shape)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, bias = ctx.saved_tensors
+        above = grad.reshape(rows.shape).contiguous()
+        by_x, sums = torch.ops.rtdetr.token_norm_backward(rows, above, weight, bias, ctx.eps)
+        by_x = by_x.view(grad.shape)
+        return by_x, by_x if ctx.needs_input_grad[1] else None, sums[1], sums[0], None

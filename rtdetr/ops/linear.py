@@ -1,0 +1,59 @@
+"""A linear layer, and its ReLU if it has one, whose backward pass sums up the gradient of the bias in an own kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rtdetr.ops.backend import why_not_compiled
+
+ALIGNMENT = 8  # channels of the result
+BUILT = hasattr(torch.ops.rtdetr, "column_sums")  # libraries built before it came have none
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
+    """x @ weight.T + bias, (..., C'), or its ReLU. x: (..., C); weight: (C', C); bias: (C',)."""
+    if why_not_by_kernel(x, weight, bias) is None:
+        y: Tensor = Linear.apply(x, weight, bias, relu)
+        return y
+    y = F.linear(x, weight, bias)
+    return F.relu(y) if relu else y
+
+
+def why_not_by_kernel(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
+    """None where the kernel runs, else a sentence."""
+    if not x.is_cuda or not BUILT or not bias.requires_grad or torch.compiler.is_compiling():
+        return "the kernel needs a GPU, a library built with it, a gradient, and no compiler, which does as well"
+    if not x.dtype == weight.dtype == bias.dtype or x.dtype == torch.float64:
+        return "the kernel needs tensors of one type, of 16 or 32 bits; autocast would cast them"
+    if torch.is_autocast_enabled("cuda") and x.dtype != torch.get_autocast_dtype("cuda"):
+        return "autocast would cast them"
+    return f"the kernel needs channels by {ALIGNMENT}" if weight.shape[0] % ALIGNMENT else why_not_compiled(x)
+
+
+class Linear(torch.autograd.Function):
+    """See `linear`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        y = torch._addmm_activation(bias, rows, weight.t()) if relu else torch.addmm(bias, rows, weight.t())
+        ctx.save_for_backward(rows, weight, y if relu else None)
+        result: Tensor = y.view(*x.shape[:-1], -1)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, y = ctx.saved_tensors
+        above = grad.reshape(-1, grad.shape[-1]).contiguous()
+        sums, below = torch.ops.rtdetr.column_sums(above, y)
+        if y is not None:
+            above = below
+        need_x, need_weight, *_ = ctx.needs_input_grad
+        by_x = (above @ weight).view(*grad.shape[:-1], -1) if need_x else None
+        return by_x, above.t() @ rows if need_weight else None, sums[0].to(weight.dtype), None

@@ -1,0 +1,52 @@
+"""Max pooling after the stem, by kernels that keep a byte for each result where torch keeps eight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rtdetr.ops.backend import why_not_compiled
+
+ALIGNMENT = 8  # channels
+BUILT = hasattr(torch.ops.rtdetr, "max_pool")  # libraries built before it came have none
+
+
+def halve(x: Tensor) -> Tensor:
+    """Largest of 3 x 3 cells in steps of 2, (B, C, ceil(H / 2), ceil(W / 2)) of maps (B, C, H, W)."""
+    if why_not_by_kernel(x) is None:
+        y: Tensor = Halve.apply(x)
+        return y
+    return F.max_pool2d(x, 3, stride=2, padding=1)
+
+
+def why_not_by_kernel(x: Tensor) -> str | None:
+    """None where the kernels run, else a sentence."""
+    if not x.is_cuda or not BUILT or not x.requires_grad or torch.compiler.is_compiling():
+        return "the kernels need a GPU, a library built with them, a gradient, and no compiler"
+    if x.dtype == torch.float64 or x.shape[1] % ALIGNMENT or not x.is_contiguous(memory_format=torch.channels_last):
+        return f"the kernels need 16 or 32 bits, and channels last, by {ALIGNMENT}"
+    return why_not_compiled(x)
+
+
+class Halve(torch.autograd.Function):
+    """See `halve`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        y, place = torch.ops.rtdetr.max_pool(x.permute(0, 2, 3, 1))
+        ctx.save_for_backward(place)
+        ctx.size = x.shape[2:]
+        result: Tensor = y.permute(0, 3, 1, 2)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (place,) = ctx.saved_tensors
+        above = grad.permute(0, 2, 3, 1).contiguous()
+        by_x: Tensor = torch.ops.rtdetr.max_pool_backward(above, place, *ctx.size)
+        return by_x.permute(0, 3, 1, 2)

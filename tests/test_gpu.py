@@ -1,0 +1,96 @@
+"""A GPU that starts while torch is imported; the driver is a fake, but for the last test."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from rtdetr.gpu import _make_context, wake_gpu
+
+
+class Driver:
+    """Of a machine with two GPUs."""
+
+    def __init__(self, init: int = 0) -> None:
+        self.init, self.asked = init, []
+
+    def cuInit(self, flags: int) -> int:
+        return self.init
+
+    def cuDeviceGet(self, device: object, index: int) -> int:
+        device._obj.value = index
+        return 0 if index < 2 else 101
+
+    def cuDevicePrimaryCtxRetain(self, context: object, device: ctypes.c_int) -> int:
+        self.asked.append(device.value)
+        return 0
+
+
+@pytest.mark.parametrize("index,init,asked", [(0, 0, [0]), (1, 0, [1]), (2, 0, []), (0, 100, [])])
+def test_the_context_of_a_gpu(monkeypatch: pytest.MonkeyPatch, index: int, init: int, asked: list[int]) -> None:
+    driver = Driver(init)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
+    _make_context(index)
+    assert driver.asked == asked
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    _make_context(0)
+
+
+@pytest.mark.parametrize(
+    "device,rank,index",
+    [
+        ("auto", None, 0),
+        ("cuda", None, 0),
+        ("cuda:3", None, 3),
+        ("cuda", "2", 2),
+        ("cpu", None, None),
+        ("x", None, None),
+    ],
+)
+def test_which_gpu(monkeypatch: pytest.MonkeyPatch, device: str, rank: str | None, index: int | None) -> None:
+    started: list[int] = []
+    monkeypatch.setattr("rtdetr.gpu._make_context", started.append)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    wake_gpu(device)
+    for thread in threading.enumerate():
+        if thread.name == "rtdetr-wake":
+            thread.join()
+    assert started == ([] if index is None else [index])
+
+
+def test_torch_is_not_needed() -> None:
+    code = "import sys; from rtdetr import wake_gpu; wake_gpu('cpu'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+AWAKE = """
+import ctypes, threading
+from rtdetr import wake_gpu
+wake_gpu("cuda")
+[thread.join() for thread in threading.enumerate() if thread.name == "rtdetr-wake"]
+flags, active = ctypes.c_uint(), ctypes.c_int()
+ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+assert active.value == 1
+import torch
+assert torch.ones(3, device="cuda").sum().item() == 3
+"""
+
+
+@pytest.mark.gpu
+def test_torch_finds_it_awake() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    subprocess.run([sys.executable, "-c", AWAKE], check=True)
