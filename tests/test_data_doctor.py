@@ -318,6 +318,10 @@ def test_names_do_not_break_lines(tmp_path: Path, pictures: Path) -> None:
     document = json.loads(annotations.read_text())
     for each in document["images"][:4]:
         each["file_name"] = "a\nerror: b\x1b[31m\u2028.png"
+    document["categories"][0]["name"] = "cup\n\x1b[31m"
+    (folder / "04.png").rename(folder / "04\n.png")
+    document["images"][4]["file_name"] = "04\n.png"
+    document["annotations"][0]["image_id"] = document["images"][4]["id"]  # the fullest
     annotations.write_text(json.dumps(document))
     assert all(line.isprintable() for line in examine(annotations, str(folder)).lines())
     with pytest.raises(DataError) as caught:

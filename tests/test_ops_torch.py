@@ -305,10 +305,10 @@ def test_ten_thousand_calls_leave_the_memory_as_it_was(size: tuple[int, int]) ->
     for _ in range(10_000):
         step()
     for _ in range(100):  # the engine's own thread may still hold the last gradients
-        if torch.cuda.memory_allocated() == before:
+        if torch.cuda.memory_allocated() <= before:
             break
         time.sleep(0.02)
-    assert torch.cuda.memory_allocated() == before
+    assert torch.cuda.memory_allocated() <= before  # less, where the engine let go of other tests' meanwhile
 
 
 @pytest.mark.parametrize("asked", ["auto", "torch"])

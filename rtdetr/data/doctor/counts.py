@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.defects import one_line
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels of area, as COCO divides them
 CROWDED = 100  # boxes of a picture; denoising and matching grow with them
@@ -25,12 +26,13 @@ def describe(data: DetectionSet) -> Iterator[str]:
     if not len(boxes):
         return
     counts = np.bincount(labels, minlength=len(data.classes))
-    width = max(5, *(len(name) for name in data.classes.names))
+    names = [one_line(name) for name in data.classes.names]
+    width = max(5, *map(len, names))
     yield f"  {'class':{width}s} {'id':>6s} {'boxes':>8s} {'share':>6s}"
     order = np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()
     for i in order:
         share = counts[i] / len(labels)
-        yield f"  {data.classes.names[i]:{width}s} {data.classes.category_ids[i]:6d} {counts[i]:8d} {share:6.1%}"
+        yield f"  {names[i]:{width}s} {data.classes.category_ids[i]:6d} {counts[i]:8d} {share:6.1%}"
     if len(counts) > MOST_CLASSES:
         yield f"  ... and {len(counts) - MOST_CLASSES} more classes"
     if not counts.all():
@@ -48,7 +50,7 @@ def describe(data: DetectionSet) -> Iterator[str]:
     )
     fullest = int(per_picture.argmax())
     yield (
-        f"  boxes of a picture: {per_picture.mean():.1f} on average, most in {data.info(fullest).file_name}: "
+        f"  boxes of a picture: {per_picture.mean():.1f} on average, most in {one_line(data.info(fullest).file_name)}: "
         f"{per_picture[fullest]}; {(per_picture > CROWDED).sum()} crowded pictures (more than {CROWDED} boxes), "
         f"{(per_picture == 0).sum()} without boxes"
     )
