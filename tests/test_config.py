@@ -173,6 +173,7 @@ def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
     assert (small.model.backbone.norm, small.model.backbone.freeze_stem, small.train.epochs) == ("train", False, "auto")
     assert small.data.train.annotations == small.data.val.annotations == ""
     assert (small.model.backbone.freeze_stages, small.optimizer.backbone_lr_multiplier) == ("auto", "auto")
+    assert (small.optimizer.muon_lr_multiplier, small.optimizer.schedule, small.loss.class_weight) == (3, "constant", 1)
 
 
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:
