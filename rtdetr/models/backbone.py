@@ -27,13 +27,17 @@ class Shortcut(nn.Module):
         self.project = ConvNorm(in_channels, out_channels, 1, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.stride == 2 and x.shape[2] % 2 == x.shape[3] % 2 == 0:
-            # One convolution does both. The gradient of torch's average pooling takes longer than it.
-            weight = self.project.conv.weight.expand(-1, -1, 2, 2) / 4
-            return norm_activation(self.project.norm, F.conv2d(x, weight, stride=2), None)
+        if x.is_cuda and self.training and self.stride == 2 and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+            return norm_activation(self.project.norm, project_averages(x, self.project.conv.weight), None)
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
         return self.project(x)
+
+
+def project_averages(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, O, H / 2, W / 2): the 1x1 projection of averages of 2x2 cells, for even maps (B, C, H, W) and weight
+    (O, C, 1, 1). One convolution does both; on a GPU the gradient of torch's average pooling takes longer than it."""
+    return F.conv2d(x, weight.expand(-1, -1, 2, 2) / 4, stride=2)
 
 
 class BasicBlock(nn.Module):
