@@ -172,3 +172,22 @@ def test_a_torn_last_row_of_the_metrics_is_dropped(
     trainer.watch.open()
     trainer.watch.close()
     assert (tmp_path / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
+
+
+def test_an_evaluation_that_is_done_again_has_one_row(data: Path, tmp_path: Path) -> None:
+    """The run ends between the row and the state that knows of it."""
+    cfg = tiny_config(data, "train.epochs=1")
+    trainer = Trainer(cfg, tmp_path, CPU)
+    save = trainer.saver.save
+
+    def dying(background: bool = False, final: bool = False) -> None:
+        if not trainer.state.evaluation_due:
+            raise InterruptedError
+        save(background, final)
+
+    trainer.saver.save = dying  # type: ignore[method-assign]
+    with pytest.raises(InterruptedError):
+        trainer.run()
+    assert Trainer(cfg, tmp_path, CPU, resume=tmp_path / "last.pth").run() is None
+    rows = [(row["kind"], row["iteration"]) for row in read_rows(tmp_path / "metrics.csv")]
+    assert rows == [("train", "1"), ("train", "2"), ("train", "3"), ("eval", "3")]

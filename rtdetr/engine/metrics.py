@@ -31,11 +31,13 @@ class MetricsLog:
     """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
 
     resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
-    after it belong to steps that will be done again and are dropped; where the two numbers differ, as steps became
-    larger or smaller, the rows before it are numbered in steps of today.
+    after it belong to steps that will be done again and are dropped, and so is its evaluation when that is still due;
+    where the two numbers differ, as steps became larger or smaller, the rows before it are numbered in steps of today.
     """
 
-    def __init__(self, folder: Path, resume_at: int | None, saved_at: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, resume_at: int | None, saved_at: int | None = None, evaluation_due: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.csv"
         self.columns: list[str] = []
@@ -44,7 +46,9 @@ class MetricsLog:
             self.path.unlink(missing_ok=True)
         else:
             saved_at = saved_at or resume_at
+            due = ("eval", str(saved_at)) if evaluation_due else None
             rows = [row for row in read_rows(self.path) if int(row["iteration"]) <= saved_at]
+            rows = [row for row in rows if (row["kind"], row["iteration"]) != due]
             for row in rows:
                 row["iteration"] = math.ceil(int(row["iteration"]) * resume_at / saved_at)
             self._rewrite(rows, [])
