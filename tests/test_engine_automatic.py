@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
@@ -181,6 +182,27 @@ def test_the_forecast_is_said_before_the_first_step(
 def test_what_is_needed_at_the_same_time() -> None:
     assert [Need(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
     assert [Need(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]
+
+
+@pytest.mark.parametrize(
+    ("counts", "updates", "graphs"),
+    [
+        ((5, 5), (), 1),
+        ((5, 50), (), 2),
+        ((5, 5), ("data.augment.batch_sizes=[64, 96]",), 2),
+        ((1000, 1000), (), 1),
+        ((1000, 1000), ("model.supervision.crowd_limit=1000",), 0),  # 4,000 copies of them to match
+        ((2049, 3000), (), 0),
+        ((1, 3000), (), 2),
+    ],
+)
+def test_steps_with_more_boxes_than_a_gpu_matches_are_no_graphs(
+    counts: tuple[int, int], updates: tuple[str, ...], graphs: int, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = tiny_config(data, *updates)
+    source = open_train_set(cfg)
+    monkeypatch.setattr(source, "boxes_per_picture", lambda: np.array(counts))
+    assert rehearsal.graphs_of(cfg, source) == graphs
 
 
 def test_losses_of_a_rehearsal_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:

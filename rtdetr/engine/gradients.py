@@ -14,7 +14,7 @@ from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.casts import call_cast
 from rtdetr.engine.compile import compile_step, why_not_compile
-from rtdetr.engine.graphs import StepGraphs, Values, on_device, why_not_capture
+from rtdetr.engine.graphs import StepGraphs, Values, on_device, repeats_in_crowds, why_not_capture
 from rtdetr.engine.replay import AUTOCAST
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.criterion import build_criterion
@@ -43,7 +43,7 @@ class Gradients:
         self.dtype = AUTOCAST.get(cfg.train.precision)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        repeats = cfg.model.supervision.one_to_many_repeats
+        repeats = repeats_in_crowds(cfg.model.supervision)
         self.graphs = None if self.why_not_captured else StepGraphs(self.backward, self.parameters, repeats)
         self.parallel: nn.Module = model
         if self.graphs is not None:  # which averages gradients itself

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import ConfigError, TrainConfig
+from rtdetr.config import ConfigError, SupervisionConfig, TrainConfig
 from rtdetr.engine import distributed
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
@@ -54,6 +54,11 @@ def slots_for(num_boxes: int, num_denoising: int) -> int:
     if num_boxes > num_denoising:
         return -(-num_boxes // 50) * 50
     return num_denoising // (num_denoising // num_boxes)
+
+
+def repeats_in_crowds(cfg: SupervisionConfig) -> int:
+    """How often each box of the fullest picture is offered at least; see SupervisionConfig.crowd_limit."""
+    return 1 if cfg.one_to_many_repeats * cfg.crowd_limit <= MAX_COLUMNS else cfg.one_to_many_repeats
 
 
 def layout_of(device: torch.device) -> torch.memory_format:
