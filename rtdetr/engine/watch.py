@@ -119,6 +119,8 @@ class Watch:
         with writing(self.output_dir):
             resume_at, due = self.state.iteration or None, self.state.evaluation_due
             self._metrics = MetricsLog(self.output_dir, resume_at, self.state.saved_iteration, due)
+            if (aside := self._metrics.aside) is not None:
+                say(f"{self._metrics.path}: is not as a run writes it; it is {aside.name} now, and a new one begins")
         self._bar = tqdm(
             total=self.state.total_iterations,
             initial=self.state.iteration,
