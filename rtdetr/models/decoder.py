@@ -28,6 +28,7 @@ from rtdetr.models.layers import (
     score_head,
     xavier_linear,
 )
+from rtdetr.ops.top_k import top_k
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -103,7 +104,7 @@ class QuerySelector(nn.Module):
         # What is not chosen has no gradient: in train mode the chosen cells alone are computed with one, once more.
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):
             features, logits = self._describe(memory.valid_tokens)
-            cells = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
+            _, cells = top_k(logits.amax(dim=-1), self.num_queries)
         if self.training:
             content, logits = self._describe(gather_rows(memory.valid_tokens, cells))
         else:
