@@ -27,9 +27,8 @@ class EffectiveSqueezeExcite(nn.Module):
             nn.init.zeros_(self.fc.bias)
         self.conv = ConvNorm(channels, channels, 1, activation=F.silu)
 
-    def forward(self, x: Tensor, average: Tensor) -> Tensor:
-        """x: (B, C, H, W); average: of its cells, (B, C, 1, 1)."""
-        scale = self.fc(average).sigmoid()
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.fc(x.mean(dim=(2, 3), keepdim=True)).sigmoid()
         if x.is_cuda and self.training:
             return norm_activation(self.conv.norm, project_scaled(x, scale, self.conv.conv.weight), F.silu)
         return self.conv(x * scale)
@@ -61,9 +60,8 @@ class DenseHead(nn.Module):
     def forward(self, maps: list[Tensor]) -> DenseOutputs:
         logits, distances, points, strides = [], [], [], []
         for i, (x, stride) in enumerate(zip(maps, self.strides)):
-            average = x.mean(dim=(2, 3), keepdim=True)
-            class_map = self.class_heads[i](self.class_stems[i](x, average) + x)
-            box_map = self.box_heads[i](self.box_stems[i](x, average))  # no skip connection here
+            class_map = self.class_heads[i](self.class_stems[i](x) + x)
+            box_map = self.box_heads[i](self.box_stems[i](x))  # no skip connection here
             logits.append(class_map.flatten(2).transpose(1, 2))
             distances.append(box_map.flatten(2).transpose(1, 2).unflatten(2, (4, NUM_BINS)))
             points.append(cell_centres(x.shape[2], x.shape[3], stride, x))
