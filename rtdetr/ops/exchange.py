@@ -13,6 +13,7 @@ from torch import Tensor
 from rtdetr.ops.backend import why_not_compiled
 
 MAX_PROCESSES, MAX_NUMBERS, HANDLE_BYTES = 16, 8192, 64  # kMaxProcesses, kMaxExchanged, kHandleBytes of csrc/exchange.h
+TRIAL = 20  # seconds
 BUILT = hasattr(torch.ops.rtdetr, "exchange")  # libraries built before it came have none
 
 
@@ -23,11 +24,17 @@ class Inboxes(NamedTuple):
     rank: int
     done: Tensor  # () int32, on the device: exchanges so far
 
-    def exchange(self, own: Tensor, mean: bool) -> Tensor:
+    def exchange(self, own: Tensor, mean: bool, seconds: int = 600) -> Tensor:
         """What every process has put in, in the order of ranks in front of the shape of `own`, or the mean of it: the
-        same bits everywhere. All processes call it in the same order, on one stream each."""
-        result: Tensor = torch.ops.rtdetr.exchange(own, self.done, self.addresses, self.rank, mean)
+        same bits everywhere; NaN for those that do not come in time. All processes call it in the same order, on one
+        stream each."""
+        result: Tensor = torch.ops.rtdetr.exchange(own, self.done, self.addresses, self.rank, mean, seconds)
         return result
+
+    def work(self) -> bool:
+        """Whether numbers arrive. There are machines that promise it and do not hold it."""
+        ranks = torch.arange(len(self.addresses), dtype=torch.float32)
+        return torch.equal(self.exchange(ranks[self.rank].to(self.done.device), mean=False, seconds=TRIAL).cpu(), ranks)
 
 
 _inboxes: Inboxes | None = None
@@ -49,7 +56,7 @@ def connect(device: torch.device, host: str, gather: Callable[[Any], list[Any]])
         except RuntimeError as error:
             why_not = f"the GPU gave no memory that others can open: {error}"
     found = gather((host, why_not, bytes(handle.tolist())))
-    why_not = next((reason for _, reason, _ in found if reason is not None), None)
+    why_not = _first([reason for _, reason, _ in found])
     if len({each for each, _, _ in found}) > 1:
         why_not = "the processes are on several machines"
     if processes > MAX_PROCESSES:
@@ -62,10 +69,19 @@ def connect(device: torch.device, host: str, gather: Callable[[Any], list[Any]])
                     addresses[other] = torch.ops.rtdetr.open_inbox(done, handle)
         except RuntimeError as error:
             why_not = f"the GPUs cannot write into one another's memory: {error}"
-    # Nobody begins before all are there, and either all go by memory or none.
-    why_not = next((reason for reason in gather(why_not) if reason is not None), None)
-    _inboxes = Inboxes(addresses, rank, done) if why_not is None else None
+    why_not = _first(gather(why_not))
+    if why_not is None:
+        inboxes = Inboxes(addresses, rank, done)
+        why_not = _first(
+            gather(None if inboxes.work() else "what GPUs write into one another's memory does not arrive")
+        )
+        _inboxes = inboxes if why_not is None else None
     return why_not
+
+
+def _first(reasons: list[str | None]) -> str | None:
+    """Either all processes go by memory or none."""
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def disconnect() -> None:

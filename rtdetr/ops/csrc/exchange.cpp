@@ -30,7 +30,7 @@ int64_t open_inbox(Tensor done, Tensor handle) {
   return reinterpret_cast<int64_t>(inbox);
 }
 
-Tensor exchange(Tensor own, Tensor done, std::vector<int64_t> inboxes, int64_t rank, bool mean) {
+Tensor exchange(Tensor own, Tensor done, std::vector<int64_t> inboxes, int64_t rank, bool mean, int64_t seconds) {
   const auto processes = static_cast<int64_t>(inboxes.size());
   STD_TORCH_CHECK(processes <= rtdetr::kMaxProcesses && 0 <= rank && rank < processes, "inboxes: expected 1 to ",
                   rtdetr::kMaxProcesses, " and a rank among them, got ", processes, " and ", rank);
@@ -44,8 +44,8 @@ Tensor exchange(Tensor own, Tensor done, std::vector<int64_t> inboxes, int64_t r
   if (!mean) shape.insert(shape.begin(), processes);
   Tensor result = torch::stable::new_empty(own, shape);
   torch::stable::accelerator::DeviceGuard guard(own.get_device_index());
-  const char* error = rtdetr::cuda::exchange(among, static_cast<const float*>(pointer(own)), own.numel(), mean, writable(result),
-                                             current_stream(own));
+  const char* error = rtdetr::cuda::exchange(among, static_cast<const float*>(pointer(own)), own.numel(), mean, seconds,
+                                             writable(result), current_stream(own));
   STD_TORCH_CHECK(error == nullptr, "exchange: ", error);
   return result;
 }
@@ -61,6 +61,6 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
 STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
   m.def("make_inbox(Tensor done, Tensor(a!) handle, int processes) -> int");
   m.def("open_inbox(Tensor done, Tensor handle) -> int");
-  m.def("exchange(Tensor own, Tensor(a!) done, int[] inboxes, int rank, bool mean) -> Tensor");
+  m.def("exchange(Tensor own, Tensor(a!) done, int[] inboxes, int rank, bool mean, int seconds) -> Tensor");
 }
 #endif

@@ -24,9 +24,10 @@ namespace cuda {
 const char* make_inbox(int64_t processes, void** inbox, uint8_t* handle);
 const char* open_inbox(const uint8_t* handle, void** inbox);
 
-// result: (processes, count), or if `mean` (count). Waits, on the device, for the other processes;
-// those that do not come within ten minutes count as NaN.
-const char* exchange(const Exchange& among, const float* own, int64_t count, bool mean, float* result, void* stream);
+// result: (processes, count), or if `mean` (count). Waits, on the device, for the other processes; what does not come within
+// so many seconds is NaN.
+const char* exchange(const Exchange& among, const float* own, int64_t count, bool mean, int64_t seconds, float* result,
+                     void* stream);
 }  // namespace cuda
 
 }  // namespace rtdetr

@@ -11,7 +11,6 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr uint64_t kPatience = 600ull * 1000 * 1000 * 1000;  // nanoseconds
 
 __device__ void send(uint64_t* place, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(place), "l"(value) : "memory");
@@ -29,18 +28,19 @@ __device__ uint64_t nanoseconds() {
   return time;
 }
 
-__device__ float receive(const uint64_t* place, uint32_t number) {
+__device__ float receive(const uint64_t* place, uint32_t number, uint64_t patience) {
   uint64_t found = look(place);
   if (static_cast<uint32_t>(found >> 32) == number) return __uint_as_float(static_cast<uint32_t>(found));
   const uint64_t start = nanoseconds();
   while (static_cast<uint32_t>(found >> 32) != number) {
-    if (nanoseconds() - start > kPatience) return __uint_as_float(0x7fffffff);
+    if (nanoseconds() - start > patience) return __uint_as_float(0x7fffffff);
     found = look(place);
   }
   return __uint_as_float(static_cast<uint32_t>(found));
 }
 
-__global__ void __launch_bounds__(kThreads) exchange_kernel(Exchange among, const float* own, int count, bool mean, float* result) {
+__global__ void __launch_bounds__(kThreads) exchange_kernel(Exchange among, const float* own, int count, bool mean,
+                                                                uint64_t patience, float* result) {
   const uint32_t number = *among.done + 1;
   const int64_t start = (number & 1) * among.processes * kMaxExchanged;
   for (int i = threadIdx.x; i < count; i += kThreads) {
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(Exchange among, cons
   for (int i = threadIdx.x; i < count; i += kThreads) {
     float sum = 0;  // in the order of the processes, so that all get the same bits
     for (int process = 0; process < among.processes; ++process) {
-      const float value = process == among.rank ? own[i] : receive(inbox + process * kMaxExchanged + i, number);
+      const float value = process == among.rank ? own[i] : receive(inbox + process * kMaxExchanged + i, number, patience);
       if (!mean) result[static_cast<int64_t>(process) * count + i] = value;
       sum += value;
     }
@@ -83,8 +83,11 @@ const char* open_inbox(const uint8_t* handle, void** inbox) {
   return sentence(cudaIpcOpenMemHandle(inbox, other, cudaIpcMemLazyEnablePeerAccess));
 }
 
-const char* exchange(const Exchange& among, const float* own, int64_t count, bool mean, float* result, void* stream) {
-  exchange_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(among, own, static_cast<int>(count), mean, result);
+const char* exchange(const Exchange& among, const float* own, int64_t count, bool mean, int64_t seconds, float* result,
+                     void* stream) {
+  const auto nanoseconds = static_cast<uint64_t>(seconds) * 1000 * 1000 * 1000;
+  exchange_kernel<<<1, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(among, own, static_cast<int>(count), mean, nanoseconds,
+                                                                         result);
   return sentence(cudaGetLastError());
 }
 
