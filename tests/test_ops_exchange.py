@@ -65,9 +65,7 @@ def test_the_kernel_brings_every_process_what_all_have(captured: bool) -> None:
     addresses = [torch.ops.rtdetr.make_inbox(done, handle, processes) for done in counts]
     ends = [Inboxes(addresses, rank, done) for rank, done in enumerate(counts)]
     own = [torch.randn(processes, size, device=device) for size in (1, 36, 516, 4100, MAX_NUMBERS)]
-    for (
-        stream
-    ) in streams:  # memory to take the results from: to ask the driver for more may mean to wait for the kernels
+    for stream in streams:  # room for results: the driver, asked for more, may wait for the kernels
         with torch.cuda.stream(stream):
             torch.empty(2**18, device=device)
     torch.cuda.synchronize()
