@@ -69,9 +69,11 @@ def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         network.zero_grad()
         torch.manual_seed(distributed.rank())
-        trainer.gradients.flat = None if network is both else FlatGradients(parameters, piece=10000)
+        trainer.gradients.flat = None if network is both else FlatGradients(parameters)
         trainer.gradients.parameters = parameters
         trainer.gradients.backward(batch.images, batch.targets)
+        if trainer.gradients.flat is not None:
+            trainer.gradients.flat.average()
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
     trainer.gradients.parallel, trainer.gradients.flat = both, None
     return found

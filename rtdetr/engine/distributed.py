@@ -159,21 +159,14 @@ def take_from_main(tensors: Iterable[Tensor]) -> None:
         dist.broadcast(tensor, src=0)
 
 
-def another_group() -> dist.ProcessGroup:
-    """All processes once more, with a channel of their own. Every process has to call it."""
-    group = dist.new_group()
-    assert isinstance(group, dist.ProcessGroup)
-    return group
-
-
-def average(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
-    """Puts the mean of all processes in the place of a tensor that each of them has. group: one of another_group."""
+def average(tensor: Tensor) -> None:
+    """Puts the mean of all processes in the place of a tensor that each of them has."""
     if world_size() == 1:
         return
     if tensor.is_cuda:
-        dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=group)
+        dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
     else:  # gloo knows no mean
-        dist.all_reduce(tensor, group=group)
+        dist.all_reduce(tensor)
         tensor /= world_size()
 
 

@@ -83,11 +83,9 @@ class Gradients:
             inputs = (as_floats(images).to(self.dtype or torch.float32), targets, self.draws)
             outputs = call_cast(self.model, copies, *inputs) if copies else self.parallel(*inputs)
         losses = self.criterion(outputs, targets, self.state.epoch, group)
-        if self.flat is not None:
-            self.flat.expect(leaves)
         self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
         if self.flat is not None:
-            self.flat.collect()
+            self.flat.collect(leaves)
         else:
             hand_over(self.parameters, leaves)
         return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share

@@ -87,8 +87,8 @@ class StepGraphs:
 
     The plain call is the twin, and takes pictures with more boxes than the GPU can match when each is offered
     `repeats` times. All graphs share their memory, the tensor that holds pictures of their size, and the gradients they
-    end in. What several processes exchange in a graph (gradients, statistics of batch norm, numbers of boxes) comes in
-    the same order from every one, captured there or not.
+    end in. With several processes these are averaged after the graph; what the graph itself exchanges (statistics of
+    batch norm, numbers of boxes) comes in the same order from every one, captured there or not.
     """
 
     def __init__(self, backward: Backward, gradients: FlatGradients, repeats: int) -> None:
@@ -102,6 +102,12 @@ class StepGraphs:
 
     def __call__(self, images: Tensor, targets: Targets, kind: Hashable = None) -> Values:
         """kind: whatever else makes a graph another one."""
+        values = self._run(images, targets, kind)
+        if distributed.world_size() > 1:
+            self.gradients.average()
+        return values
+
+    def _run(self, images: Tensor, targets: Targets, kind: Hashable) -> Values:
         key = (images.shape, images.dtype, targets.labels.shape, kind)
         if key in self.captured:
             self.captured.move_to_end(key)

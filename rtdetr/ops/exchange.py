@@ -90,6 +90,10 @@ def disconnect() -> None:
     _inboxes = None
 
 
+def by_memory() -> bool:
+    return _inboxes is not None
+
+
 def why_not_by_memory(device: torch.device) -> str | None:
     if device.type != "cuda" or not BUILT:
         return "the kernel needs GPUs, and a library built with it"
