@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected(for_good: bool = False) -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """In here no garbage is collected. A fifth of the time that importing torch takes is looking for some.
 
-    for_good: what is there at the end, modules, say, is never looked at again; for programs, as it concerns their
-    other objects, too.
+    What is there at the end counts as old: it is looked at when all is, not once for each younger generation.
     """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if for_good:
+        if gc.get_freeze_count() == 0:  # else somebody wants to keep what is frozen
             gc.freeze()
+            gc.unfreeze()
         if was_on:
             gc.enable()

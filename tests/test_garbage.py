@@ -24,10 +24,23 @@ def test_the_collector_is_as_it_was(was_on: bool) -> None:
         (gc.enable if before else gc.disable)()
 
 
-def test_for_good() -> None:
+def is_young(value: object) -> bool:
+    return any(each is value for each in gc.get_objects(generation=0))
+
+
+def test_what_came_meanwhile_is_old() -> None:
+    with uncollected():
+        kept = [[]]
+        assert is_young(kept)
+    assert not is_young(kept) and gc.get_freeze_count() == 0
+
+
+def test_what_somebody_froze_stays_frozen() -> None:
+    kept = [[]]
+    gc.freeze()
     try:
-        with uncollected(for_good=True):
-            kept = [[]]
+        with uncollected():
+            pass
         assert gc.get_freeze_count() > 0
         assert not any(each is kept for each in gc.get_objects())
     finally:

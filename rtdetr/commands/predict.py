@@ -30,7 +30,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.weights.suffix in CHECKPOINTS:
         wake_gpu(args.device)
 
-    with uncollected(for_good=True):
+    with uncollected():
         from rtdetr.commands import predict_manifest, predict_video
         from rtdetr.commands.outputs import check_new_folder, check_outputs, unused_folder, writing
         from rtdetr.commands.search import Search

@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for module in ("fastapi", "uvicorn", "python_multipart"):
         optional(module, "serve", "`rtdetr serve`")
 
-    with uncollected(for_good=True):
+    with uncollected():
         from rtdetr.engine.distributed import choose_device
         from rtdetr.inference.predictor import Predictor
         from rtdetr.serve.app import Settings, build_app

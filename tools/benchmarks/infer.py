@@ -26,7 +26,7 @@ from rtdetr.gpu import wake_gpu
 if __name__ == "__main__":  # the process of a row, which answers as soon as `rtdetr predict` does
     wake_gpu(json.loads(sys.argv[1])["device"])
 
-with uncollected(for_good=__name__ == "__main__"):
+with uncollected():
     import torch
     from PIL import Image
     from torch import Tensor
