@@ -45,7 +45,7 @@ class _Waking(threading.Thread):
                 return
         try:
             load_libraries(self.index)
-        except (ImportError, RuntimeError):
+        except (AssertionError, ImportError, RuntimeError):  # the first one: a torch without CUDA
             return
 
     def end(self) -> None:

@@ -78,6 +78,15 @@ def test_a_program_may_end_without_torch(loaded: list[int], monkeypatch: pytest.
     assert not waking.is_alive() and not loaded
 
 
+@pytest.mark.parametrize("error", [AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no memory")])
+def test_errors_are_left_to_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(index: int) -> None:
+        raise error
+
+    monkeypatch.setattr("rtdetr.gpu.load_libraries", fail)
+    _Waking(0).run()
+
+
 def test_without_a_context_nothing_is_loaded(loaded: list[int]) -> None:
     waking = _Waking(9)
     waking.run()
