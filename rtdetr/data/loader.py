@@ -255,7 +255,12 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     source = open_train_set(cfg)
     augment = data.augment
     augmentation = Augmentation(
-        augment.distort_prob, augment.expand_prob, augment.expand_max_ratio, augment.crop_prob, augment.flip_prob
+        augment.distort_prob,
+        augment.expand_prob,
+        augment.expand_max_ratio,
+        augment.crop_prob,
+        augment.flip_prob,
+        augment.turn_prob,
     )
     batches = TrainingBatches(
         len(source), settled(data.train_batch_size), augment.batch_sizes, augment.interpolations, seed, rank, world_size
