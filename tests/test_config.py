@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.augment.crop_prob": (-0.1, 1.1),
     "data.augment.flip_prob": (-0.1, 2.5),
     "data.augment.turn_prob": (-0.1, 1.1),
+    "data.augment.paste_prob": (-0.1, 1.1),
     "data.augment.batch_sizes": (0, 8224),
     "optimizer.lr": (0, 0.5),
     "optimizer.lr_batch": (0, 10**9),

@@ -79,6 +79,7 @@ def by_heart(cfg: Config, pictures: SplitConfig, number: int, from_random: bool)
         crop_prob=0.0,
         flip_prob=0.0,
         turn_prob=0.0,
+        paste_prob=0.0,
         batch_sizes=(side,),
         interpolations=("cubic",),
     )
