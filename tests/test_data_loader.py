@@ -82,9 +82,10 @@ def test_pasting_and_turning_are_settings(shapes: Path) -> None:
         still = {f"{step}_prob": 0.0 for step in ("distort", "expand", "crop", "flip")}
         augment = AugmentConfig(batch_sizes=(96,), **still | settings)  # type: ignore[arg-type]
         samples = build_train_loader(config(shapes, augment=augment), seed=3).dataset
-        return samples[SampleKey(0, 0, 96, "linear")]
+        return samples[SampleKey(0, 2, 96, "linear")]
 
-    plain, turned, pasted = first(), first(turn_prob=1.0), first(paste_prob=1.0)
+    plain, turned, pasted = first(), first(turn_prob=1.0, turn_after=2), first(paste_prob=1.0)
+    assert torch.equal(first(turn_prob=1.0, turn_after=3).image, plain.image)
     turns = [torch.rot90(plain.image, k, (1, 2)) for k in range(4)]
     assert [torch.equal(turned.image, each) for each in turns].index(True) > 0
     assert len(pasted.boxes) == len(pasted.labels) > len(plain.boxes)

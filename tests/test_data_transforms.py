@@ -208,9 +208,11 @@ def test_turns_and_their_probabilities() -> None:
     assert_shares(drawn, {0: 0.4, 1: 0.2, 2: 0.2, 3: 0.2})
 
 
-def test_what_does_not_turn_draws_nothing_for_it() -> None:
-    never, rng, expected = T.Augmentation(0, 0, 4.0, 0, 0), np.random.default_rng(8), np.random.default_rng(8)
-    never.draw((80, 120), BOXES, rng)
+@pytest.mark.parametrize(("prob", "epoch"), [(0.0, 9), (1.0, 4)])
+def test_what_does_not_turn_draws_nothing_for_it(prob: float, epoch: int) -> None:
+    augmentation = T.Augmentation(0, 0, 4.0, 0, 0, turn_prob=prob, turn_after=5)
+    rng, expected = np.random.default_rng(8), np.random.default_rng(8)
+    assert augmentation.draw((80, 120), BOXES, rng, epoch).turns == 0
     for _ in range(4):  # the four other steps
         expected.random()
     assert rng.random() == expected.random()

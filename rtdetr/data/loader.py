@@ -86,7 +86,7 @@ class TrainingSamples(Dataset[Item]):
         """Pixels, boxes, labels and `info` of a picture after a recipe, and what was wrong with those tried before."""
         index, picture, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
-        recipe = self.augmentation.draw((info.height, info.width), boxes, rng)
+        recipe = self.augmentation.draw((info.height, info.width), boxes, rng, key.epoch)
         size = (key.size, key.size)
         if isinstance(picture, Image.Image):
             pixels = plain(picture, recipe, size, key.interpolation)
@@ -279,6 +279,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
         augment.crop_prob,
         augment.flip_prob,
         augment.turn_prob,
+        augment.turn_after,
     )
     batches = TrainingBatches(
         len(source), settled(data.train_batch_size), augment.batch_sizes, augment.interpolations, seed, rank, world_size

@@ -49,8 +49,8 @@ class Recipe(NamedTuple):
 
 
 class Augmentation:
-    """Draws recipes. The arguments are the probabilities of the five steps and the largest ratio of an expanded side to
-    the old one. The official reader does not turn pictures."""
+    """Draws recipes. The arguments are the probabilities of the five steps, the largest ratio of an expanded side to
+    the old one, and the epochs before the first turn. The official reader does not turn pictures."""
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Augmentation:
         crop_prob: float,
         flip_prob: float,
         turn_prob: float = 0.0,
+        turn_after: int = 0,
     ) -> None:
         self.distort_prob = distort_prob
         self.expand_prob = expand_prob
@@ -67,9 +68,10 @@ class Augmentation:
         self.crop_prob = crop_prob
         self.flip_prob = flip_prob
         self.turn_prob = turn_prob
+        self.turn_after = turn_after
 
-    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator) -> Recipe:
-        """A recipe for a picture of `size` (h, w) with these boxes."""
+    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
+        """A recipe for a picture of `size` (h, w) with these boxes, in an epoch (from 0)."""
         height, width = size
         colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
         window = Window(0, 0, width, height)
@@ -78,7 +80,8 @@ class Augmentation:
         if rng.random() < self.crop_prob:
             window = crop(window, boxes, rng)
         flip = rng.random() < self.flip_prob
-        turned = self.turn_prob > 0 and rng.random() < self.turn_prob  # nothing is drawn where nothing turns
+        may_turn = self.turn_prob > 0 and epoch >= self.turn_after
+        turned = may_turn and rng.random() < self.turn_prob  # nothing is drawn where nothing turns
         return Recipe(colours, window, flip, int(rng.integers(1, 4)) if turned else 0)
 
 
