@@ -45,6 +45,8 @@ def why_not_by_kernel(norm: nn.Module, x: Tensor, activation: Activation) -> str
         return f"the kernels need ReLU, SiLU or nothing, channels by {ALIGNMENT}, and 16 or 32 bits"
     if not x.is_contiguous(memory_format=torch.channels_last):
         return "the kernels need channels last"
+    if x.numel() == x.shape[1] and not isinstance(norm, nn.SyncBatchNorm):
+        return "one value to a channel has no variance, which the module says"
     return why_not_compiled(x)
 
 
