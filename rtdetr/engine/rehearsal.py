@@ -13,6 +13,7 @@ from torch import nn
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.graphs import layout_of, on_device, repeats_in_crowds, slots_for, why_not_capture
@@ -81,7 +82,8 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
     """1 where all batches are of one kind, else 2, for any number; 0 where every picture is too crowded. Graphs share
     their memory, and keep it; the plain steps that come before the next kind is captured need theirs beside it."""
     counts, supervision = source.boxes_per_picture(), cfg.model.supervision
-    fewest, most = (slots_for(int(each), supervision.num_denoising) for each in (counts.min(), counts.max()))
+    pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
+    fewest, most = (slots_for(n, supervision.num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
     if fewest > MAX_COLUMNS // repeats_in_crowds(supervision):
         return 0
     return 1 if fewest == most and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
