@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +22,7 @@ from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
 from rtdetr.data.formats.records import Source
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
+from rtdetr.garbage import uncollected
 from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
 
@@ -144,19 +144,7 @@ def detect(
     ]
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A dict per detection makes Python look again and again for circles among millions of objects; there are none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_no_garbage_collection()
+@uncollected()  # a dict per detection makes Python look again and again for circles among millions of objects
 def score(
     detections: list[dict[str, Any]],
     annotations: str | Path | Source,

@@ -13,6 +13,7 @@ from torch import nn
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.graphs import layout_of, on_device, slots_for, why_not_capture
@@ -80,7 +81,8 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
     """1 where all batches are of one kind, else 2, for any number. Graphs share their memory, and keep it; the plain
     steps that come before the next kind is captured need theirs beside it."""
     counts, denoising = source.boxes_per_picture(), cfg.model.supervision.num_denoising
-    alike = slots_for(int(counts.min()), denoising) == slots_for(int(counts.max()), denoising)
+    most = int(counts.max()) + (MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0)
+    alike = slots_for(int(counts.min()), denoising) == slots_for(most, denoising)
     return 1 if alike and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
 
 
