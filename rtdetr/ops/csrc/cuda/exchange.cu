@@ -62,7 +62,11 @@ __global__ void __launch_bounds__(kThreads) exchange_kernel(Exchange among, cons
   if (threadIdx.x == 0) *among.done = number;
 }
 
-const char* sentence(cudaError_t error) { return error == cudaSuccess ? nullptr : cudaGetErrorString(error); }
+const char* sentence(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // or the next launch would find it
+  return cudaGetErrorString(error);
+}
 
 }  // namespace
 
