@@ -193,9 +193,10 @@ def test_a_captured_graph_follows_misaligned_inputs() -> None:
 def test_aligned_inputs_are_not_copied() -> None:
     inputs = _inputs(4, 3000, MAPS, torch.float32)
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]  # a block of the allocator may be larger
     output = ms_deform_attn(inputs[0], MAPS, None, inputs[1], inputs[2], backend="cuda")
-    assert torch.cuda.max_memory_allocated() - before == output.numel() * output.element_size()
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    assert peak - before == output.numel() * output.element_size()
 
 
 LIES = [
