@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rtdetr.garbage import uncollected
+
 if TYPE_CHECKING:
     from rtdetr.api import RTDETRv3
     from rtdetr.gpu import wake_gpu
@@ -20,7 +22,8 @@ def __getattr__(name: str) -> Any:
     """Imports torch and the rest when somebody asks for them: `import rtdetr` and `rtdetr --help` do not."""
     if name not in _HOMES:
         raise AttributeError(f"module 'rtdetr' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    with uncollected():
+        value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
 

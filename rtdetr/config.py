@@ -141,6 +141,11 @@ class AugmentConfig:
     expand_max_ratio: Annotated[float, Range(1, 16)] = 4.0
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
+    # Unknown to the official recipe: up to four objects of another picture pasted in; a turn by 90, 180 or 270 degrees,
+    # from that epoch on (from 0).
+    paste_prob: Share = 0.0
+    turn_prob: Share = 0.0
+    turn_after: CountOrNone = 0
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
     backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding

@@ -1,30 +1,91 @@
-"""Starts a GPU before torch is there: its context takes half a second, in which Python can import torch."""
+"""Starts a GPU before torch is there: its context takes half a second, in which Python can import torch, and the
+libraries of convolutions and products another quarter, in which it can import and read what comes next."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
+import sys
 import threading
+
+LOOK_EVERY = 0.01  # seconds, for torch
+
+_lock = threading.Lock()
+_loaded: set[int] = set()  # on these GPUs
 
 
 def wake_gpu(device: str = "auto") -> None:
-    """Makes the context of a GPU in a thread, to be found there by torch; call it before torch is imported.
+    """Makes the context of a GPU in a thread, to be found there by torch, and loads libraries once somebody imports
+    torch; call it before torch is imported.
 
     device: auto, cpu, cuda or cuda:N, as everywhere. Without a GPU, or for cpu, nothing happens.
     """
     kind, _, number = device.partition(":")
     if kind not in ("auto", "cuda") or not (number or "0").isdecimal():
         return
-    index = int(os.environ.get("LOCAL_RANK", number or 0))  # as torchrun numbers its processes
-    threading.Thread(target=_make_context, args=(index,), name="rtdetr-wake", daemon=True).start()
+    waking = _Waking(int(os.environ.get("LOCAL_RANK", number or 0)))  # as torchrun numbers its processes
+    waking.start()
+    atexit.register(waking.end)
 
 
-def _make_context(index: int) -> None:
-    """Errors are left to torch, which will meet them again and has words for them."""
+class _Waking(threading.Thread):
+    """Of one GPU."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(name="rtdetr-wake", daemon=True)
+        self.index, self.ending = index, threading.Event()
+
+    def run(self) -> None:
+        """Errors are left to torch, which will meet them again and has words for them."""
+        if not _make_context(self.index):
+            return
+        while not _imported("torch"):  # not imported here, as perhaps nobody asks for it
+            if self.ending.wait(LOOK_EVERY):
+                return
+        try:
+            load_libraries(self.index)
+        except (AssertionError, ImportError, RuntimeError):  # the first one: a torch without CUDA
+            return
+
+    def end(self) -> None:
+        """A process that ended while a library is being loaded would crash."""
+        self.ending.set()
+        self.join()
+
+
+def _imported(name: str) -> bool:
+    """Whether a module is there to its last line."""
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+def _make_context(index: int) -> bool:
+    """Whether there is one now."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:  # no driver, no GPU
-        return
+        return False
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
-        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    return (
+        driver.cuInit(0) == 0
+        and driver.cuDeviceGet(ctypes.byref(device), index) == 0
+        and driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    )
+
+
+def load_libraries(index: int | None) -> None:
+    """Loads the libraries of convolutions and products, which come with their first use, unless that is done; waits
+    for a thread that is at it. index: of the GPU, None: torch's present one. Raises RuntimeError of torch."""
+    import torch
+    import torch.nn.functional as F
+
+    with _lock:
+        index = torch.cuda.current_device() if index is None else index
+        if index in _loaded:
+            return
+        device = torch.device("cuda", index)
+        x = torch.zeros(1, 16, 16, 16, dtype=torch.float16, device=device).contiguous(memory_format=torch.channels_last)
+        for dtype in (torch.float16, torch.float32):
+            F.linear(F.conv2d(x, x).to(dtype).flatten(1), torch.zeros(16, 1, dtype=dtype, device=device))
+        _loaded.add(index)

@@ -65,6 +65,9 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.augment.expand_max_ratio": (0.9, 100),
     "data.augment.crop_prob": (-0.1, 1.1),
     "data.augment.flip_prob": (-0.1, 2.5),
+    "data.augment.paste_prob": (-0.1, 1.1),
+    "data.augment.turn_prob": (-0.1, 1.1),
+    "data.augment.turn_after": (-1, 10**9),
     "data.augment.batch_sizes": (0, 8224),
     "optimizer.lr": (0, 0.5),
     "optimizer.lr_batch": (0, 10**9),
@@ -163,6 +166,7 @@ def test_official_configs_freeze_and_decide_nothing_more(path: Path) -> None:
     config = load_config(path)
     assert (config.model.backbone.freeze_stages, config.train.patience, config.optimizer.lr_batch) == (0, 0, 16)
     assert (config.train.epochs, config.data.train_batch_size, config.optimizer.lr) == (72, 16, 4e-4)
+    assert (config.data.augment.paste_prob, config.data.augment.turn_prob) == (0, 0)
 
 
 @pytest.mark.parametrize("depth", [18, 50])
@@ -174,6 +178,8 @@ def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
     assert small.data.train.annotations == small.data.val.annotations == ""
     assert (small.model.backbone.freeze_stages, small.optimizer.backbone_lr_multiplier) == ("auto", "auto")
     assert (small.optimizer.muon_lr_multiplier, small.optimizer.schedule, small.loss.class_weight) == (3, "constant", 1)
+    augment = small.data.augment
+    assert (augment.paste_prob, augment.turn_prob, augment.turn_after) == (0.5, 0.5, 30)
 
 
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
 from rtdetr.data.classes import DataError
 from rtdetr.data.loader import (
     DetectionLoader,
+    Item,
     SampleKey,
     TrainingBatches,
     build_train_loader,
@@ -72,6 +73,25 @@ def test_workers_do_not_matter(shapes: Path) -> None:
         assert len(expected) == len(got) == len(alone) == 5
         for a, b in zip(expected, got):
             assert_same(a, b)
+
+
+def test_pasting_and_turning_are_settings(shapes: Path) -> None:
+    """Without the other steps a picture changes by what a setting does, and by nothing at probability 0."""
+
+    def first(**settings: float) -> Item:
+        still = {f"{step}_prob": 0.0 for step in ("distort", "expand", "crop", "flip")}
+        augment = AugmentConfig(batch_sizes=(96,), **still | settings)  # type: ignore[arg-type]
+        samples = build_train_loader(config(shapes, augment=augment), seed=3).dataset
+        return samples[SampleKey(0, 2, 96, "linear")]
+
+    plain, turned, pasted = first(), first(turn_prob=1.0, turn_after=2), first(paste_prob=1.0)
+    assert torch.equal(first(turn_prob=1.0, turn_after=3).image, plain.image)
+    turns = [torch.rot90(plain.image, k, (1, 2)) for k in range(4)]
+    assert [torch.equal(turned.image, each) for each in turns].index(True) > 0
+    assert len(pasted.boxes) == len(pasted.labels) > len(plain.boxes)
+    assert torch.equal(pasted.boxes[: len(plain.boxes)], plain.boxes) and not torch.equal(pasted.image, plain.image)
+    again = first(paste_prob=1.0)
+    assert torch.equal(pasted.image, again.image) and torch.equal(pasted.boxes, again.boxes)
 
 
 def test_epochs_replay_from_any_batch(shapes: Path) -> None:

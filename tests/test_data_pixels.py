@@ -68,6 +68,18 @@ class TestWhere:
         if len(boxes):
             assert boxes.tolist() == [where_marked(pixels)]
 
+    @pytest.mark.parametrize("turns", [1, 2, 3])
+    @pytest.mark.parametrize("window", WINDOWS[:4])
+    def test_pixels_and_boxes_turn_alike(self, backend: str, window: T.Window, turns: int) -> None:
+        box, whole = (30, 15, 110, 44), (window.height, window.width)
+        size = whole if turns == 2 else whole[::-1]
+        recipe = T.Recipe((), window, True, turns)
+        pixels = BACKENDS[backend](marked(box), recipe, size, "linear")
+        boxes, labels = T.move_boxes(np.array([box], np.float32), np.array([7]), recipe, size)
+        assert pixels.shape == (*size, 3) and labels.tolist() == [7] * len(boxes)
+        if len(boxes):
+            assert boxes.tolist() == [where_marked(pixels)]
+
     @pytest.mark.parametrize("interpolation", list(P.INTERPOLATIONS))
     @pytest.mark.parametrize("size", [(160, 160), (64, 96)])
     def test_resize_moves_pixels_and_boxes_alike(self, backend: str, interpolation: str, size: tuple[int, int]) -> None:

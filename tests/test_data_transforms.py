@@ -199,7 +199,34 @@ def test_boxes_with_their_centre_outside_go() -> None:
 
 def test_probabilities_zero_change_nothing() -> None:
     drawn = T.Augmentation(0, 0, 4.0, 0, 0).draw((80, 120), BOXES, np.random.default_rng(0))
-    assert drawn == ((), (0, 0, 120, 80), False)
+    assert drawn == ((), (0, 0, 120, 80), False, 0)
+
+
+def test_turns_and_their_probabilities() -> None:
+    turning, rng = T.Augmentation(0, 0, 4.0, 0, 0, turn_prob=0.6), np.random.default_rng(7)
+    drawn = Counter(turning.draw((80, 120), BOXES, rng).turns for _ in range(4000))
+    assert_shares(drawn, {0: 0.4, 1: 0.2, 2: 0.2, 3: 0.2})
+
+
+@pytest.mark.parametrize(("prob", "epoch"), [(0.0, 9), (1.0, 4)])
+def test_what_does_not_turn_draws_nothing_for_it(prob: float, epoch: int) -> None:
+    augmentation = T.Augmentation(0, 0, 4.0, 0, 0, turn_prob=prob, turn_after=5)
+    rng, expected = np.random.default_rng(8), np.random.default_rng(8)
+    assert augmentation.draw((80, 120), BOXES, rng, epoch).turns == 0
+    for _ in range(4):  # the four other steps
+        expected.random()
+    assert rng.random() == expected.random()
+
+
+def test_turning_boxes_by_hand() -> None:
+    boxes, size = np.array([[10, 20, 50, 60]], np.float32), (80, 120)
+    assert [T.turn(boxes, turns, size).tolist()[0] for turns in range(5)] == [
+        [10, 20, 50, 60],
+        [20, 70, 60, 110],
+        [70, 20, 110, 60],
+        [20, 10, 60, 50],
+        [10, 20, 50, 60],
+    ]
 
 
 def crop_by_the_book(window: T.Window, boxes: T.Boxes, rng: np.random.Generator) -> T.Window:

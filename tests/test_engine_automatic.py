@@ -5,18 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
 from torch.utils.checkpoint import checkpoint
 
 from rtdetr.config import Config, ConfigError, load_config
+from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, open_train_set
 from rtdetr.engine import automatic, rehearsal
 from rtdetr.engine.rehearsal import Need, forecast, train_on_worst, worst_batch
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.functional import by_itself, mean_over_processes
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -65,27 +69,47 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     assert resumed.cfg == written
 
 
-@pytest.mark.parametrize(
-    ("weights", "tuning", "learnt"), [("", None, False), ("", "w.pth", True), ("w.pth", None, True)]
-)
-def test_the_backbone_follows_from_the_weights(data: Path, weights: str, tuning: str | None, learnt: bool) -> None:
-    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto"]
-    updates += [f"model.backbone.weights={weights}"] if weights else []
-    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU, None, Path(tuning) if tuning else None)
-    found = cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier
-    assert found == ((automatic.FROZEN, automatic.SLOWLY) if learnt else (0, 1.0))
-    assert len(lines) == 2 and all("auto is" in line and ("starts from" in line) == learnt for line in lines)
+AUTO = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto"]
+IN_PART, IN_FULL = (automatic.FROZEN, automatic.SLOWLY), (0, 1.0)
 
 
-def test_a_resumed_run_keeps_the_backbone_it_had(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto", "train.max_iterations=1"]
+def backbone_of(cfg: Config) -> tuple[Any, Any]:
+    return cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier
+
+
+def weights_of(data: Path, path: Path, *updates: str) -> Path:
+    """The checkpoint of a run of no steps."""
+    cfg = tiny_config(data, *updates)
+    model = build_model(cfg.model, 3)
+    save_checkpoint(path, make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), model.state_dict()))
+    return path
+
+
+def test_the_backbone_follows_from_the_weights(data: Path, tmp_path: Path) -> None:
+    cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU)
+    assert backbone_of(cfg) == IN_FULL and all(line.endswith(", for random weights") for line in lines)
+    cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
+    assert backbone_of(cfg) == IN_PART
+    slowly = weights_of(data, tmp_path / "slowly.pth", "optimizer.backbone_lr_multiplier=0.1")
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    tuned = weights_of(data, tmp_path / "tuned.pth", "model.backbone.weights=w.pth")
+    torch.save(load_checkpoint(wholly)["model"], tmp_path / "foreign.pth")
+    for path, expected in ((slowly, IN_PART), (wholly, IN_FULL), (tuned, IN_PART), (tmp_path / "foreign.pth", IN_PART)):
+        cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU, None, path)
+        assert backbone_of(cfg) == expected, path
+        assert len(lines) == 2 and all(line.endswith(", for the weights it starts from") for line in lines)
+
+
+@pytest.mark.parametrize(("multiplier", "expected"), [("0.1", IN_PART), ("auto", IN_FULL)])
+def test_a_resumed_run_keeps_the_backbone_it_had(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplier: str, expected: tuple[int, float]
+) -> None:
+    updates = [*AUTO, "train.max_iterations=1"]
     monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-    Trainer(tiny_config(data, *updates), tmp_path / "first", CPU).run()
+    first = tiny_config(data, *updates, f"optimizer.backbone_lr_multiplier={multiplier}")
+    Trainer(first, tmp_path / "first", CPU).run()
     tuned = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, tuning=tmp_path / "first" / "last.pth")
-    assert (tuned.cfg.model.backbone.freeze_stages, tuned.cfg.optimizer.backbone_lr_multiplier) == (
-        automatic.FROZEN,
-        automatic.SLOWLY,
-    )
+    assert backbone_of(tuned.cfg) == expected
     tuned.run()
     resumed = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, resume=tmp_path / "tuned" / "last.pth")
     assert resumed.cfg == tuned.cfg
@@ -181,6 +205,27 @@ def test_the_forecast_is_said_before_the_first_step(
 def test_what_is_needed_at_the_same_time() -> None:
     assert [Need(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
     assert [Need(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]
+
+
+@pytest.mark.parametrize(
+    ("counts", "updates", "graphs"),
+    [
+        ((5, 5), (), 1),
+        ((5, 50), (), 2),
+        ((5, 5), ("data.augment.batch_sizes=[64, 96]",), 2),
+        ((1000, 1000), (), 1),
+        ((1000, 1000), ("model.supervision.crowd_limit=1000",), 0),  # 4,000 copies of them to match
+        ((2049, 3000), (), 0),
+        ((1, 3000), (), 2),
+    ],
+)
+def test_steps_with_more_boxes_than_a_gpu_matches_are_no_graphs(
+    counts: tuple[int, int], updates: tuple[str, ...], graphs: int, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = tiny_config(data, *updates)
+    source = open_train_set(cfg)
+    monkeypatch.setattr(source, "boxes_per_picture", lambda: np.array(counts))
+    assert rehearsal.graphs_of(cfg, source) == graphs
 
 
 def test_losses_of_a_rehearsal_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_data
 from torch import Tensor
 
-from rtdetr.engine.casts import call_cast, cast_by_autocast
+from rtdetr.engine.casts import call_cast, cast_by_autocast, copies_in, hand_over
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import as_floats
@@ -26,9 +26,12 @@ def test_losses_and_gradients_are_those_of_autocast(tmp_path: Path) -> None:
         torch.manual_seed(3)
         with torch.autocast("cpu", BF16):
             inputs = (as_floats(batch.images).to(BF16), batch.targets, None)
-            outputs = call_cast(model, BF16, *inputs) if together else model(*inputs)
+            copies = copies_in(BF16, model) if together else {}
+            outputs = call_cast(model, copies, *inputs) if together else model(*inputs)
         loss = criterion(outputs, batch.targets, 0)["loss"]
         loss.backward()
+        parameters = [*model.parameters()]
+        hand_over(parameters, [copies.get(each, each) for each in parameters])
         ends.append({"loss": loss} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
     assert ends[0].keys() == ends[1].keys()
     for name, wanted in ends[0].items():

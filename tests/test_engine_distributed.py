@@ -16,10 +16,11 @@ import torch
 from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, tiny_data
 from torch import Tensor, nn
 
-from rtdetr.config import Config, ConfigError
+from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
-from rtdetr.engine.graphs import RUNS_BEFORE, FlatGradients
+from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.graphs import RUNS_BEFORE
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch
 
@@ -68,11 +69,13 @@ def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         network.zero_grad()
         torch.manual_seed(distributed.rank())
+        trainer.gradients.flat = None if network is both else FlatGradients(parameters)
+        trainer.gradients.parameters = parameters
         trainer.gradients.backward(batch.images, batch.targets)
-        if network is not both:
-            FlatGradients(parameters).average()
+        if trainer.gradients.flat is not None:
+            trainer.gradients.flat.average()
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
-    trainer.gradients.parallel = both
+    trainer.gradients.parallel, trainer.gradients.flat = both, None
     return found
 
 
@@ -158,21 +161,6 @@ def test_flat_gradients_are_those_of_distributed_data_parallel(runs: tuple[Train
     for each in (flat, elsewhere, flat_elsewhere):
         for found, wanted in zip(each, usual, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-9)
-
-
-def test_flat_gradients_keep_the_layout_of_the_weights() -> None:
-    convolution = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)
-    gradients = FlatGradients([*convolution.parameters()])
-    convolution(torch.rand(1, 3, 8, 8)).sum().backward()
-    wanted = [parameter.grad.clone() for parameter in convolution.parameters() if parameter.grad is not None]
-    gradients.average()
-    for parameter, before in zip(convolution.parameters(), wanted, strict=True):
-        assert parameter.grad is not None and parameter.grad.stride() == parameter.stride()
-        assert torch.equal(parameter.grad, before)
-        assert parameter.grad.untyped_storage().data_ptr() == gradients.flat.untyped_storage().data_ptr()
-    convolution.zero_grad()
-    with pytest.raises(ConfigError, match=r"2 parameter\(s\) got no gradient"):
-        gradients.average()
 
 
 def test_processes_evaluate_the_statistics_that_get_saved(runs: tuple[Trainer, list[dict[str, Any]]]) -> None:

@@ -73,6 +73,14 @@ def test_both_evaluators_agree_to_the_last_digit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_detections_of_unknown_pictures_and_classes_do_not_count(tmp_path: Path, evaluator: Evaluator) -> None:
+    path, boxes = write_truth(tmp_path)
+    found = as_detections(boxes, 6.0)
+    strange = [each | {"score": 1.0, key: 12345} for each in found for key in ("image_id", "category_id")]
+    assert score([*strange, *found], path, evaluator).figures == score(found, path, evaluator).figures
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
 def test_no_detection_at_all(tmp_path: Path, evaluator: Evaluator) -> None:
     path, _ = write_truth(tmp_path)
     assert score([], path, evaluator).figures["AP"] == 0.0

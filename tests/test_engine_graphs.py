@@ -23,8 +23,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batches(rounds: int) -> list[Batch]:
-    """Three kinds of batches, with other pictures and numbers of boxes in every round."""
-    kinds = [((3, 2), 64), ((9, 0), 96), ((0, 0), 64)]
+    """Four kinds of batches, with other pictures and numbers of boxes in every round."""
+    kinds = [((3, 2), 64), ((9, 0), 96), ((0, 0), 64), ((620, 1), 64)]
     return [
         made_up_batch((max(0, counts[0] - number % 2), counts[1]), 10 * number + kind, size)
         for number in range(rounds)
@@ -50,7 +50,7 @@ def test_losses_and_gradients_are_those_of_the_plain_step(data: Path, tmp_path: 
             found.append((record.values.clone(), gradients))
         ends.append(found)
         assert setting == "off" or (
-            trainer.gradients.graphs is not None and len(trainer.gradients.graphs.captured) == 3
+            trainer.gradients.graphs is not None and len(trainer.gradients.graphs.captured) == 4
         )
     for (values, gradients), (wanted_values, wanted) in zip(*ends, strict=True):
         torch.testing.assert_close(values[:-1], wanted_values[:-1], atol=1e-4, rtol=1e-3)

@@ -172,3 +172,46 @@ def test_a_torn_last_row_of_the_metrics_is_dropped(
     trainer.watch.open()
     trainer.watch.close()
     assert (tmp_path / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "kind;iteration;epoch;loss\ntrain;1;0;43,5\n",
+        "kind,iteration,epoch\ntrain,,0\n",
+        "iteration,loss\n1,2\n",
+        "\udcff\n",
+    ],
+)
+def test_metrics_that_somebody_changed_stand_in_no_ones_way(
+    stopped: dict[int, Path], data: Path, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As by a spreadsheet."""
+    (tmp_path / "metrics.csv").write_bytes(content.encode(errors="surrogateescape"))
+    trainer = Trainer(tiny_config(data, "train.epochs=3"), tmp_path, CPU, resume=stopped[6])
+    capsys.readouterr()
+    assert trainer.run() is None
+    said = f"{tmp_path / 'metrics.csv'}: is not as a run writes it; it is metrics-other.csv now, and a new one begins\n"
+    assert said in capsys.readouterr().out
+    assert (tmp_path / "metrics-other.csv").read_bytes() == content.encode(errors="surrogateescape")
+    rows = [(row["kind"], row["iteration"]) for row in read_rows(tmp_path / "metrics.csv")]
+    assert rows == [("train", "7"), ("train", "8"), ("train", "9"), ("eval", "9")]
+
+
+def test_an_evaluation_that_is_done_again_has_one_row(data: Path, tmp_path: Path) -> None:
+    """The run ends between the row and the state that knows of it."""
+    cfg = tiny_config(data, "train.epochs=1")
+    trainer = Trainer(cfg, tmp_path, CPU)
+    save = trainer.saver.save
+
+    def dying(background: bool = False, final: bool = False) -> None:
+        if not trainer.state.evaluation_due:
+            raise InterruptedError
+        save(background, final)
+
+    trainer.saver.save = dying  # type: ignore[method-assign]
+    with pytest.raises(InterruptedError):
+        trainer.run()
+    assert Trainer(cfg, tmp_path, CPU, resume=tmp_path / "last.pth").run() is None
+    rows = [(row["kind"], row["iteration"]) for row in read_rows(tmp_path / "metrics.csv")]
+    assert rows == [("train", "1"), ("train", "2"), ("train", "3"), ("eval", "3")]

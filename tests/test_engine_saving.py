@@ -5,23 +5,27 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_helpers import tiny_config, tiny_data
+from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
 
 from rtdetr import cli
+from rtdetr.config import ConfigError
 from rtdetr.engine import saving
 from rtdetr.engine.metrics import read_rows
+from rtdetr.engine.occupied import occupied
 from rtdetr.engine.run_state import load_run
 from rtdetr.engine.trainer import Trainer
-from rtdetr.engine.watch import CannotWrite
+from rtdetr.engine.watch import CannotWrite, StepRecord
+from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -244,3 +248,33 @@ def test_a_file_system_without_links(data: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "link", no_links)
     Trainer(tiny_config(data, OFTEN, "train.max_iterations=2"), tmp_path, CPU).run()
     assert iteration(tmp_path / "last.pth") == iteration(tmp_path / "last-1.pth") == 2
+
+
+def test_one_training_at_a_time(
+    data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is started again while it still goes on would write over its own state."""
+    monkeypatch.setattr("rtdetr.engine.occupied.GRACE", 0.2)
+    folder = shutil.copytree(whole, tmp_path / "run")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    new = ["-c", str(NANO), "--output-dir", str(folder), "--overwrite", "-u", *tiny_updates(data)]
+    with occupied(folder):
+        for arguments in (["-r", str(folder / "last.pth")], new):
+            assert cli.main(["train", "--device", "cpu", *arguments]) == 2
+            assert f"{folder}: another training is at work there" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    trainer = Trainer(tiny_config(data, "train.epochs=1"), folder, CPU)
+    step = trainer.train_step
+
+    def looking(batches: list[Batch]) -> StepRecord:
+        with pytest.raises(ConfigError, match="another training is at work there"), occupied(folder):
+            pass
+        return step(batches)
+
+    trainer.train_step = looking  # type: ignore[method-assign]
+    assert trainer.run() is None
+    place = ExitStack()
+    place.enter_context(occupied(folder))
+    threading.Timer(0.1, place.close).start()
+    with occupied(folder):  # as soon as the workers of a killed run have ended
+        pass

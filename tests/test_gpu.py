@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from rtdetr.gpu import _make_context, wake_gpu
+from rtdetr.gpu import _make_context, _Waking, wake_gpu
 
 
 class Driver:
@@ -35,7 +35,7 @@ class Driver:
 def test_the_context_of_a_gpu(monkeypatch: pytest.MonkeyPatch, index: int, init: int, asked: list[int]) -> None:
     driver = Driver(init)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: driver)
-    _make_context(index)
+    assert _make_context(index) == bool(asked)
     assert driver.asked == asked
 
 
@@ -44,7 +44,53 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
-    _make_context(0)
+    assert not _make_context(0)
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs whose libraries were loaded, on a machine that has them all."""
+    gpus: list[int] = []
+    monkeypatch.setattr("rtdetr.gpu._make_context", lambda index: index < 8)
+    monkeypatch.setattr("rtdetr.gpu.load_libraries", gpus.append)
+    return gpus
+
+
+def test_libraries_follow_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    waking = _Waking(3)
+    waking.start()
+    assert waking.is_alive() and not loaded
+    torch.__spec__._initializing = True  # its import has begun
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    waking.join(0.05)
+    assert waking.is_alive() and not loaded
+    torch.__spec__._initializing = False
+    waking.join(60)
+    assert loaded == [3]
+
+
+def test_a_program_may_end_without_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    waking = _Waking(0)
+    waking.start()
+    waking.end()
+    assert not waking.is_alive() and not loaded
+
+
+@pytest.mark.parametrize("error", [AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no memory")])
+def test_errors_are_left_to_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(index: int) -> None:
+        raise error
+
+    monkeypatch.setattr("rtdetr.gpu.load_libraries", fail)
+    _Waking(0).run()
+
+
+def test_without_a_context_nothing_is_loaded(loaded: list[int]) -> None:
+    waking = _Waking(9)
+    waking.run()
+    assert not loaded
 
 
 @pytest.mark.parametrize(

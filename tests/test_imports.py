@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "ops": 0,
     "boxes": 0,
+    "garbage": 0,
     "gpu": 0,
     "types": 0,
     "config": 0,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -161,6 +162,9 @@ def test_tensors_of_every_kind(cfg: Config) -> None:
     assert whole.boxes.shape == (2, whole.scores.shape[1], 4) and whole.labels.dtype == torch.int64
     doubled = detect(pixels.permute(0, 3, 1, 2), torch.tensor([[128, 192]] * 2))
     torch.testing.assert_close(doubled.boxes, 2 * whole.boxes)
+    with torch.inference_mode():
+        again = detect(pixels.permute(0, 3, 1, 2))
+    assert torch.equal(again.scores, whole.scores) and not again.scores.is_inference()
     for images, sentence in (
         (torch.rand(3, 64, 96), r"images: expected \(B, 3, H, W\), got \(3, 64, 96\)"),
         (pixels, "images: expected"),
@@ -343,6 +347,25 @@ def test_a_failure_to_record_is_one_sentence(monkeypatch: pytest.MonkeyPatch, ca
     ]
     with pytest.raises(CannotRecord):
         Graphs(lambda *_: offered, CPU, torch.float32, at_once=True)(*batch)
+
+
+def test_a_thread_on_another_stream_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the replay before, which reads and writes the same memory; on a machine without a GPU."""
+    done: list[str] = []
+    event = SimpleNamespace(wait=lambda s: done.append(f"{s} waits"), record=lambda s: done.append(f"{s} records"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    found = Detections(*(torch.zeros(1, 1) for _ in range(3)))
+    replayed = SimpleNamespace(replay=lambda *_: done.append("replays") or found, takes=lambda _: True)
+    monkeypatch.setattr(deploy, "Recording", lambda *_: replayed)
+    graphs = Graphs(lambda *_: found, CPU, torch.float32, at_once=True)
+    for stream in ("a", "a", "b"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda stream=stream: stream)
+        assert graphs(torch.zeros(1, 3, 64, 96), torch.ones(1, 2)) is found
+    first, second, third = ["a waits", "replays", "a records"], ["replays", "a records"], ["b waits", "replays"]
+    assert done == [*first, *second, *third, "b records"]
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rtdetr.config import ModelConfig, load_config
 from rtdetr.models.backbone import Shortcut, project_averages
 from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
+from rtdetr.models.dense_head import EffectiveSqueezeExcite, project_scaled
 from rtdetr.models.layers import FrozenBatchNorm2d, Group, SelfAttention, position_code
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.query_groups import QueryGroups
@@ -347,3 +348,22 @@ def test_a_shortcut_averages_and_projects(size: tuple[int, int]) -> None:
     shortcut, x = Shortcut(4, 8, 2, "train").double().cuda(), torch.randn(2, 4, *size, dtype=torch.float64).cuda()
     wanted = shortcut.project(F.avg_pool2d(x, 2, 2, ceil_mode=True))
     torch.testing.assert_close(shortcut(x), wanted, atol=1e-12, rtol=1e-12)
+
+
+def test_weights_of_each_picture_do_what_scaled_maps_do() -> None:
+    conv = nn.Conv2d(6, 4, 1, bias=False).double()
+    x, scale = (torch.randn(3, 6, *size, dtype=torch.float64, requires_grad=True) for size in ((5, 7), (1, 1)))
+    x = x.contiguous(memory_format=torch.channels_last)
+    wanted, found = conv(x * scale), project_scaled(x, scale, conv.weight)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    inputs = (x, scale, conv.weight)
+    gradients = [torch.autograd.grad(each.square().sum(), inputs) for each in (wanted, found)]
+    torch.testing.assert_close(*gradients, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.gpu
+def test_squeeze_excite_on_a_gpu_is_that_of_a_processor() -> None:
+    stem, x = EffectiveSqueezeExcite(8).double(), torch.randn(2, 8, 6, 5, dtype=torch.float64)
+    wanted = stem(x)
+    torch.testing.assert_close(stem.cuda()(x.cuda()).cpu(), wanted, atol=1e-12, rtol=1e-12)

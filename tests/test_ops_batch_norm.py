@@ -44,6 +44,16 @@ def test_without_kernels_it_is_the_modules_one_after_another(activation: Callabl
 
 
 @pytest.mark.gpu
+def test_one_value_to_a_channel_is_left_to_the_module_which_refuses_it() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    norm, x = random_norm(8).cuda(), torch.randn(1, 8, 1, 1, device="cuda").to(memory_format=torch.channels_last)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        norm_activation(norm, x, F.relu)
+    assert norm.running_var.isfinite().all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_numbers_and_gradients(dtype: torch.dtype) -> None:
     if not torch.cuda.is_available():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rtdetr.commands.arguments import Parser, add_device, add_overwrite, count, overlap_share, score_threshold
+from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
 if TYPE_CHECKING:
@@ -29,14 +30,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.weights.suffix in CHECKPOINTS:
         wake_gpu(args.device)
 
-    from rtdetr.commands import predict_manifest, predict_video
-    from rtdetr.commands.outputs import check_new_folder, check_outputs, unused_folder, writing
-    from rtdetr.commands.search import Search
-    from rtdetr.engine import distributed
-    from rtdetr.inference.files import Listing, find_pictures
-    from rtdetr.inference.results import ResultsFolder
-    from rtdetr.inference.slicing import Slices
-    from rtdetr.inference.sources import is_film
+    with uncollected():
+        from rtdetr.commands import predict_manifest, predict_video
+        from rtdetr.commands.outputs import check_new_folder, check_outputs, unused_folder, writing
+        from rtdetr.commands.search import Search
+        from rtdetr.engine import distributed
+        from rtdetr.inference.files import Listing, find_pictures
+        from rtdetr.inference.results import ResultsFolder
+        from rtdetr.inference.slicing import Slices
+        from rtdetr.inference.sources import is_film
 
     slices = Slices.of(args.slices, args.overlap) if args.slices else None
     folder = args.output_dir or unused_folder(Path("output/predict"))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rtdetr.commands.outputs import OutputError, check_folder, unused_folder, writing
+from rtdetr.engine.occupied import occupied
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
 BESIDE = ("last-1.pth", "curves.png", "data_report.json", "load_report.txt", "failed_batch*.pth")
@@ -19,7 +20,7 @@ HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt")
 def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:
     """The folder that a run will write to: `output_dir`, or that of the checkpoint it goes on from, or output/NAME,
     with a number where that is taken. Raises OutputError for one that holds a run, unless `overwrite`, and for one
-    that cannot be written to."""
+    that cannot be written to, ConfigError for one where a training is at work."""
     default = Path("output") / name
     folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
     if overwrite and _goes_on_there(folder, resume):
@@ -30,6 +31,8 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
     check_folder(folder)
     if any(_files_of_run(folder)):
         check_folder(_old_folder(folder))
+        with occupied(folder):
+            pass
     return folder
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_device, score_threshold
+from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
 ABOUT = """Detects in pictures that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
@@ -48,9 +49,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for module in ("fastapi", "uvicorn", "python_multipart"):
         optional(module, "serve", "`rtdetr serve`")
 
-    from rtdetr.engine.distributed import choose_device
-    from rtdetr.inference.predictor import Predictor
-    from rtdetr.serve.app import Settings, build_app
+    with uncollected():
+        from rtdetr.engine.distributed import choose_device
+        from rtdetr.inference.predictor import Predictor
+        from rtdetr.serve.app import Settings, build_app
 
     with listener(args.host, args.port) as socket_:
         predictor = Predictor(args.weights, choose_device(args.device), threshold=0.0)

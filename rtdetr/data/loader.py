@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
@@ -22,9 +23,10 @@ from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
 from rtdetr.data.formats.sources import open_set
-from rtdetr.data.pixels import fused, plain
+from rtdetr.data.pasting import paste
+from rtdetr.data.pixels import Pixels, fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
-from rtdetr.data.transforms import Augmentation, move_boxes
+from rtdetr.data.transforms import Augmentation, Boxes, Labels, move_boxes
 from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 
@@ -56,25 +58,41 @@ class TrainingSamples(Dataset[Item]):
     same boxes, and pixels that differ by rounding."""
 
     def __init__(
-        self, source: DetectionSet, augmentation: Augmentation, seed: int, backend: AugmentBackend = "fused"
+        self,
+        source: DetectionSet,
+        augmentation: Augmentation,
+        seed: int,
+        backend: AugmentBackend = "fused",
+        paste_prob: float = 0.0,
     ) -> None:
         self.source = source
         self.augmentation = augmentation
         self.seed = seed
         self.backend = backend
+        self.paste_prob = paste_prob
 
     def __getitem__(self, key: SampleKey) -> Item:
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.picture))
+        pixels, boxes, labels, info, unreadable = self._augmented(key, rng)
+        if self.paste_prob > 0 and rng.random() < self.paste_prob:  # nothing is drawn where nothing is pasted
+            donor = key._replace(picture=int(rng.integers(len(self.source))))
+            donor_pixels, donor_boxes, donor_labels, _, more = self._augmented(donor, rng)
+            others = donor_pixels, donor_boxes, donor_labels
+            pixels, boxes, labels = paste(pixels, boxes, labels, others, rng)
+            unreadable += more
+        return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
+
+    def _augmented(self, key: SampleKey, rng: Generator) -> tuple[Pixels, Boxes, Labels, ImageInfo, tuple[str, ...]]:
+        """Pixels, boxes, labels and `info` of a picture after a recipe, and what was wrong with those tried before."""
         index, picture, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
-        recipe = self.augmentation.draw((info.height, info.width), boxes, rng)
+        recipe = self.augmentation.draw((info.height, info.width), boxes, rng, key.epoch)
         size = (key.size, key.size)
         if isinstance(picture, Image.Image):
             pixels = plain(picture, recipe, size, key.interpolation)
         else:
             pixels = fused(picture, recipe, size, key.interpolation)
-        boxes, labels = move_boxes(boxes, labels, recipe, size)
-        return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
+        return pixels, *move_boxes(boxes, labels, recipe, size), info, unreadable
 
     def _usable(self, key: SampleKey) -> tuple[int, Image.Image | NDArray[np.uint8], tuple[str, ...]]:
         """A picture's index, the picture as the backend takes it, and what was wrong with those tried before it. Raises
@@ -255,7 +273,13 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     source = open_train_set(cfg)
     augment = data.augment
     augmentation = Augmentation(
-        augment.distort_prob, augment.expand_prob, augment.expand_max_ratio, augment.crop_prob, augment.flip_prob
+        augment.distort_prob,
+        augment.expand_prob,
+        augment.expand_max_ratio,
+        augment.crop_prob,
+        augment.flip_prob,
+        augment.turn_prob,
+        augment.turn_after,
     )
     batches = TrainingBatches(
         len(source), settled(data.train_batch_size), augment.batch_sizes, augment.interpolations, seed, rank, world_size
@@ -265,7 +289,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
             f"{source.annotation_file}: {len(source)} pictures do not fill one batch of {data.train_batch_size} in "
             f"each of {world_size} processes; lower data.train_batch_size"
         )
-    samples = TrainingSamples(source, augmentation, seed, augment.backend)
+    samples = TrainingSamples(source, augmentation, seed, augment.backend, augment.paste_prob)
     return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms.v2 import functional as F
 
-from rtdetr.data.transforms import Colour, Recipe, Window
+from rtdetr.data.transforms import Colour, Recipe, Window, before_turning
 
 Pixels = NDArray[Any]  # (h, w, 3) uint8 RGB
 
@@ -46,7 +46,9 @@ def plain(image: Image.Image, recipe: Recipe, size: tuple[int, int], interpolati
     image = cut(distort(image, recipe), recipe.window)
     if recipe.flip:
         image = F.horizontal_flip(image)
-    return cv2.resize(np.asarray(image), size[::-1], interpolation=INTERPOLATIONS[interpolation])
+    height, width = before_turning(size, recipe.turns)
+    made = cv2.resize(np.asarray(image), (width, height), interpolation=INTERPOLATIONS[interpolation])
+    return np.rot90(made, recipe.turns)
 
 
 def distort(image: Image.Image, recipe: Recipe) -> Image.Image:
@@ -87,7 +89,8 @@ def fused(pixels: Pixels, recipe: Recipe, size: tuple[int, int], interpolation: 
     x, y = x1 - left, y1 - top  # of the visible part in the window
     if recipe.flip:
         visible, x = cv2.flip(visible, 1), width - x - (x2 - x1)
-    return place(visible, (x, y), (width, height), size, interpolation)
+    made = place(visible, (x, y), (width, height), before_turning(size, recipe.turns), interpolation)
+    return np.rot90(made, recipe.turns)
 
 
 def recolour(part: Pixels, colours: tuple[tuple[Colour, float], ...], whole: Pixels) -> Pixels:

@@ -39,28 +39,39 @@ class Window(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What is done to one picture: colours, then its part under the window, then left and right exchanged."""
+    """What is done to one picture: colours, then its part under the window, then left and right exchanged, and turned
+    when it has the size of the network input."""
 
     colours: tuple[tuple[Colour, float], ...]  # in this order; a factor, for hue a shift in steps of HUE_SHIFT
     window: Window
     flip: bool
+    turns: int = 0  # by 90 degrees, counterclockwise
 
 
 class Augmentation:
-    """Draws recipes. The arguments are the probabilities of the four steps and the largest ratio of an expanded side to
-    the old one."""
+    """Draws recipes. The arguments are the probabilities of the five steps, the largest ratio of an expanded side to
+    the old one, and the epochs before the first turn. The official reader does not turn pictures."""
 
     def __init__(
-        self, distort_prob: float, expand_prob: float, expand_max_ratio: float, crop_prob: float, flip_prob: float
+        self,
+        distort_prob: float,
+        expand_prob: float,
+        expand_max_ratio: float,
+        crop_prob: float,
+        flip_prob: float,
+        turn_prob: float = 0.0,
+        turn_after: int = 0,
     ) -> None:
         self.distort_prob = distort_prob
         self.expand_prob = expand_prob
         self.expand_max_ratio = expand_max_ratio
         self.crop_prob = crop_prob
         self.flip_prob = flip_prob
+        self.turn_prob = turn_prob
+        self.turn_after = turn_after
 
-    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator) -> Recipe:
-        """A recipe for a picture of `size` (h, w) with these boxes."""
+    def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
+        """A recipe for a picture of `size` (h, w) with these boxes, in an epoch (from 0)."""
         height, width = size
         colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
         window = Window(0, 0, width, height)
@@ -68,7 +79,10 @@ class Augmentation:
             window = expand(window, self.expand_max_ratio, rng)
         if rng.random() < self.crop_prob:
             window = crop(window, boxes, rng)
-        return Recipe(colours, window, rng.random() < self.flip_prob)
+        flip = rng.random() < self.flip_prob
+        may_turn = self.turn_prob > 0 and epoch >= self.turn_after
+        turned = may_turn and rng.random() < self.turn_prob  # nothing is drawn where nothing turns
+        return Recipe(colours, window, flip, int(rng.integers(1, 4)) if turned else 0)
 
 
 def draw_colours(rng: Generator) -> tuple[tuple[Colour, float], ...]:
@@ -126,10 +140,24 @@ def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, in
     moved = np.clip(boxes[keep] - np.array([left, top, left, top], np.float32), 0, extent)
     if recipe.flip:
         moved[:, [0, 2]] = width - moved[:, [2, 0]]
-    limits = np.array([size[1], size[0], size[1], size[0]], np.float32)
+    height, width = before_turning(size, recipe.turns)
+    limits = np.array([width, height, width, height], np.float32)
     scaled = np.clip(moved * (limits / extent), 0, limits)
     thick = (scaled[:, 2:] - scaled[:, :2] >= MIN_SIDE).all(axis=1)
-    return scaled[thick], labels[keep][thick]
+    return turn(scaled[thick], recipe.turns, (height, width)), labels[keep][thick]
+
+
+def before_turning(size: tuple[int, int], turns: int) -> tuple[int, int]:
+    """The size (h, w) of what has `size` after so many quarter turns."""
+    return size[::-1] if turns % 2 else size
+
+
+def turn(boxes: Boxes, turns: int, size: tuple[int, int]) -> Boxes:
+    """Boxes (n, 4) in a picture of `size` (h, w), after so many quarter turns counterclockwise of both."""
+    for _ in range(turns):
+        x1, y1, x2, y2 = boxes.T
+        boxes, size = np.stack((y1, size[1] - x2, y2, size[1] - x1), axis=1), size[::-1]
+    return boxes
 
 
 def _part_of(window: Window, rng: Generator) -> Window:

@@ -4,7 +4,8 @@ Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than
 Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
 of the training pictures where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate is
 meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
-Backbone: from random weights all of it learns at the full rate; weights that have learnt something are kept in part.
+Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
+did: a few hundred pictures teach nothing that another set has to keep. Of other weights it is kept in part.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from rtdetr.data.loader import open_train_set
 from rtdetr.engine import distributed
 from rtdetr.engine.rehearsal import rehearse
 from rtdetr.weights.checkpoint import load_checkpoint
+from rtdetr.weights.load import stored_config
 
 EPOCHS, LEAST_EPOCHS = 72, 12
 LEAST_STEPS, MOST_STEPS = 1500, 6000
 ON_CPU, SMALL = 4, 4
 MOST_PICTURES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
 STEPS_OF_EPOCH = 8
-FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt something
+FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt more than this set can teach
 
 
 def settle(
@@ -67,8 +69,8 @@ def settle(
 
 def _settle_backbone(cfg: Config, tuning: Path | None, stored: Any) -> tuple[Config, list[str]]:
     backbone, optimizer = cfg.model.backbone, cfg.optimizer
-    learnt = tuning is not None or bool(backbone.weights)
-    why = "the weights it starts from" if learnt else "random weights"
+    learnt = bool(backbone.weights) or (tuning is not None and not _learnt_in_full(tuning))
+    why = "the weights it starts from" if backbone.weights or tuning is not None else "random weights"
     lines = []
     if backbone.freeze_stages == "auto":
         stages = stored["model"]["backbone"]["freeze_stages"] if stored else FROZEN if learnt else 0
@@ -80,6 +82,14 @@ def _settle_backbone(cfg: Config, tuning: Path | None, stored: Any) -> tuple[Con
         lines.append(f"optimizer.backbone_lr_multiplier: auto is {multiplier:g}, for {why}")
     model = dataclasses.replace(cfg.model, backbone=backbone)
     return dataclasses.replace(cfg, model=model, optimizer=optimizer), lines
+
+
+def _learnt_in_full(weights: Path) -> bool:
+    """Whether the backbone in a weight file comes from a run that started without one and kept nothing back."""
+    stored = stored_config(weights)
+    if stored is None or stored["model"]["backbone"].get("weights"):
+        return False
+    return bool(stored["optimizer"].get("backbone_lr_multiplier", SLOWLY) >= 1)
 
 
 def epochs_for(steps: int) -> int:

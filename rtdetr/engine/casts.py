@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,29 +12,6 @@ from torch.func import functional_call
 
 # Linear layers that stay in their own type, see models.layers.in_weight_type.
 EXACT = re.compile(r"score_head|box_head")
-
-
-class CastTogether(torch.autograd.Function):
-    """Copies of tensors in another type."""
-
-    @staticmethod
-    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.set_materialize_grads(False)
-        ctx.dtypes = [tensor.dtype for tensor in tensors]
-        return tuple(_cast(list(tensors), [dtype] * len(tensors)))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = [(gradient, dtype) for gradient, dtype in zip(gradients, ctx.dtypes) if gradient is not None]
-        back = iter(_cast([gradient for gradient, _ in found], [dtype for _, dtype in found]))
-        return None, *(None if gradient is None else next(back) for gradient in gradients)
-
-
-def _cast(tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
-    copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes)]
-    if copies:
-        torch._foreach_copy_(copies, tensors)
-    return copies
 
 
 def cast_by_autocast(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -47,7 +25,30 @@ def cast_by_autocast(model: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def call_cast(model: nn.Module, dtype: torch.dtype, *arguments: Any) -> Any:
-    """model(*arguments) under autocast to `dtype`, in whose place the weights have been cast already."""
-    weights = cast_by_autocast(model)
-    return functional_call(model, dict(zip(weights, CastTogether.apply(dtype, *weights.values()))), arguments)
+@torch.no_grad()
+def copies_in(dtype: torch.dtype, model: nn.Module) -> dict[nn.Parameter, Tensor]:
+    """Copies of what autocast would cast, which gather gradients of their own: a backward pass then has each when it is
+    complete, not all at its end."""
+    parameters = [*dict.fromkeys(cast_by_autocast(model).values())]
+    copies = _cast(parameters, [dtype] * len(parameters))
+    return {each: copy.requires_grad_(each.requires_grad) for each, copy in zip(parameters, copies)}
+
+
+def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: Any) -> Any:
+    """model(*arguments), with `copies` in the place of parameters."""
+    return functional_call(model, {name: copies[each] for name, each in cast_by_autocast(model).items()}, arguments)
+
+
+def hand_over(parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor]) -> None:
+    """Adds the gradients of leaves, copies of parameters or these themselves, to those of the parameters."""
+    pairs = [(each, leaf.grad) for each, leaf in zip(parameters, leaves) if leaf is not each and leaf.grad is not None]
+    found = _cast([gradient for _, gradient in pairs], [each.dtype for each, _ in pairs])
+    for (each, _), gradient in zip(pairs, found):
+        each.grad = gradient if each.grad is None else each.grad + gradient
+
+
+def _cast(tensors: Sequence[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+    copies = [torch.empty_like(tensor, dtype=dtype) for tensor, dtype in zip(tensors, dtypes)]
+    if copies:
+        torch._foreach_copy_(copies, [*tensors])
+    return copies

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
 from rtdetr.data.formats.records import Source
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
+from rtdetr.garbage import uncollected
 from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
 
@@ -143,19 +144,7 @@ def detect(
     ]
 
 
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A dict per detection makes Python look again and again for circles among millions of objects; there are none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_no_garbage_collection()
+@uncollected()  # a dict per detection makes Python look again and again for circles among millions of objects
 def score(
     detections: list[dict[str, Any]],
     annotations: str | Path | Source,
@@ -252,13 +241,12 @@ def _run_lvis(
     return figures, precision, [int(i) for i in run.params.catIds]
 
 
-def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> list[Any]:
-    """Truth and results, indexed. loadRes() of either evaluator fails on annotation files without `info` or on empty
+def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Truth and results as the evaluators want them. The truth has an index; that of a million results would take a
+    second, and nobody looks into it. loadRes() of either evaluator fails on annotation files without `info` or on empty
     results, in one version or another."""
-    sets = []
-    for boxes in (truth.annotations, results):
-        indexed = coco()
-        indexed.dataset = {"info": {}, "images": truth.images, "categories": truth.categories, "annotations": boxes}
-        indexed.createIndex()
-        sets.append(indexed)
-    return sets
+    indexed = coco()
+    boxes, images, categories = truth.annotations, truth.images, truth.categories
+    indexed.dataset = {"info": {}, "images": images, "categories": categories, "annotations": boxes}
+    indexed.createIndex()
+    return indexed, SimpleNamespace(getAnnIds=lambda **_: [], loadAnns=lambda _: results)

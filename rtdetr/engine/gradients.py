@@ -12,9 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
-from rtdetr.engine.casts import call_cast
+from rtdetr.engine.casts import call_cast, copies_in, hand_over
 from rtdetr.engine.compile import compile_step, why_not_compile
-from rtdetr.engine.graphs import StepGraphs, Values, on_device, why_not_capture
+from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.graphs import StepGraphs, Values, on_device, repeats_in_crowds, why_not_capture
 from rtdetr.engine.replay import AUTOCAST
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.criterion import build_criterion
@@ -43,10 +44,11 @@ class Gradients:
         self.dtype = AUTOCAST.get(cfg.train.precision)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
-        repeats = cfg.model.supervision.one_to_many_repeats
-        self.graphs = None if self.why_not_captured else StepGraphs(self.backward, self.parameters, repeats)
+        repeats = repeats_in_crowds(cfg.model.supervision)
+        self.flat = None if self.why_not_captured else FlatGradients(self.parameters)
+        self.graphs = None if self.flat is None else StepGraphs(self.backward, self.flat, repeats)
         self.parallel: nn.Module = model
-        if self.graphs is not None:  # which averages gradients itself
+        if self.flat is not None:  # which averages gradients itself
             distributed.take_from_main(model.state_dict().values())
         elif distributed.world_size() > 1:
             unused = cfg.train.find_unused_parameters
@@ -75,11 +77,17 @@ class Gradients:
     def backward(self, images: Tensor, targets: Targets, group: Sequence[int] = ()) -> Values:
         """One forward and backward pass, as they are launched or captured."""
         share = max(1, len(group))
+        copies = copies_in(self.dtype, self.model) if self.dtype and self.cast else {}
+        leaves = [copies.get(parameter, parameter) for parameter in self.parameters]
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not None):
             inputs = (as_floats(images).to(self.dtype or torch.float32), targets, self.draws)
-            outputs = call_cast(self.model, self.dtype, *inputs) if self.dtype and self.cast else self.parallel(*inputs)
+            outputs = call_cast(self.model, copies, *inputs) if copies else self.parallel(*inputs)
         losses = self.criterion(outputs, targets, self.state.epoch, group)
         self.state.scaler.scale(losses["loss"] * self._sound / share).backward()
+        if self.flat is not None:
+            self.flat.collect(leaves)
+        else:
+            hand_over(self.parameters, leaves)
         return tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share
 
     def doubt(self, values: Tensor) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rtdetr.config import ConfigError, TrainConfig
+from rtdetr.config import ConfigError, SupervisionConfig, TrainConfig
 from rtdetr.engine import distributed
+from rtdetr.engine.flat_gradients import FlatGradients
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Batch, Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
-ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
 RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
 
 Values = tuple[tuple[str, ...], Tensor]
@@ -56,6 +56,11 @@ def slots_for(num_boxes: int, num_denoising: int) -> int:
     return num_denoising // (num_denoising // num_boxes)
 
 
+def repeats_in_crowds(cfg: SupervisionConfig) -> int:
+    """How often each box of the fullest picture is offered at least; see SupervisionConfig.crowd_limit."""
+    return 1 if cfg.one_to_many_repeats * cfg.crowd_limit <= MAX_COLUMNS else cfg.one_to_many_repeats
+
+
 def layout_of(device: torch.device) -> torch.memory_format:
     """Of pictures and weights. Channels last is how GPUs like them, at least in 16 bits."""
     return torch.channels_last if device.type == "cuda" else torch.contiguous_format
@@ -70,31 +75,6 @@ def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[T
     return images, targets
 
 
-class FlatGradients:
-    """Gradients side by side in one tensor, which processes average at once."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        room = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
-        self.parameters, self.flat = parameters, torch.zeros(sum(room), device=parameters[0].device)
-        pairs = zip(self.flat.split(room), parameters)
-        self.parts = [part.as_strided(parameter.shape, parameter.stride()) for part, parameter in pairs]
-
-    def average(self) -> None:
-        """Gives every parameter the mean of the processes' gradients, as DistributedDataParallel does. Raises
-        ConfigError when one has none."""
-        found = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        missing = len(self.parts) - len(found)
-        if missing:
-            raise ConfigError(
-                f"train.find_unused_parameters=false: {missing} parameter(s) got no gradient; set it to true"
-            )
-        if any(part is not gradient for part, gradient in zip(self.parts, found)):
-            torch._foreach_copy_(self.parts, found)
-        for parameter, part in zip(self.parameters, self.parts):
-            parameter.grad = part
-        distributed.average(self.flat)
-
-
 class Captured(NamedTuple):
     """A graph, what it reads and what it leaves behind."""
 
@@ -107,8 +87,8 @@ class Captured(NamedTuple):
 
 
 class StepGraphs:
-    """Runs `backward(images, targets)`, which leaves gradients in `parameters` and returns named values, by graphs: one
-    for each size of pictures and number of slots, captured when it comes for the third time, the oldest given up.
+    """Runs `backward(images, targets)`, which leaves its gradients in `gradients` and returns named values, by graphs:
+    one for each size of pictures and number of slots, captured when it comes for the third time, the oldest given up.
 
     The plain call is the twin, and takes pictures with more boxes than the GPU can match when each is offered
     `repeats` times. All graphs share their memory, the tensor that holds pictures of their size, and the gradients they
@@ -116,9 +96,8 @@ class StepGraphs:
     batch norm, numbers of boxes) comes in the same order from every one, captured there or not.
     """
 
-    def __init__(self, backward: Backward, parameters: Sequence[nn.Parameter], repeats: int) -> None:
-        self.backward, self.parameters, self.max_slots = backward, parameters, MAX_COLUMNS // repeats
-        self.gradients = FlatGradients(parameters)
+    def __init__(self, backward: Backward, gradients: FlatGradients, repeats: int) -> None:
+        self.backward, self.gradients, self.max_slots = backward, gradients, MAX_COLUMNS // repeats
         self.images: dict[Hashable, Tensor] = {}  # what graphs read
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
@@ -149,7 +128,7 @@ class StepGraphs:
         for static, tensor in zip(step.targets[:4], targets[:4]):
             static.copy_(tensor, non_blocking=True)
         step.graph.replay()
-        for parameter, gradient in zip(self.parameters, step.gradients):
+        for parameter, gradient in zip(self.gradients.parameters, step.gradients):
             parameter.grad = gradient
         return step.names, step.values.clone()
 
@@ -165,15 +144,8 @@ class StepGraphs:
         static = pictures, Targets(labels, boxes, boxes_pixel, mask, counts=())
         torch.cuda.empty_cache()  # what plain steps have used; graphs have memory of their own
         graph = torch.cuda.CUDAGraph()
-        for parameter in self.parameters:
-            parameter.grad = None
         # Other threads may go on: the one that pins the memory of the next batch asks the driver, too.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             names, values = self.backward(*static)
-            found = [parameter.grad for parameter in self.parameters]
-            kept = [mine if grad is not None else None for mine, grad in zip(self.gradients.parts, found)]
-            torch._foreach_copy_([g for g in kept if g is not None], [g for g in found if g is not None])
-            for parameter in self.parameters:
-                parameter.grad = None
-            del found
+        kept = [parameter.grad for parameter in self.gradients.parameters]
         return Captured(graph, *static, names, values, kept)

@@ -31,25 +31,37 @@ class MetricsLog:
     """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
 
     resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
-    after it belong to steps that will be done again and are dropped; where the two numbers differ, as steps became
-    larger or smaller, the rows before it are numbered in steps of today.
+    after it belong to steps that will be done again and are dropped, and so is its evaluation when that is still due;
+    where the two numbers differ, as steps became larger or smaller, the rows before it are numbered in steps of today.
     """
 
-    def __init__(self, folder: Path, resume_at: int | None, saved_at: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, resume_at: int | None, saved_at: int | None = None, evaluation_due: bool = False
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.csv"
         self.columns: list[str] = []
         self._waiting: list[Row] = []  # for room on the disk
+        self.aside: Path | None = None  # where a file lies now that is none of a run's
         if resume_at is None:
             self.path.unlink(missing_ok=True)
         else:
-            saved_at = saved_at or resume_at
-            rows = [row for row in read_rows(self.path) if int(row["iteration"]) <= saved_at]
-            for row in rows:
-                row["iteration"] = math.ceil(int(row["iteration"]) * resume_at / saved_at)
+            rows = self._rows_until(resume_at, saved_at or resume_at, evaluation_due)
             self._rewrite(rows, [])
         purge = None if resume_at is None else resume_at + 1
         self.board = Board(folder / "tensorboard", purge)
+
+    def _rows_until(self, resume_at: int, saved_at: int, evaluation_due: bool) -> list[Row]:
+        """Those of before, numbered in steps of today. A file that somebody else has changed is moved aside."""
+        due = ("eval", saved_at) if evaluation_due else None
+        try:
+            rows = [row | {"iteration": int(row["iteration"]), "kind": row["kind"]} for row in read_rows(self.path)]
+        except (ValueError, TypeError, KeyError, csv.Error):
+            self.aside = self.path.with_name("metrics-other.csv")
+            self.path.replace(self.aside)
+            return []
+        rows = [row for row in rows if row["iteration"] <= saved_at and (row["kind"], row["iteration"]) != due]
+        return [row | {"iteration": math.ceil(row["iteration"] * resume_at / saved_at)} for row in rows]
 
     def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
         """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.

@@ -78,6 +78,8 @@ def by_heart(cfg: Config, pictures: SplitConfig, number: int, from_random: bool)
         expand_prob=0.0,
         crop_prob=0.0,
         flip_prob=0.0,
+        turn_prob=0.0,
+        paste_prob=0.0,
         batch_sizes=(side,),
         interpolations=("cubic",),
     )

@@ -13,13 +13,15 @@ from torch import nn
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
 from rtdetr.engine.ema import ModelEma
-from rtdetr.engine.graphs import layout_of, on_device, slots_for, why_not_capture
+from rtdetr.engine.graphs import layout_of, on_device, repeats_in_crowds, slots_for, why_not_capture
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.losses.functional import by_itself
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.types import Batch, ImageInfo, Targets, as_floats
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
@@ -77,11 +79,14 @@ def what_to_lower(cfg: Config, captured: bool) -> str:
 
 
 def graphs_of(cfg: Config, source: DetectionSet) -> int:
-    """1 where all batches are of one kind, else 2, for any number. Graphs share their memory, and keep it; the plain
-    steps that come before the next kind is captured need theirs beside it."""
-    counts, denoising = source.boxes_per_picture(), cfg.model.supervision.num_denoising
-    alike = slots_for(int(counts.min()), denoising) == slots_for(int(counts.max()), denoising)
-    return 1 if alike and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
+    """1 where all batches are of one kind, else 2, for any number; 0 where every picture is too crowded. Graphs share
+    their memory, and keep it; the plain steps that come before the next kind is captured need theirs beside it."""
+    counts, supervision = source.boxes_per_picture(), cfg.model.supervision
+    pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
+    fewest, most = (slots_for(n, supervision.num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
+    if fewest > MAX_COLUMNS // repeats_in_crowds(supervision):
+        return 0
+    return 1 if fewest == most and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
 
 
 def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:

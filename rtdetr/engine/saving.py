@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from rtdetr.engine import distributed
+from rtdetr.engine.occupied import occupied
 from rtdetr.engine.run_state import BEFORE, LAST, RunState
 from rtdetr.engine.watch import CannotWrite, say, writing
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
@@ -30,10 +32,12 @@ class Saver:
         self._best: dict[str, Any] | None = None  # to be written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
         self._job: Future[None] | None = None
-        self._saved = time.perf_counter()
+        self._saved, self._place = time.perf_counter(), ExitStack()
 
-    def remove_halves(self) -> None:
-        """Removes what a killed run left of files that it was writing."""
+    def begin(self) -> None:
+        """Takes the folder, and removes what a killed run left of files that it was writing. Raises ConfigError when
+        another training is at work there."""
+        self._place.enter_context(occupied(self.folder))
         for each in self.folder.glob(".*.pth.*.part"):
             each.unlink(missing_ok=True)
 
@@ -69,6 +73,11 @@ class Saver:
         job, self._job = self._job, None
         if job is not None:
             job.result()
+
+    def end(self) -> None:
+        """Waits, and gives back the folder."""
+        with self._place:
+            self.wait()
 
     def _try(self, content: dict[str, Any]) -> None:
         try:

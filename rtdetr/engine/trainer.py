@@ -121,18 +121,18 @@ class Trainer:
             elif self.device.type == "cuda":
                 say(f"not compiled: {self.gradients.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
-            if distributed.is_main():
-                say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
-                self._save_settings()
-            self.watch.open()
             try:
+                if distributed.is_main():
+                    say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
+                    self._save_settings()
+                self.watch.open()
                 stopped = self._go_on()
             except torch.cuda.OutOfMemoryError as error:
                 last, evaluating = self.output_dir / LAST, self.state.evaluation_due
                 captured = self.gradients.graphs is not None
                 raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             finally:
-                self.saver.wait()
+                self.saver.end()
                 self.watch.close()
                 self.release()
             if distributed.is_main():
@@ -277,7 +277,7 @@ class Trainer:
     def _save_settings(self) -> None:
         with writing(self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
-            self.saver.remove_halves()
+            self.saver.begin()
             save_config(self.cfg, self.output_dir / "config.yml")
             save_report(self.output_dir, train=self.train_loader.source, val=self.val_loader.source)
             if self._load_report:

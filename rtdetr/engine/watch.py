@@ -117,7 +117,10 @@ class Watch:
         if not distributed.is_main():
             return
         with writing(self.output_dir):
-            self._metrics = MetricsLog(self.output_dir, self.state.iteration or None, self.state.saved_iteration)
+            resume_at, due = self.state.iteration or None, self.state.evaluation_due
+            self._metrics = MetricsLog(self.output_dir, resume_at, self.state.saved_iteration, due)
+            if (aside := self._metrics.aside) is not None:
+                say(f"{self._metrics.path}: is not as a run writes it; it is {aside.name} now, and a new one begins")
         self._bar = tqdm(
             total=self.state.total_iterations,
             initial=self.state.iteration,

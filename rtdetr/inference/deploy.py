@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rtdetr.config import ConfigError
 from rtdetr.data.preprocess import SCALE
+from rtdetr.gpu import load_libraries
 from rtdetr.models.fold import DeployedModel
 from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -125,14 +125,8 @@ def waking(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-
-    def use() -> None:
-        x = torch.zeros(1, 16, 16, 16, dtype=torch.float16, device=device).contiguous(memory_format=torch.channels_last)
-        for dtype in (torch.float16, torch.float32):
-            F.linear(F.conv2d(x, x).to(dtype).flatten(1), torch.zeros(16, 1, dtype=dtype, device=device))
-
     with ThreadPoolExecutor(1, "rtdetr-wake") as pool:
-        woken = pool.submit(use)
+        woken = pool.submit(load_libraries, device.index)
         yield
         woken.result()
 
@@ -244,19 +238,24 @@ class Graphs:
         self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), at_once)
         self.possible = True
         self.done = torch.cuda.Event()  # of the last replay
-        self.lock = threading.Lock()
+        self.stream: torch.cuda.Stream | None = None  # of the last replay
+        self.lock, self.here = threading.Lock(), torch.cuda.device(device)
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
         batch, _, height, width = images.shape
         size = Size(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
-        with self.lock, torch.cuda.device(self.device):
+        with self.lock, self.here:
             recording = self._recording(size) if self.possible else None
             if recording is None:  # as a recording keeps them, so that the compiler sees one kind of tensor
                 kept = images.to(size.dtype).contiguous(memory_format=torch.channels_last)
                 return self.detect(kept, sizes)
-            self.done.wait()  # by a thread on another stream
+            # All before the launch is time in which the GPU idles, when the caller waits for each result.
+            stream = torch.cuda.current_stream()
+            if stream != self.stream:  # a thread of its own stream
+                self.done.wait(stream)
+            self.stream = stream
             found = recording.replay(images, sizes)
-            self.done.record()
+            self.done.record(stream)
             return found
 
     def _recording(self, size: Size) -> Recording | None:

@@ -214,8 +214,10 @@ class Predictor:
             sizes = torch.tensor([images.shape[2:]], dtype=torch.float32).expand(len(images), 2)
         if sizes.shape != (len(images), 2):
             raise ValueError(f"sizes: expected ({len(images)}, 2) for so many images, got {tuple(sizes.shape)}")
-        # Out of the caller's inference mode: what it makes stays in it, and much is kept here from call to call.
-        with torch.inference_mode(False), torch.no_grad():
+        if torch.is_inference_mode_enabled():  # what is made in it stays in it, and much is kept here from call to call
+            with torch.inference_mode(False):
+                return self.predict_tensors(images, sizes)
+        with torch.no_grad():
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
     def _empty_batch(self, number: int) -> Pixels:

@@ -14,6 +14,7 @@ from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
 from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
 from rtdetr.losses.matcher import match_together
+from rtdetr.ops.box_losses import box_losses, why_not_by_kernel
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
 
@@ -132,16 +133,24 @@ def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -
     matched = index >= 0
     picture = torch.arange(logits.shape[2], device=logits.device)[:, None]
     safe_index = index.clamp(min=0)
-    # An unmatched query is compared with itself, so that its masked terms have finite gradients.
-    wanted = torch.where(matched[..., None], targets.boxes[picture, safe_index].to(boxes.dtype), boxes.detach())
-    corners, wanted_corners = cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(wanted)
-
-    scores = torch.where(matched, iou(corners.detach(), wanted_corners), 0)
+    if why_not_by_kernel(boxes) is None:
+        l1, overlap, scores = box_losses(boxes, targets.boxes.to(boxes.dtype), index)
+    else:
+        l1, overlap, scores = _box_losses(boxes, targets.boxes[picture, safe_index].to(boxes.dtype), matched)
     labels = targets.labels[picture, safe_index]
     classes: Tensor = VarifocalOfMatches.apply(logits, labels, scores.to(logits.dtype), matched)
+    return SetLosses(classes.sum((1, 2, 3)), l1.flatten(1).sum(1), overlap.sum((1, 2, 3)))
+
+
+def _box_losses(boxes: Tensor, wanted: Tensor, matched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Distances (..., 4), 1 - GIoU (...) and IoU (...), without gradient, of boxes (..., 4) and those wanted, where
+    matched (...), else 0."""
+    # An unmatched query is compared with itself, so that its masked terms have finite gradients.
+    wanted = torch.where(matched[..., None], wanted, boxes.detach())
+    corners, wanted_corners = cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(wanted)
+    scores = torch.where(matched, iou(corners.detach(), wanted_corners), 0)
     l1 = torch.where(matched[..., None], (boxes - wanted).abs(), 0)
-    overlap = torch.where(matched, 1 - giou(corners, wanted_corners), 0)
-    return SetLosses(classes.sum((1, 2, 3)), l1.sum((1, 2, 3, 4)), overlap.sum((1, 2, 3)))
+    return l1, torch.where(matched, 1 - giou(corners, wanted_corners), 0), scores
 
 
 def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:

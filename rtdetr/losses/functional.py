@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rtdetr.ops import exchange
+from rtdetr.ops.varifocal import varifocal, why_not_by_kernel
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """x itself in float32 or float64, else x in float32."""
@@ -33,8 +36,8 @@ class VarifocalOfMatches(torch.autograd.Function):
     the score (K, ...) where matched (K, ...) is true, and all else is background. It is `varifocal_loss`, or where
     bounded `varifocal_loss_of_probabilities`.
 
-    It computes its gradient along with its value, part by part of the first axis, and keeps that alone: a tenth of what
-    autograd would keep of the largest tensors of a step, and half the passes over them.
+    It computes its gradient along with its value and keeps that alone: a tenth of what autograd would keep of the
+    largest tensors of a step. One kernel does it, or torch, part by part of the first axis.
     """
 
     @staticmethod
@@ -48,6 +51,10 @@ class VarifocalOfMatches(torch.autograd.Function):
         alpha: float = 0.75,
         gamma: float = 2.0,
     ) -> Tensor:
+        if why_not_by_kernel(logits, gamma) is None:
+            sums, gradient = varifocal(logits, labels, scores, matched, bounded, alpha)
+            ctx.save_for_backward(gradient)
+            return sums
         gradient, losses = torch.empty_like(logits), []
         for x, slope, *match in zip(logits, gradient, labels, scores, matched):
             label, score, hit = (each[..., None] for each in match)
@@ -136,6 +143,8 @@ def mean_over_processes(x: Tensor) -> Tensor:
     x = x.detach()
     if _by_itself or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return x
+    if exchange.by_memory():
+        return exchange.mean(x.float()).to(x.dtype)
     total = x.clone()
     torch.distributed.all_reduce(total)
     return total / torch.distributed.get_world_size()

@@ -28,6 +28,7 @@ from rtdetr.models.layers import (
     score_head,
     xavier_linear,
 )
+from rtdetr.ops.top_k import top_k
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -43,7 +44,7 @@ class Memory(NamedTuple):
     shapes: Shapes  # height, width of each level
     anchors: Tensor  # (S, 4) logits of a box around each cell
     valid: Tensor  # (S, 1) bool: the anchor lies inside the picture
-    valid_tokens: Tensor  # (B, S, dim) the tokens, zero where the anchor is not valid; only the selection uses them
+    valid_tokens: Tensor  # (B, S, dim) the tokens, zero where the anchor is not valid; the selection scores them
 
 
 class Selection(NamedTuple):
@@ -100,14 +101,23 @@ class QuerySelector(nn.Module):
         self.box_head = box_head(dim)
 
     def forward(self, memory: Memory) -> Selection:
-        # What is not chosen has no gradient: in train mode the chosen cells alone are computed with one, once more.
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.training):
-            features, logits = self._describe(memory.valid_tokens)
-            cells = logits.amax(dim=-1).topk(self.num_queries, dim=1).indices
-        if self.training:
-            content, logits = self._describe(gather_rows(memory.valid_tokens, cells))
-        else:
-            content, logits = gather_rows(features, cells), gather_rows(logits, cells)
+        features, logits = self._describe(memory.valid_tokens)
+        cells = self._best(logits)
+        return self._selection(memory, cells, gather_rows(features, cells), gather_rows(logits, cells))
+
+    @torch.no_grad()
+    def choose(self, memory: Memory) -> Tensor:
+        """The best cells (B, Q)."""
+        return self._best(self._describe(memory.valid_tokens)[1])
+
+    def start_from(self, memory: Memory, cells: Tensor, tokens: Tensor) -> Selection:
+        """The queries of cells (B, Q) with valid tokens (B, Q, dim)."""
+        return self._selection(memory, cells, *self._describe(tokens))
+
+    def _best(self, logits: Tensor) -> Tensor:
+        return top_k(logits.amax(dim=-1), self.num_queries)[1]
+
+    def _selection(self, memory: Memory, cells: Tensor, content: Tensor, logits: Tensor) -> Selection:
         box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return Selection(cells, content, logits, box_logits)
 
@@ -115,6 +125,19 @@ class QuerySelector(nn.Module):
         """Features (B, n, dim) and class logits (B, n, C) of tokens (B, n, dim)."""
         features = self.norm(self.proj(tokens))
         return features, in_weight_type(self.score_head, features)
+
+
+def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Selection], list[Tensor]]:
+    """What each selector takes in train mode, and the tokens (B, Q, dim) of its cells.
+
+    What is not chosen has no gradient: the chosen cells alone are computed with one, once more. They are gathered at
+    once, because each time makes another gradient of the whole memory.
+    """
+    cells = [selector.choose(memory) for selector in selectors]
+    sizes, together = [each.shape[1] for each in cells], torch.cat(cells, dim=1)
+    tokens = gather_rows(memory.tokens, together) * memory.valid[together].to(memory.tokens.dtype)
+    rows = list(tokens.split(sizes, dim=1))
+    return [each.start_from(memory, *chosen) for each, *chosen in zip(selectors, cells, rows)], rows
 
 
 class DecoderLayer(nn.Module):

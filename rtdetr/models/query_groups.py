@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import SupervisionConfig
-from rtdetr.models.decoder import Decoded, Memory, QuerySelector, Selection, gather_rows
+from rtdetr.models.decoder import Decoded, Memory, QuerySelector, Selection, select
 from rtdetr.models.denoising import Draws, LabelEmbedding, noise_targets
 from rtdetr.models.layers import Group, xavier_linear
 from rtdetr.types import DenoisingOutputs, QueryOutputs, Targets
@@ -48,12 +48,12 @@ class QueryGroups(nn.Module):
         self.memory_proj = nn.Sequential(xavier_linear(dim, dim), nn.LayerNorm(dim)) if sizes else None
         self.label_embedding = LabelEmbedding(num_classes, dim) if cfg.num_denoising else None
 
-    def forward(self, memory: Memory, main: Selection, targets: Targets, draws: Draws) -> GroupedQueries:
-        selections = [main] + [selector(memory) for selector in self.selectors]
-        contents = [main.content.detach()]
-        if self.memory_proj is not None:
-            detached = memory.valid_tokens.detach()  # trains memory_proj, not the encoder
-            contents += [self.memory_proj(gather_rows(detached, s.cells)) for s in selections[1:]]
+    def forward(self, memory: Memory, main: QuerySelector, targets: Targets, draws: Draws) -> GroupedQueries:
+        """main: the selector of the group that detects later."""
+        selections, tokens = select([main, *self.selectors], memory)
+        contents = [selections[0].content.detach()]
+        if self.memory_proj is not None:  # trains memory_proj, not the encoder
+            contents += [self.memory_proj(each.detach()) for each in tokens[1:]]
         references = [s.box_logits.detach() for s in selections]
         num_copies = num_denoising = 0
         used, crowd = targets.mask.any(0), None
@@ -70,7 +70,7 @@ class QueryGroups(nn.Module):
             )
             num_copies, num_denoising = noised.num_copies, noised.labels.shape[2]
             used, crowd = noised.mask.any(0), noised.crowd
-            embedded = self.label_embedding(noised.labels).to(main.content.dtype)
+            embedded = self.label_embedding(noised.labels).to(contents[0].dtype)
             for g in range(self.num_groups):
                 contents[g] = torch.cat((embedded[g], contents[g]), dim=1)
                 references[g] = torch.cat((noised.box_logits[g].to(references[g].dtype), references[g]), dim=1)

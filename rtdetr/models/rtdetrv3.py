@@ -45,15 +45,15 @@ class RTDETRv3(nn.Module):
         """images: (B, 3, H, W); targets: ground truth, needed in train mode; draws: replayed random numbers (tests)."""
         maps = self.encoder(self.backbone(images))
         memory = self.decoder.remember(maps)
-        selected = self.decoder.selector(memory)
         if self.training:
             if targets is None:
                 raise ValueError("targets: train mode needs the ground truth, got None; call model.eval() to detect")
-            queries = self.query_groups(memory, selected, targets, draws or Draws())
+            queries = self.query_groups(memory, self.decoder.selector, targets, draws or Draws())
             decoded = self.decoder(queries.content, queries.box_logits, memory, queries.groups)
             one_to_one, one_to_many, denoising = self.query_groups.split(decoded, queries)
             dense = self.dense_head(maps) if self.dense_head is not None else None
             return TrainingOutputs(one_to_one, one_to_many, denoising, dense)
+        selected = self.decoder.selector(memory)
         decoded = self.decoder(selected.content, selected.box_logits, memory)
         return Predictions(decoded.logits[-1], decoded.boxes[-1])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from functools import cache
 from typing import Literal, get_args
 
@@ -83,7 +84,8 @@ def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Li
     if backend == "torch":
         return "torch"
     if backend == "auto":
-        if torch.onnx.is_in_onnx_export():
+        # a process that exports has imported torch.onnx; one that detects need not
+        if (torch.compiler.is_compiling() or "torch.onnx" in sys.modules) and torch.onnx.is_in_onnx_export():
             return "torch"
         reason = why_not_compiled(value, host_levels)
         if reason is None:

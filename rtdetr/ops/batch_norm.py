@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rtdetr.ops import exchange
 from rtdetr.ops.backend import why_not_compiled
 
 Activation = Callable[[Tensor], Tensor] | None
@@ -45,6 +46,8 @@ def why_not_by_kernel(norm: nn.Module, x: Tensor, activation: Activation) -> str
         return f"the kernels need ReLU, SiLU or nothing, channels by {ALIGNMENT}, and 16 or 32 bits"
     if not x.is_contiguous(memory_format=torch.channels_last):
         return "the kernels need channels last"
+    if x.numel() == x.shape[1] and not isinstance(norm, nn.SyncBatchNorm):
+        return "one value to a channel has no variance, which the module says"
     return why_not_compiled(x)
 
 
@@ -68,8 +71,7 @@ class NormActivation(torch.autograd.Function):
         rows = _rows(x)
         statistics = torch.ops.rtdetr.channel_statistics(rows)
         if several:
-            own, statistics = statistics, statistics.new_empty(dist.get_world_size(), statistics.shape[1])
-            dist.all_gather_into_tensor(statistics, own)
+            statistics = exchange.gather(statistics)
         added = None if plus is None else _rows(plus.to(x.dtype))
         numbers = (running_mean, running_var, momentum, eps, kind)
         y = torch.ops.rtdetr.channel_norm(rows, added, statistics, weight, bias, *numbers)
@@ -88,7 +90,7 @@ class NormActivation(torch.autograd.Function):
         if other is not None:
             above, kind = g, KINDS[None]
         if ctx.several:  # the mean is what weight and bias will get in the end
-            dist.all_reduce(sums, op=dist.ReduceOp.AVG)
+            sums = exchange.mean(sums)
         by_x = torch.ops.rtdetr.channel_norm_backward(rows, above, sums, *learnt, eps, kind)
         by_plus = _maps(above, x) if ctx.needs_input_grad[3] else None
         by_affine = (each if needed else None for each, needed in zip((sums[1], sums[0]), ctx.needs_input_grad[1:3]))

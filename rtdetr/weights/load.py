@@ -30,12 +30,7 @@ class WeightFile(NamedTuple):
 def read_weights(path: str | Path) -> WeightFile:
     """Model entries of a checkpoint (its average if it has one), of what save_pretrained() wrote, or of a foreign
     weight file. Raises CheckpointError."""
-    content = None
-    if is_pretrained(path):
-        content = read_pretrained(path)
-    elif Path(path).suffix not in PADDLE_SUFFIXES:
-        content = read_torch_file(path)
-        content = checked(content, path) if is_checkpoint(content) else content
+    content = _content(path)
     if is_checkpoint(content):
         names = tuple(content["classes"]["names"])
         numbered = names == guess_classes(len(names)).names != COCO_CLASSES.names  # by the converter
@@ -45,6 +40,23 @@ def read_weights(path: str | Path) -> WeightFile:
     if head is None or len(head) != len(COCO_CLASSES):
         return WeightFile(weights, None)
     return WeightFile(weights, COCO_CLASSES.names, f"the file's {len(COCO_CLASSES)} are taken for COCO's; ")
+
+
+def stored_config(path: str | Path) -> dict[str, Any] | None:
+    """The config in a checkpoint, or in what save_pretrained() wrote; None: in a foreign weight file. Raises
+    CheckpointError."""
+    content = _content(path)
+    return content["config"] if is_checkpoint(content) else None
+
+
+def _content(path: str | Path) -> Any:
+    """What a weight file holds; None of Paddle's, which is read otherwise. Raises CheckpointError."""
+    if is_pretrained(path):
+        return read_pretrained(path)
+    if Path(path).suffix in PADDLE_SUFFIXES:
+        return None
+    content = read_torch_file(path)
+    return checked(content, path) if is_checkpoint(content) else content
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -20,17 +20,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works without being installed
 
+from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
-if __name__ == "__main__":  # the process of a row, which answers as soon as a user's program can
+if __name__ == "__main__":  # the process of a row, which answers as soon as `rtdetr predict` does
     wake_gpu(json.loads(sys.argv[1])["device"])
 
-import torch
-from PIL import Image
-from torch import Tensor
+with uncollected():
+    import torch
+    from PIL import Image
+    from torch import Tensor
 
-from rtdetr.inference.deploy import RECORD_AT
-from rtdetr.inference.predictor import Predictor
+    from rtdetr.inference.deploy import RECORD_AT
+    from rtdetr.inference.predictor import Predictor
 
 # What each row is: options of the predictor; autocast is not one of them.
 ROWS: dict[str, dict[str, Any]] = {

@@ -7,14 +7,14 @@ namespace {
 enum class ValueGradient { tiled, sorted, reduced };
 
 // Tiles look at every point many times; sorting has a fixed cost of several launches; reductions have to zero a float
-// gradient, and to cast it for 16-bit values. There the times of an H200 decide, in microseconds, as fitted to 255 random
-// shapes: what depends on the number of points, of values, of pixels of a head, and on the points that meet a coarse pixel.
+// gradient, and to cast it for 16-bit values. The times of an H200 decide, in microseconds, as fitted to 255 (16 bits) and
+// 425 random shapes: what depends on the number of points, of values, of pixels of a head, and on the points that meet a
+// coarse pixel.
 ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministic) {
   if (deterministic) return ValueGradient::sorted;
   if (levels.hw == nullptr) return ValueGradient::reduced;
   const double millions = 1e-6 * double(sizes.B * sizes.H);
   const double points = millions * double(sizes.Q * sizes.L * sizes.P);
-  if (element_size(sizes.dtype) > 2) return points > 0.6 ? ValueGradient::sorted : ValueGradient::reduced;
   int64_t cells = 0, least = INT64_MAX;
   for (int64_t l = 0; l < sizes.L; ++l) {
     const int64_t of_level = levels.hw[2 * l] * levels.hw[2 * l + 1];
@@ -23,9 +23,14 @@ ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministi
   }
   const double pixels = millions * double(cells), values = pixels * double(sizes.D), read = points * double(sizes.D) / 32;
   const double looks = 1e-3 * double(sizes.Q * sizes.P);  // of a block, at the points of its level
-  const double crowd = 1.25 * looks / double(least) * double(max(sizes.D, int64_t(32)));
-  const double tiled = 6.8 + 2.2 * looks + 101 * read + 70 * pixels + 2.6 * crowd;
-  const double sorted = 11.5 + 1.4 * looks + 79 * read + 21 * pixels + 1.3 * values + 1.6 * crowd;
+  const double crowd = looks / double(least) * double(max(sizes.D, int64_t(32)));
+  if (element_size(sizes.dtype) > 2) {
+    const double sorted = 9.6 + 1.1 * looks + 105 * read + 2.9 * values + 2.2 * crowd;
+    const double reduced = 5.8 + 27 * points + 130 * read + 1.6 * values + 1.4 * crowd;
+    return sorted <= reduced ? ValueGradient::sorted : ValueGradient::reduced;
+  }
+  const double tiled = 6.8 + 2.2 * looks + 101 * read + 70 * pixels + 3.25 * crowd;
+  const double sorted = 11.5 + 1.4 * looks + 79 * read + 21 * pixels + 1.3 * values + 2 * crowd;
   const double reduced = 7.5 + 159 * read + 2.6 * values;
   if (tiles_fit(sizes) && tiled <= min(sorted, reduced)) return ValueGradient::tiled;
   return sorted <= reduced ? ValueGradient::sorted : ValueGradient::reduced;

@@ -111,7 +111,8 @@ __global__ void __launch_bounds__(32 * kWarps, kResidentBlocks<T, kLanes, kSplit
 template <class T, int V, int kLanes, int kSplit, int kPoints, int kWarps, class Points>
 const char* launch(const Sizes& sizes, const Levels& levels, const void* value, const Points& points, void* output,
                    cudaStream_t stream) {
-  const Shape shape = make_shape(sizes, V);
+  Shape shape = make_shape(sizes, V);
+  if (kPoints != 12) shape.head_major = sizes.Q >= 100 && sizes.D * sizeof(T) >= 128;  // as random shapes had it
   const int items_per_block = 32 * kWarps / ((kLanes ? kLanes : shape.lanes) * kSplit);
   const int blocks = ceil_div(shape.num_items, items_per_block);
   forward_kernel<T, V, kLanes, kSplit, kPoints, kWarps><<<blocks, 32 * kWarps, 0, stream>>>(
@@ -127,8 +128,8 @@ const char* dispatch(const Sizes& sizes, const Levels& levels, const void* value
     const int64_t items = sizes.B * sizes.Q * sizes.H, level_points = sizes.L * sizes.P;
     if (sizes.D == 32 && level_points == 12) {
       // As random shapes had it on an H200; there a 16-bit launch of 24 K items is one wave.
-      const bool narrow = sizeof(T) == 2, one_wave = narrow && items > 8 * 1024 && items <= 24 * 1024;
-      if (items <= (narrow ? 8 : 3) * 1024) return launch<T, V, kLanes, 4, 12, 4>(sizes, levels, value, points, output, stream);
+      const bool narrow = sizeof(T) == 2, one_wave = narrow && items > 10 * 1024 && items <= 24 * 1024;
+      if (items <= (narrow ? 7 : 3) * 1024) return launch<T, V, kLanes, 4, 12, 4>(sizes, levels, value, points, output, stream);
       if (items <= 48 * 1024 && !one_wave) return launch<T, V, kLanes, 2, 12, 1>(sizes, levels, value, points, output, stream);
       return launch<T, V, kLanes, 1, 12, 1>(sizes, levels, value, points, output, stream);
     }

@@ -1,6 +1,6 @@
 // The k largest values of every row, largest first, and of equal ones the one that comes first. A block to a row, whose
-// values stay in registers: the k-th largest is found bit by bit, each by one count over the block; what reaches it is
-// sorted in shared memory. For rows of thousands this is one short kernel where a general selection takes several.
+// values stay in registers: a bound that few enough reach is found bit by bit, each by one count over the block; what
+// reaches it is sorted. For rows of thousands this is one short kernel where a general selection takes several.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -59,10 +59,32 @@ __device__ __forceinline__ int sum_of_block(int mine, int (*slots)[kWarps], int 
   return sum_of_warp(slots[turn & 1][threadIdx.x % 32]);
 }
 
+// The values of t = 0, 1, ..., slots - 1, largest first; the others hold 0. Bitonic: what lies in one warp is compared
+// without a barrier, the rest by way of `places`, of which calls in turn take one of two.
+__device__ __forceinline__ unsigned long long sorted(unsigned long long mine, int slots, unsigned long long (*places)[kMaxTopK]) {
+  const int t = threadIdx.x;
+  int turn = 0;
+  for (int size = 2; size <= slots; size *= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      unsigned long long other;
+      if (stride < 32) {
+        other = __shfl_xor_sync(kFullWarp, mine, stride);
+      } else {
+        places[turn & 1][t] = mine;
+        __syncthreads();
+        other = places[turn++ & 1][t ^ stride];
+      }
+      const bool larger = ((t & stride) == 0) == ((t & size) == 0);
+      mine = larger == (mine > other) ? mine : other;
+    }
+  }
+  return mine;
+}
+
 template <class T, int kEach>  // values to a thread: threadIdx.x, threadIdx.x + kThreads, ...
 __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n, int k, int slots, T* best, int64_t* index) {
   __shared__ int sums[2][kWarps];
-  __shared__ unsigned long long found[kMaxTopK];
+  __shared__ unsigned long long found[kMaxTopK], places[2][kMaxTopK];
   __shared__ int num_found;
   const T* row = values + static_cast<int64_t>(blockIdx.x) * n;
   const int t = threadIdx.x;
@@ -73,8 +95,8 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
 #pragma unroll
   for (int j = 0; j < kEach; ++j) keys[j] = t + j * kThreads < n ? Key<T>::of(row[t + j * kThreads]) : 0;
   int turn = 0, reaching = n;
-  unsigned bound = 0;  // the first bits of the k-th largest key, as many as tell it from the next one
-  for (int bit = Key<T>::kBits - 1; bit >= 0 && reaching > k; --bit) {
+  unsigned bound = 0;  // the first bits of the k-th largest key, as many as it takes for no more than can be sorted
+  for (int bit = Key<T>::kBits - 1; bit >= 0 && reaching > slots; --bit) {
     const unsigned trial = bound | 1u << bit;
     int mine = 0;
 #pragma unroll
@@ -83,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
     if (all >= k) bound = trial, reaching = all;
   }
   int last = n - 1;  // place up to which keys equal to the bound count
-  if (reaching > k) {
+  if (reaching > slots) {
     int equal = 0;
 #pragma unroll
     for (int j = 0; j < kEach; ++j) equal += keys[j] == bound;
@@ -104,20 +126,11 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
       found[atomicAdd(&num_found, 1)] = static_cast<unsigned long long>(keys[j]) << 32 | (0xffffffffu - i);
   }
   __syncthreads();
-  for (int size = 2; size <= slots; size *= 2) {  // bitonic, largest first
-    for (int stride = size / 2; stride > 0; stride /= 2) {
-      if (t < slots / 2) {
-        const int a = 2 * t - (t & (stride - 1)), b = a + stride;
-        const unsigned long long x = found[a], y = found[b];
-        if ((x < y) == ((a & size) == 0)) found[a] = y, found[b] = x;
-      }
-      __syncthreads();
-    }
-  }
+  const unsigned long long mine = sorted(t < slots ? found[t] : 0, slots, places);
   if (t < k) {
     const int64_t at = static_cast<int64_t>(blockIdx.x) * k + t;
-    best[at] = Key<T>::value(static_cast<unsigned>(found[t] >> 32));
-    index[at] = 0xffffffffu - static_cast<unsigned>(found[t]);
+    best[at] = Key<T>::value(static_cast<unsigned>(mine >> 32));
+    index[at] = 0xffffffffu - static_cast<unsigned>(mine);
   }
 }
 

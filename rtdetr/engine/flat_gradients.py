@@ -1,0 +1,51 @@
+"""Gradients side by side in one tensor, which processes average at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.config import ConfigError
+from rtdetr.engine import distributed
+
+ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
+
+
+class FlatGradients:
+    """The gradients of `parameters`, float32.
+
+    They are averaged after the backward pass, not within it: in a CUDA graph, work beside the rest has every memset and
+    copy wait for longer than it saves (1 ms of a step on two H200, where averaging takes .4).
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        room = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+        self.parameters, self.flat = parameters, torch.zeros(sum(room), device=parameters[0].device)
+        pairs = zip(self.flat.split(room), parameters)
+        self.parts = [part.as_strided(parameter.shape, parameter.stride()) for part, parameter in pairs]
+
+    def collect(self, leaves: Sequence[Tensor]) -> None:
+        """Moves gradients to their place and gives them to the parameters. leaves: what has the gradient of each
+        parameter, itself or a copy of it, or has none."""
+        moves: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # a kernel copies from one type
+        for parameter, part, leaf in zip(self.parameters, self.parts, leaves):
+            gradient, leaf.grad = leaf.grad, None
+            parameter.grad = None if gradient is None else part
+            if gradient is not None:
+                places, found = moves.setdefault(gradient.dtype, ([], []))
+                places.append(part)
+                found.append(gradient)
+        for places, found in moves.values():
+            torch._foreach_copy_(places, found)
+
+    def average(self) -> None:
+        """Makes them the mean of the processes' gradients, as DistributedDataParallel does. Raises ConfigError when a
+        parameter has none."""
+        missing = sum(parameter.grad is None for parameter in self.parameters)
+        if missing:
+            raise ConfigError(
+                f"train.find_unused_parameters=false: {missing} parameter(s) got no gradient; set it to true"
+            )
+        distributed.average(self.flat)

@@ -1,0 +1,44 @@
+"""One training at a time in a folder: two that go on there would take turns at replacing each other's state."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rtdetr.config import ConfigError
+
+GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its folder, too
+
+
+@contextlib.contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """The folder is this training's until the end of the block, or of the process and its workers; for as long as that
+    takes, others that ask get a ConfigError. File systems without locks give it to anybody."""
+    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
+    try:
+        while not _taken(descriptor):
+            if time.monotonic() > end:
+                raise ConfigError(
+                    f"{folder}: another training is at work there, which may be this one, started twice; wait for its "
+                    "end, stop it, or choose another --output-dir"
+                )
+            time.sleep(0.1)
+        yield
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers that are still there have it, too
+    finally:
+        os.close(descriptor)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks there, as with folders on NFS
+        return True
+    return True

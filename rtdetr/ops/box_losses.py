@@ -1,0 +1,52 @@
+"""Losses of matched boxes and their gradients by one kernel, where torch takes a hundred small ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from rtdetr.ops.backend import why_not_compiled
+
+AXES = 4  # kBoxAxes
+BUILT = hasattr(torch.ops.rtdetr, "box_losses")  # libraries built before it came have none
+
+
+def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """L1 distance, 1 - GIoU and, without gradient, IoU, each (K, G, B, Q), of queries with boxes (K, G, B, Q, 4) and
+    the boxes that they are matched to; 0 where there is none.
+
+    targets: (B, M, 4); index: (K, G, B, Q) int64 of the target in its picture, or -1. Boxes are cxcywh, float32. The
+    twin is losses.criterion._box_losses.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = BoxLosses.apply(boxes, targets, index)
+    return found
+
+
+def why_not_by_kernel(boxes: Tensor) -> str | None:
+    """None where the kernel runs, else a sentence."""
+    if not boxes.is_cuda or not BUILT or torch.compiler.is_compiling():
+        return "the kernel needs a GPU, a library built with it, and no compiler"
+    if boxes.dtype != torch.float32 or boxes.dim() != AXES + 1 or boxes.stride(-1) != 1:
+        return "the kernel takes float32 boxes (K, G, B, Q, 4), the four numbers side by side"
+    return why_not_compiled(boxes)
+
+
+class BoxLosses(torch.autograd.Function):
+    """See `box_losses`."""
+
+    @staticmethod
+    def forward(ctx: Any, boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        call = torch.ops.rtdetr.box_losses
+        l1, overlap, scores, *gradients = call(boxes, targets.contiguous(), index.contiguous())
+        ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(scores)
+        return l1, overlap, scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_l1: Tensor, by_overlap: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        l1, overlap = ctx.saved_tensors
+        return (l1 * by_l1[..., None]).addcmul_(overlap, by_overlap[..., None]), None, None

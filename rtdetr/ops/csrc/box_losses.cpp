@@ -1,0 +1,50 @@
+// The dispatcher side of the losses of boxes, like top_k.cpp: _cpu.so declares the schema, _cuda.so brings the kernel.
+#include "box_losses.h"
+
+#include "tensors.h"
+
+#ifdef RTDETR_LIBRARY_CUDA
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> box_losses(Tensor boxes, Tensor targets, Tensor index) {
+  STD_TORCH_CHECK(boxes.dim() == rtdetr::kBoxAxes + 1 && boxes.size(rtdetr::kBoxAxes) == 4 &&
+                      boxes.stride(rtdetr::kBoxAxes) == 1 && boxes.scalar_type() == ScalarType::Float,
+                  "boxes: expected float32 (K, G, B, Q, 4), the last side by side, got ", shape_of(boxes));
+  const std::vector<int64_t> shape(boxes.sizes().begin(), boxes.sizes().end() - 1);
+  check_type("index", index, ScalarType::Long, boxes);
+  check_shape("index", index, shape);
+  check_type("targets", targets, ScalarType::Float, boxes);
+  check_shape("targets", targets, {boxes.size(2), targets.dim() > 1 ? targets.size(1) : 0, 4});
+  STD_TORCH_CHECK(index.is_contiguous() && targets.is_contiguous() &&
+                      reinterpret_cast<uintptr_t>(pointer(targets)) % 16 == 0,
+                  "index and targets: expected to be contiguous, targets at a multiple of 16 bytes");
+  rtdetr::BoxLosses task{};
+  task.boxes = static_cast<const float*>(pointer(boxes));
+  for (int64_t axis = 0; axis < rtdetr::kBoxAxes; ++axis) task.sizes[axis] = boxes.size(axis), task.strides[axis] = boxes.stride(axis);
+  task.targets = static_cast<const float*>(pointer(targets)), task.slots = targets.size(1);
+  task.index = static_cast<const int64_t*>(pointer(index));
+  Tensor l1 = torch::stable::new_empty(boxes, shape), overlap = torch::stable::new_empty(boxes, shape),
+         scores = torch::stable::new_empty(boxes, shape), by_l1 = torch::stable::new_empty(boxes, boxes.sizes()),
+         by_overlap = torch::stable::new_empty(boxes, boxes.sizes());
+  const auto floats = [](const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); };
+  task.queries = l1.numel();
+  task.l1 = floats(l1), task.overlap = floats(overlap), task.scores = floats(scores);
+  task.by_l1 = floats(by_l1), task.by_overlap = floats(by_overlap);
+  if (task.queries > 0) {
+    torch::stable::accelerator::DeviceGuard guard(boxes.get_device_index());
+    const char* error = rtdetr::cuda::box_losses(task, current_stream(boxes));
+    STD_TORCH_CHECK(error == nullptr, "box_losses: ", error);
+  }
+  return {l1, overlap, scores, by_l1, by_overlap};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("box_losses", TORCH_BOX(&box_losses)); }
+#else
+STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
+  m.def(
+      "box_losses(Tensor boxes, Tensor targets, Tensor index) -> "
+      "(Tensor l1, Tensor overlap, Tensor scores, Tensor by_l1, Tensor by_overlap)");
+}
+#endif

@@ -1,0 +1,88 @@
+// L1, 1 - GIoU and IoU of matched boxes, with the gradients of the first two: a thread to a query. Formulas and the shares
+// at ties are those of rtdetr/boxes.py as torch differentiates it.
+#include "../box_losses.h"
+
+#include <cuda_runtime.h>
+
+namespace rtdetr::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr float kIouEps = 1e-9f, kGiouEps = 1e-10f;
+
+struct Span {  // of a box along an axis
+  float low, high;
+};
+
+__device__ Span span(float centre, float size) { return {centre - 0.5f * size, centre + 0.5f * size}; }
+__device__ float positive(float x) { return x < 0 ? 0 : x; }                         // NaN stays NaN, here and below
+__device__ float larger(float a, float b) { return a > b ? 1 : a == b ? 0.5f : 0; }  // the share of a in max(a, b)
+__device__ float most(float a, float b) { return a != a || a > b ? a : b; }
+__device__ float least(float a, float b) { return a != a || a < b ? a : b; }
+__device__ float sign(float x) { return static_cast<float>(x > 0) - static_cast<float>(x < 0); }
+
+// What two boxes share along an axis, and how far they reach together.
+struct Pair {
+  float shared, hull;
+};
+
+__device__ Pair pair(Span a, Span b) {
+  return {least(a.high, b.high) - most(a.low, b.low), most(a.high, b.high) - least(a.low, b.low)};
+}
+
+// The gradient by centre and size of a's span, of those by what is shared, by the hull and by the size of a itself.
+__device__ float2 to_box(Span a, Span b, float by_shared, float by_hull, float by_size) {
+  const float high = by_shared * larger(b.high, a.high) + by_hull * larger(a.high, b.high) + by_size;
+  const float low = -by_shared * larger(a.low, b.low) - by_hull * larger(b.low, a.low) - by_size;
+  return {low + high, 0.5f * (high - low)};
+}
+
+__global__ void __launch_bounds__(kThreads) box_losses_kernel(BoxLosses task) {
+  const int64_t query = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (query >= task.queries) return;
+  float4 by_l1{}, by_overlap{};
+  float l1 = 0, overlap = 0, score = 0;
+  const int64_t slot = task.index[query];
+  if (slot >= 0) {
+    const float* own = task.boxes;
+    int64_t left = query / task.sizes[kBoxAxes - 1];
+    const int64_t picture = left % task.sizes[kBoxAxes - 2];
+    left = query;
+    for (int axis = kBoxAxes - 1; axis >= 0; --axis) {
+      own += left % task.sizes[axis] * task.strides[axis];
+      left /= task.sizes[axis];
+    }
+    const float4 a{own[0], own[1], own[2], own[3]};
+    const float4 b = reinterpret_cast<const float4*>(task.targets)[picture * task.slots + slot];
+    by_l1 = {sign(a.x - b.x), sign(a.y - b.y), sign(a.z - b.z), sign(a.w - b.w)};
+    l1 = fabsf(a.x - b.x) + fabsf(a.y - b.y) + fabsf(a.z - b.z) + fabsf(a.w - b.w);
+    const Span ax = span(a.x, a.z), ay = span(a.y, a.w), bx = span(b.x, b.z), by = span(b.y, b.w);
+    const Pair x = pair(ax, bx), y = pair(ay, by);
+    const float width = ax.high - ax.low, height = ay.high - ay.low, wide = positive(x.shared), tall = positive(y.shared);
+    const float shared = wide * tall;
+    const float areas = positive(width) * positive(height) + positive(bx.high - bx.low) * positive(by.high - by.low);
+    const float all = areas - shared + kGiouEps, hull = x.hull * y.hull + kGiouEps;
+    score = shared / (areas - shared + kIouEps);
+    overlap = 1 - (shared / all - (hull - all) / hull);
+    const float by_all = -(1 / hull - shared / (all * all)), by_hull = all / (hull * hull), by_shared = -1 / all - by_all;
+    const float by_wide = x.shared >= 0 ? by_shared * tall : 0, by_tall = y.shared >= 0 ? by_shared * wide : 0;
+    const float by_width = width >= 0 ? by_all * positive(height) : 0, by_height = height >= 0 ? by_all * positive(width) : 0;
+    const float2 first = to_box(ax, bx, by_wide, by_hull * y.hull, by_width);
+    const float2 second = to_box(ay, by, by_tall, by_hull * x.hull, by_height);
+    by_overlap = {first.x, second.x, first.y, second.y};
+  }
+  task.l1[query] = l1, task.overlap[query] = overlap, task.scores[query] = score;
+  reinterpret_cast<float4*>(task.by_l1)[query] = by_l1;
+  reinterpret_cast<float4*>(task.by_overlap)[query] = by_overlap;
+}
+
+}  // namespace
+
+const char* box_losses(const BoxLosses& task, void* stream) {
+  const auto blocks = static_cast<unsigned>((task.queries + kThreads - 1) / kThreads);
+  box_losses_kernel<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(task);
+  const cudaError_t error = cudaGetLastError();
+  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+}
+
+}  // namespace rtdetr::cuda

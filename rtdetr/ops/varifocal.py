@@ -1,0 +1,30 @@
+"""Varifocal loss of matched queries and its gradient, in one pass over the logits, by a kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rtdetr.ops.backend import why_not_compiled
+
+MAX_AXES, GAMMA = 5, 2.0  # the kernel's; kVarifocalAxes and the classes
+BUILT = hasattr(torch.ops.rtdetr, "varifocal")  # libraries built before it came have none
+
+
+def varifocal(
+    logits: Tensor, labels: Tensor, scores: Tensor, matched: Tensor, bounded: bool, alpha: float
+) -> tuple[Tensor, Tensor]:
+    """Losses (...), summed over classes, and their gradient (..., C) by logits (..., C); see
+    losses.functional.VarifocalOfMatches, whose code is the twin."""
+    dense = (each.contiguous() for each in (labels, scores, matched))
+    losses, gradient = torch.ops.rtdetr.varifocal(logits, *dense, bounded, alpha)
+    return losses, gradient
+
+
+def why_not_by_kernel(logits: Tensor, gamma: float) -> str | None:
+    """None where the kernel runs, else a sentence."""
+    if not logits.is_cuda or not BUILT or torch.compiler.is_compiling():
+        return "the kernel needs a GPU, a library built with it, and no compiler"
+    if logits.dtype != torch.float32 or logits.dim() > MAX_AXES or logits.stride(-1) != 1 or gamma != GAMMA:
+        return f"the kernel takes float32, at most {MAX_AXES} axes, classes side by side, and gamma {GAMMA}"
+    return why_not_compiled(logits)
