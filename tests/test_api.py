@@ -359,7 +359,7 @@ def test_a_network_that_was_worked_on_is_what_is_used(
     model.model.load_state_dict(changed, strict=False)
     assert not np.array_equal(model.predict(picture, threshold=0).scores, before.scores)
     asked: list[Any] = []
-    exporter = types.SimpleNamespace(export_model=lambda weights, **_: asked.append(weights) or exporter, path="x")
+    exporter = types.SimpleNamespace(export_model=lambda weights, *_, **__: asked.append(weights) or exporter, path="x")
     monkeypatch.setitem(sys.modules, "rtdetr.export", exporter)
     model.export()
     assert asked[0][0] is model.model
