@@ -227,15 +227,30 @@ class RTDETRv3:
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
 
-    def export(self, format: str = "onnx", output: str | Path | None = None, **options: Any) -> Path:
-        """The exported file or folder, whose certificate lies beside it; options as in `rtdetr.export.export_model`."""
+    def export(
+        self,
+        format: str = "onnx",
+        output: str | Path | None = None,
+        half: bool = False,
+        raw: bool = False,
+        *,
+        int8: bool = False,
+        calibrate: str | Path | None = None,
+        input_type: Literal["uint8", "float"] = "uint8",
+        pictures: str | Path | None = None,
+    ) -> Path:
+        """The exported file or folder, whose certificate lies beside it. The arguments are explained at
+        `rtdetr.export.export_model`."""
         from rtdetr.export import export_model  # here because it may bring onnx along
 
         network = self._network("export")
         own: Any = (network, self.cfg, self.classes)
         if self.weights is not None and not self._changed():
             own = self.weights
-        return Path(export_model(own, format=format, output=output, **options).path)
+        exported = export_model(
+            own, format, output, half, raw, int8=int8, calibrate=calibrate, input_type=input_type, pictures=pictures
+        )
+        return Path(exported.path)
 
     def save_pretrained(self, folder: str | Path, licence: str | None = None) -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, where

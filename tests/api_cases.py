@@ -57,9 +57,9 @@ class Web:
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         self.asked.append(request.path)
-        if request.path == "/redirect":
+        if request.path in ("/redirect", "/circle"):
             request.send_response(302)
-            request.send_header("Location", "file:///etc/passwd")
+            request.send_header("Location", "/circle" if request.path == "/circle" else "file:///etc/passwd")
             request.end_headers()
         elif request.path in ("/huge", "/cut"):
             request.send_response(200)

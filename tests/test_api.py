@@ -332,13 +332,14 @@ def test_export_hands_over_the_weights(
 ) -> None:
     asked: list[Any] = []
 
-    def export_model(weights: Any, **options: Any) -> Any:
-        asked.append((weights, options))
+    def export_model(*arguments: Any, **options: Any) -> Any:
+        asked.append((arguments, options))
         return types.SimpleNamespace(path=tmp_path / "model.onnx")
 
     monkeypatch.setitem(sys.modules, "rtdetr.export", types.SimpleNamespace(export_model=export_model))
-    assert model.export("onnx", half=True) == tmp_path / "model.onnx"
-    assert asked == [(checkpoint, {"format": "onnx", "output": None, "half": True})]
+    assert model.export("onnx", half=True, calibrate="pictures") == tmp_path / "model.onnx"
+    options = {"int8": False, "calibrate": "pictures", "input_type": "uint8", "pictures": None}
+    assert asked == [((checkpoint, "onnx", None, True, False), options)]
 
 
 def test_paddle_files_are_sent_to_the_converter(tmp_path: Path) -> None:
@@ -358,7 +359,7 @@ def test_a_network_that_was_worked_on_is_what_is_used(
     model.model.load_state_dict(changed, strict=False)
     assert not np.array_equal(model.predict(picture, threshold=0).scores, before.scores)
     asked: list[Any] = []
-    exporter = types.SimpleNamespace(export_model=lambda weights, **_: asked.append(weights) or exporter, path="x")
+    exporter = types.SimpleNamespace(export_model=lambda weights, *_, **__: asked.append(weights) or exporter, path="x")
     monkeypatch.setitem(sys.modules, "rtdetr.export", exporter)
     model.export()
     assert asked[0][0] is model.model

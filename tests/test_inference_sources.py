@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
@@ -17,8 +18,10 @@ from PIL import Image
 
 from rtdetr import RTDETRv3
 from rtdetr.data.classes import DataError
+from rtdetr.extras import MissingPackage
 from rtdetr.inference import fetch, slicing, video
 from rtdetr.inference.draw import Detection
+from rtdetr.inference.sources import Opener
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,8 @@ WRONG: list[tuple[Any, str]] = [
     (None, "got NoneType"),
     (True, "got bool"),
     (4711, "camera 4711: cannot be opened"),
+    (-1, "camera -1: there is no such number"),
+    (2**31, "camera 2147483648: there is no such number"),
     (np.zeros((8, 8), np.uint8), r"expected a uint8 RGB array \(H, W, 3\)"),
     (np.zeros((8, 8, 3)), "got dtype float64"),
     (np.zeros((0, 8, 3), np.uint8), "got dtype uint8 and shape"),
@@ -160,6 +165,7 @@ def test_a_wrong_option_is_one_sentence(model: RTDETRv3, options: dict[str, Any]
         ("/slow", "not here after 0.3 s"),
         ("/cut", "ended 990 bytes too early"),
         ("/redirect", "the server answers 302"),
+        ("/circle", "the server answers 302"),
         ("/text.png", "/text.png: cannot be read as a picture"),
     ],
 )
@@ -263,6 +269,19 @@ def test_a_broken_video_is_one_sentence(model: RTDETRv3, tmp_path: Path) -> None
         model.predict(tmp_path / "film.mp4")
     with pytest.raises(DataError, match="cannot be opened as a video"):
         model.predict("rtsp://127.0.0.1:9/stream", allow_private=True)
+
+
+def test_a_video_is_not_fetched_where_nothing_reads_it(
+    model: RTDETRv3, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    web.files["/film.mp4"] = ("video/mp4", b"words")
+    web.asked.clear()
+    url = f"{web.url}/film.mp4"
+    for ask in (model.predict, lambda url, allow_private: Opener(allow_private=allow_private).film(url, tmp_path)):
+        with pytest.raises(MissingPackage, match=rf'^{url}: .*pip install "rtdetr\[video\]"'):
+            ask(url, allow_private=True)
+    assert web.asked == []
 
 
 class Camera:

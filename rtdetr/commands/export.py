@@ -29,6 +29,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.commands.outputs import check_outputs, writing
     from rtdetr.export import check_file, export_model, targets
 
+    targets.check_source(weights)
     if args.check:
         with writing(args.check):
             check_file(weights, args.check, args.pictures, say=print)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from PIL import Image
@@ -28,7 +28,7 @@ from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.extras import optional
 from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256, weights_sha256
-from rtdetr.inference.runtimes import SMALLEST
+from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
 from rtdetr.weights.checkpoint import CheckpointError
@@ -71,7 +71,7 @@ def export_model(
     `calibrate`, else generated ones. say: gets lines on what is done. What is at `output` is replaced.
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
-    _check(format, half, int8, calibrate)
+    _check(format, half, int8, calibrate, input_type)
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
@@ -100,6 +100,8 @@ def check_file(
     file = Path(file)
     if not file.exists():
         raise CheckpointError(f"{file}: no such file")
+    if not is_exported(file):
+        raise CheckpointError(f"{file}: expected an exported file by its name: .onnx, .pt2, or a folder of openvino")
     noted = noted_sha256(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
     examples = example_pictures(pictures, metadata.config)
@@ -117,6 +119,7 @@ def check_file(
 
 def describe(weights: Source, precision: Precision, raw: bool, input_type: InputType) -> tuple[RTDETRv3, Metadata]:
     """The model in eval mode on the CPU, and what its file shall say. Raises CheckpointError or ConfigError."""
+    targets.check_source(weights)
     if isinstance(weights, tuple):
         model, cfg, classes = weights
         model, digest = copy.deepcopy(model).cpu().eval(), ""
@@ -133,10 +136,12 @@ def describe(weights: Source, precision: Precision, raw: bool, input_type: Input
     return model, Metadata(cfg, classes, input_type, raw, precision, hashed, digest)
 
 
-def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None) -> None:
+def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, input_type: InputType) -> None:
     """Raises ConfigError for arguments that do not go together."""
     if format not in FORMATS:
         raise ConfigError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if input_type not in get_args(InputType):
+        raise ConfigError(f"input_type: expected one of {', '.join(get_args(InputType))}, got {input_type!r}")
     if int8 and half:
         raise ConfigError("half, int8: a file has one precision, got both")
     if int8 and format != "onnx":

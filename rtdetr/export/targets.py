@@ -6,7 +6,9 @@ from pathlib import Path
 
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
+from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.weights.checkpoint import CheckpointError
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
 
@@ -22,6 +24,12 @@ def default(weights: Source, format: str, half: bool, int8: bool, raw: bool) -> 
         folder, name = Path(weights).parent, Path(weights).stem
     parts = [name, *(word for word, asked in (("fp16", half), ("int8", int8), ("raw", raw)) if asked)]
     return folder / ("-".join(parts) + FORMATS[format])
+
+
+def check_source(weights: Source) -> None:
+    """Raises CheckpointError for an exported file in place of weights."""
+    if not isinstance(weights, tuple) and is_exported(weights):
+        raise CheckpointError(f"{weights}: is an exported file; expected the checkpoint that it came from")
 
 
 def check(output: Path, format: str) -> None:

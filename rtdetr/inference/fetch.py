@@ -160,10 +160,15 @@ def _download(url: str, target: Path, limits: Limits, allow_private: bool) -> No
             if response.length:
                 raise DataError(f"{url}: the answer ended {response.length:,} bytes too early; try again")
     except urllib.error.HTTPError as error:
-        raise DataError(f"{url}: the server answers {error.code} ({error.reason}); check the address") from error
+        raise DataError(f"{url}: the server answers {error.code} ({_line(error.reason)}); check the address") from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise DataError(f"{url}: cannot be fetched ({reason}); check the address and the network") from error
+        raise DataError(f"{url}: cannot be fetched ({_line(reason)}); check the address and the network") from error
+
+
+def _line(reason: object) -> str:
+    """What a server or a library says, which may be pages, as part of a sentence."""
+    return next(iter(str(reason).strip().splitlines()), "")[:200]
 
 
 def _check_head(response: http.client.HTTPResponse, url: str, limits: Limits) -> None:

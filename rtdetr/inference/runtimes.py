@@ -125,7 +125,7 @@ def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
         session = ort.InferenceSession(str(path), options, providers)
     except damage as error:
         raise CheckpointError(
-            f"{path}: damaged, or no ONNX file that onnxruntime can run ({_first_line(error)}); export it again"
+            f"{path}: damaged, or no ONNX file that onnxruntime can run ({_line(error)}); export it again"
         ) from error
     metadata = read_metadata(session.get_modelmeta().custom_metadata_map, path)
 
@@ -147,7 +147,7 @@ def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
         compiled = core.compile_model(model, "CPU", hints)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path}: damaged, or no model that OpenVINO can run ({_first_line(error)}); export it again"
+            f"{path}: damaged, or no model that OpenVINO can run ({_line(error, -1)}); export it again"
         ) from error
     metadata = read_metadata(entries, path)
 
@@ -178,7 +178,7 @@ def _open_torch(path: Path, device: torch.device) -> tuple[Metadata, Run]:
         program = torch._inductor.aoti_load_package(str(path)) if packaged else torch.export.load(path).module()
     except DAMAGE as error:
         raise CheckpointError(
-            f"{path}: torch {torch.__version__} cannot load it ({_first_line(error)}); export it again with this torch"
+            f"{path}: torch {torch.__version__} cannot load it ({_line(error)}); export it again with this torch"
         ) from error
     return metadata, lambda feed: program(*feed.values())
 
@@ -208,8 +208,9 @@ def _load_op(path: Path, library: str) -> None:
     try:
         torch.ops.load_library(str(path.with_name(library)))
     except OSError as error:
-        raise CheckpointError(f"{path}: its op library {library} does not load ({_first_line(error)})") from error
+        raise CheckpointError(f"{path}: its op library {library} does not load ({_line(error)})") from error
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _line(error: BaseException, number: int = 0) -> str:
+    """One line of what a runtime says: the first, or of OpenVINO, which begins with places in its source, the last."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[number][:200]

@@ -96,6 +96,7 @@ class Opener(NamedTuple):
         if _is_stream(name):
             self._check_stream(name, ending)
             return video.open_film(name)._replace(live=True)
+        video.reader(name)
         fetch(name, folder / f"video{ending}", VIDEO, self.allow_private)
         return video.open_film(str(folder / f"video{ending}"), name)
 
@@ -122,6 +123,7 @@ class Opener(NamedTuple):
             self._check_stream(url, ending)
             return Source("live", _numbered("frame", video.video_frames(url)))
         if ending in video.ENDINGS:
+            video.reader(url)  # missing, it is missed before anything is fetched
             return Source("stream", self._fetched_video(url, ending))
         return Source("one", iter([self._picture(url)]))
 

@@ -50,7 +50,7 @@ def open_film(source: str, name: str = "") -> Film:
     PyAV is not installed.
     """
     name = name or source
-    av = optional("av", "video", f"{name}: reading videos")
+    av = reader(name)
     try:
         container = av.open(source, timeout=PATIENCE)
     except (av.error.FFmpegError, OSError, ValueError) as error:
@@ -62,6 +62,11 @@ def open_film(source: str, name: str = "") -> Film:
     stream.thread_type = "AUTO"
     rate = stream.average_rate or stream.guessed_rate or NO_RATE
     return Film(_decoded(av, container, name, rate), rate, stream.time_base or 1 / rate, stream.frames)
+
+
+def reader(name: str) -> Any:
+    """PyAV, for the video of that name. Raises MissingPackage."""
+    return optional("av", "video", f"{name}: reading videos")
 
 
 def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Frame]:
@@ -116,6 +121,9 @@ def _timed(pictures: Iterator[Image.Image]) -> Iterator[Frame]:
 def camera_frames(index: int) -> Iterator[Image.Image]:
     """The frames of a camera of this machine, 0 for the first, as long as it delivers. Raises DataError."""
     import cv2
+
+    if not 0 <= index < 2**31:  # OpenCV crashes below, and knows no larger number
+        raise DataError(f"camera {index}: there is no such number; the first camera is 0")
 
     logging = cv2.utils.logging
     level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # its lines say less than ours
