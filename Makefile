@@ -35,7 +35,7 @@ $(READY): pyproject.toml setup.py | $(PY)
 	touch $@
 
 $(READY_DEV): $(READY)
-	$(PY) -m pip install --no-build-isolation -e ".[dev]"
+	$(PY) -m pip install "rtdetr[dev]"  # of the clone, installed above: nothing is compiled again
 	touch $@
 
 demo: $(READY)
