@@ -91,6 +91,7 @@ def test_a_few_sizes_serve_all_numbers_of_boxes() -> None:
             slots = slots_for(boxes, num_denoising)
             assert slots >= max(1, boxes)
             assert max(1, num_denoising // slots) == max(1, num_denoising // max(1, boxes)), "the copies change"
+            assert not 3 <= boxes <= num_denoising or slots <= 1.5 * boxes, "a third of the step's work is for padding"
     assert len({slots_for(boxes, 100) for boxes in range(301)}) <= 24
 
 

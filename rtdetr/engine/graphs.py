@@ -49,11 +49,13 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 def slots_for(num_boxes: int, num_denoising: int) -> int:
     """Slots for the boxes of a picture: as many as there may be without another number of denoising copies, so that
-    a few sizes serve all batches. Beyond the denoising queries, multiples of 50."""
+    a few sizes serve all batches; with a single copy, two thirds of that where they do. Beyond the denoising queries,
+    multiples of 50."""
     num_boxes = max(1, num_boxes)
     if num_boxes > num_denoising:
         return -(-num_boxes // 50) * 50
-    return num_denoising // (num_denoising // num_boxes)
+    copies, two_thirds = num_denoising // num_boxes, 2 * num_denoising // 3
+    return two_thirds if copies == 1 and num_boxes <= two_thirds else num_denoising // copies
 
 
 def repeats_in_crowds(cfg: SupervisionConfig) -> int:
