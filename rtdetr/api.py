@@ -11,6 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image
 
@@ -154,8 +155,9 @@ class RTDETRv3:
             raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
         if not isinstance(batch_size, Integral) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
-        if half not in (True, False, "auto"):
+        if not isinstance(half, (bool, np.bool_)) and half != "auto":
             raise DataError(f'half: expected True, False or "auto", got {half!r}')
+        half = half if half == "auto" else bool(half)
         tile = tile_size(slices) if slices is not None else None
         predictor = self._predictor(size, half)
         opened = Opener(self.cfg.data.max_megapixels, allow_private).open(source)
@@ -298,10 +300,10 @@ class RTDETRv3:
             self._predictors.clear()
             self._as_prepared = _version(self.model)
         if size is not None:
-            sides = [size, size] if isinstance(size, int) else size
-            if not isinstance(sides, (list, tuple)) or any(not isinstance(side, int) or side % 32 for side in sides):
+            sides = size if isinstance(size, (list, tuple)) else [size, size]
+            if any(not isinstance(side, Integral) or int(side) % 32 for side in sides):
                 raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
-            updates = [f"data.image_size={[*sides]}"]
+            updates = [f"data.image_size={[*map(int, sides)]}"]
             cfg = config_from_dict(config_to_dict(cfg), str(self.weights or cfg.name), updates, "predict()")
         key = cfg.data.image_size, half
         if key not in self._predictors:

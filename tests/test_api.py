@@ -98,6 +98,10 @@ def test_a_result_is_arrays_names_and_what_others_expect(model: RTDETRv3, pictur
         "bbox": [x1, y1, x2 - x1, y2 - y1],
         "score": hf["score"],
     }
+    assert result.to_coco()[0] == {**coco, "image_id": 0}
+    numbered = picture.rename(picture.with_name("000000000139.png"))
+    assert model.predict(numbered, threshold=0).to_coco()[0] == {**coco, "image_id": 139}
+    numbered.rename(picture)
     written = json.loads(result.to_json())
     assert len(written["detections"]) == n and written["detections"][0]["category_id"] == first.category_id
     assert result.draw().width == 7 * 90 and result._repr_png_().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -108,9 +109,14 @@ WRONG: list[tuple[Any, str]] = [
     ([3], "got int"),
     ({"a": 1}, "got dict"),
     (b"bytes", "got bytes"),
+    (io.BytesIO(b"bytes"), "got BytesIO"),
+    (np.array("a.jpg")[()], "a.jpg: no picture found"),
+    (np.float64(0.5), "got float64"),
+    ("x" * 5000, "cannot be looked at .File name too long"),
     (None, "got NoneType"),
     (True, "got bool"),
     (4711, "camera 4711: cannot be opened"),
+    (np.int64(4711), "camera 4711: cannot be opened"),
     (-1, "camera -1: there is no such number"),
     (2**31, "camera 2147483648: there is no such number"),
     (np.zeros((8, 8), np.uint8), r"expected a uint8 RGB array \(H, W, 3\)"),
@@ -120,6 +126,8 @@ WRONG: list[tuple[Any, str]] = [
     (torch.full((3, 8, 8), 2.0), "expected floats from 0 to 1"),
     (torch.full((3, 8, 8), torch.nan), "expected floats from 0 to 1"),
     (torch.zeros(3, 8, 8, dtype=torch.int64), "expected uint8"),
+    (torch.zeros(3, 8, 8, device="meta"), "expected pixels in memory"),
+    (torch.zeros(3, 8, 8).to_sparse(), "expected pixels in memory"),
     ("ftp://example.org/a.jpg", "expected http, https or a stream"),
     ("file:///etc/passwd", "expected http, https or a stream"),
     ("http://", "names no machine"),
@@ -144,10 +152,14 @@ def test_a_wrong_source_is_one_sentence(
         ({"threshold": 2}, "threshold: expected a number from 0 to 1, got 2"),
         ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
         ({"slices": 3}, "slices: expected the side of a tile"),
+        ({"slices": "3x3"}, "slices: expected the side of a tile"),
+        ({"slices": 64.0}, "slices: expected the side of a tile"),
+        ({"slices": True}, "slices: expected the side of a tile"),
         ({"size": 100}, "size: expected a side, or .height, width., in multiples of 32, got 100"),
         ({"size": "big"}, "size: expected a side"),
         ({"size": (64, 64, 32)}, "data.image_size"),
         ({"half": "maybe"}, "half: expected True, False or .auto., got 'maybe'"),
+        ({"half": 1}, "half: expected True, False or .auto., got 1"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(model: RTDETRv3, options: dict[str, Any], sentence: str) -> None:
@@ -352,3 +364,5 @@ def test_tiles_cover_the_picture_and_boxes_are_merged() -> None:
 
 def test_sliced_inference_runs(model: RTDETRv3) -> None:
     assert len(model.predict(PIXELS, threshold=0, slices=(48, 64), size=(64, 96)))
+    by_numpy = model.predict(PIXELS, threshold=0, slices=np.int64(48), size=np.int64(64), half=np.False_)
+    assert by_numpy.to_json() == model.predict(PIXELS, threshold=0, slices=48, size=64).to_json()

@@ -94,8 +94,12 @@ class Result:
         corners = ("xmin", "ymin", "xmax", "ymax")
         return [{"score": each.score, "label": each.name, "box": dict(zip(corners, each.box))} for each in self]
 
-    def to_coco(self, image_id: int) -> list[dict[str, Any]]:
-        """COCO results: image_id, category_id, bbox (x, y, width, height in pixels) and score."""
+    def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
+        """COCO results: image_id, category_id, bbox (x, y, width, height in pixels) and score. image_id: by default the
+        number by which a file is called, as COCO's are (000000000139.jpg is 139), else 0."""
+        if image_id is None:
+            name = Path(self.source).stem
+            image_id = int(name) if name.isdecimal() and name.isascii() else 0
         return [
             {
                 "image_id": image_id,

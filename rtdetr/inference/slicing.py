@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from math import ceil
+from numbers import Integral
 from typing import NamedTuple
 
 import torch
@@ -56,10 +57,11 @@ def _side(extent: int, number: int, overlap: float) -> int:
 
 def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
     """(h, w) in pixels, of a number or a pair. Raises DataError."""
-    sides = [slices, slices] if isinstance(slices, int) else [*slices]
-    if len(sides) != 2 or not all(type(side) is int and side >= 16 for side in sides):
+    sides = [*slices] if isinstance(slices, Sequence) else [slices, slices]
+    whole = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
+    if len(sides) != 2 or not whole or min(sides) < 16:
         raise DataError(f"slices: expected the side of a tile, or (height, width), from 16 pixels, got {slices!r}")
-    return sides[0], sides[1]
+    return int(sides[0]), int(sides[1])
 
 
 def tiles(size: tuple[int, int], tile: tuple[int, int], overlap: float = OVERLAP) -> list[tuple[int, int, int, int]]:

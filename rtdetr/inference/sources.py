@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -27,6 +29,16 @@ EXPECTED = (
 )
 STREAMS = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp")
 PLAYLISTS = (".m3u8", ".mpd")
+NO_SERIES = (
+    np.ndarray,
+    np.generic,
+    Tensor,
+    Image.Image,
+    dict,
+    bytes,
+    bytearray,
+    io.IOBase,
+)  # though they can be iterated
 
 
 class Item(NamedTuple):
@@ -59,8 +71,8 @@ class Opener(NamedTuple):
         when it is its turn. A picture found in a folder or by a glob costs itself alone."""
         if isinstance(source, (str, os.PathLike)):
             return self._named(os.fspath(source))
-        if isinstance(source, int) and not isinstance(source, bool):
-            return Source("live", _numbered("frame", video.camera_frames(source)))
+        if isinstance(source, Integral) and not isinstance(source, bool):
+            return Source("live", _numbered("frame", video.camera_frames(int(source))))
         if isinstance(source, Tensor) and source.ndim == 4:
             source = list(source)
         if isinstance(source, (list, tuple)):
@@ -69,7 +81,7 @@ class Opener(NamedTuple):
             paths = [Path(each) for each in source if isinstance(each, (str, os.PathLike)) and "://" not in str(each)]
             files = tuple(paths) if len(paths) == len(source) else ()
             return Source("list", map(self._picture, source), files)
-        if isinstance(source, Iterable) and not isinstance(source, (np.ndarray, Tensor, Image.Image, dict, bytes)):
+        if isinstance(source, Iterable) and not isinstance(source, NO_SERIES):
             return Source("stream", map(self._picture, source))
         return Source("one", iter([self._picture(source)]))
 
@@ -106,6 +118,12 @@ class Opener(NamedTuple):
         if "://" in name:
             return self._at_address(name)
         path = Path(name)
+        try:
+            path.stat()
+        except FileNotFoundError:  # a glob, perhaps
+            pass
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise DataError(f"{name}: cannot be looked at ({error.strerror})") from error
         if path.is_file() and path.suffix.lower() in video.ENDINGS:
             return Source("stream", _numbered("frame", video.video_frames(name)))
         if path.is_file():
@@ -215,6 +233,8 @@ def _pixels_of_tensor(tensor: Tensor) -> np.ndarray[Any, Any]:
     """RGB pixels (H, W, 3) uint8 of a tensor (3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits."""
     if tensor.ndim != 3 or tensor.shape[0] != 3 or 0 in tensor.shape:
         raise DataError(f"tensor: expected RGB of shape (3, H, W), or (B, 3, H, W), got {tuple(tensor.shape)}")
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise DataError(f"tensor: expected pixels in memory, got a {tensor.device} tensor of layout {tensor.layout}")
     if tensor.is_floating_point():
         low, high = (bound.item() for bound in torch.aminmax(tensor.detach().float()))
         if not 0 <= low <= high <= 1:  # not a number, too
