@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works without being installed
 
 from rtdetr.garbage import uncollected
@@ -124,7 +125,7 @@ def _in_a_process(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def header() -> str:
     columns = f"{'ms':>8s} {'images/s':>9s} {'MiB':>7s} {'first s':>8s} {'warm s':>7s} {'shift':>8s}"
-    return f"{'row':38s} {'batch':>5s} {columns} {'kernels':>8s} {'busy ms':>8s}"
+    return f"{'row':38s} {'batch':>5s} {columns} {'kernels':>8s} {'busy ms':>8s} {'waits':>5s}"
 
 
 def line(row: dict[str, Any]) -> str:
@@ -133,7 +134,7 @@ def line(row: dict[str, Any]) -> str:
         return f"{row['name']:38s} failed: {row['error']}"
     numbers = f"{_shown(row.get('ms'), 8, 3)} {row['images_per_s']:9.0f} {_shown(row.get('mib'), 7, 0)}"
     numbers += f" {_shown(row.get('first_s'), 8, 2)} {_shown(row.get('warm_s'), 7, 1)} {_shown(row.get('shift'), 8, 4)}"
-    profiled = f"{_shown(row.get('kernels'), 8, 0)} {_shown(row.get('busy_ms'), 8, 3)}"
+    profiled = f"{_shown(row.get('kernels'), 8, 0)} {_shown(row.get('busy_ms'), 8, 3)} {_shown(row.get('waits'), 5, 1)}"
     lines = [f"{row['name']:38s} {row['batch']:5d} {numbers} {profiled}"]
     lines += [f"    {label}: {value:.3f} ms" for label, value in row.get("parts", {}).items()]
     lines += [f"    {number:6.1f} x {ms:7.3f} ms in all  {kernel}" for kernel, number, ms in row.get("top", [])[:14]]
@@ -182,25 +183,6 @@ class Clock:
             call()
         self.wait()
         return 1e3 * (time.perf_counter() - start) / number
-
-
-def kernels_of(call: Callable[[], object], number: int = 5) -> dict[str, Any]:
-    """Kernels and copies of a call, how long the GPU is busy with them, and the costliest."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as run:
-        for _ in range(number):
-            call()
-        torch.cuda.synchronize()
-    kernels: dict[str, list[float]] = {}
-    for event in run.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            entry = kernels.setdefault(event.name[:90], [0.0, 0.0])
-            entry[0] += 1 / number
-            entry[1] += event.time_range.elapsed_us() / 1e3 / number
-    top = sorted(([name, *entry] for name, entry in kernels.items()), key=lambda each: -each[2])[:30]
-    counted, busy = (sum(entry[i] for entry in kernels.values()) for i in range(2))
-    return {"kernels": counted, "busy_ms": busy, "top": top}
 
 
 def work(order: dict[str, Any]) -> None:
@@ -253,7 +235,9 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if clock.on_gpu:
         row["mib"] = torch.cuda.max_memory_reserved() / 2**20
         if profile:
-            row |= kernels_of(call)
+            from benchmarks.profiled import work_of  # here because the first result need not wait for torch.profiler
+
+            row |= work_of(call, number=5)._asdict()
     return row
 
 

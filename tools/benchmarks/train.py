@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.profiled import work_of
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import load_config
 from rtdetr.engine import distributed
@@ -42,7 +42,6 @@ MODES = {
     "one group, graphs": (*GRAPHS, *ONE_GROUP),
     "one group, graphs, compiled": (*COMPILED, *ONE_GROUP),
 }
-WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
 
 
 @dataclass
@@ -176,22 +175,10 @@ def measure_process(
 
 
 def add_profile(result: Measurement, run: Callable[[], object]) -> None:
-    """What the device did in NUM_BATCHES steps."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as record:
-        run()
-        torch.cuda.synchronize()
-    kernels: dict[str, list[float]] = {}
-    for event in record.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
-            entry = kernels.setdefault(event.name, [0, 0])
-            entry[0] += 1 / NUM_BATCHES
-            entry[1] += event.time_range.elapsed_us() / 1e3 / NUM_BATCHES
-        elif event.name in WAITS:
-            result.waits += 1 / NUM_BATCHES
-    result.waits -= 1 / NUM_BATCHES  # the one above
-    result.kernels = sum(count for count, _ in kernels.values())
-    result.gpu_ms = sum(ms for _, ms in kernels.values())
-    result.top = [(name[:90], *kernels[name]) for name in sorted(kernels, key=lambda name: -kernels[name][1])[:40]]
+    """What the device did in NUM_BATCHES steps, which `run` does."""
+    work = work_of(run, number=1)
+    result.kernels, result.gpu_ms, result.waits = (each / NUM_BATCHES for each in work[:3])
+    result.top = [(name, calls / NUM_BATCHES, ms / NUM_BATCHES) for name, calls, ms in work.top]
 
 
 HEADER = (

@@ -1,0 +1,41 @@
+"""What a GPU does in a call: kernels, how long they keep it busy, and how often the host waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
+
+
+class Work(NamedTuple):
+    """Of a call, on average."""
+
+    kernels: float  # copies and memsets included
+    busy_ms: float
+    waits: float
+    top: list[tuple[str, float, float]]  # kernel, calls and milliseconds; the costliest first
+
+
+def work_of(call: Callable[[], object], number: int, most: int = 40) -> Work:
+    """Of `number` calls, one after the other. Nothing, where there is no GPU."""
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as record:
+        for _ in range(number):
+            call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    kernels: dict[str, list[float]] = {}
+    waits = -1 if torch.cuda.is_available() else 0  # the one above
+    for event in record.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
+            entry = kernels.setdefault(event.name[:90], [0.0, 0.0])
+            entry[0] += 1 / number
+            entry[1] += event.time_range.elapsed_us() / 1e3 / number
+        waits += event.name in WAITS
+    top = sorted(((name, *entry) for name, entry in kernels.items()), key=lambda each: -each[2])[:most]
+    counted, busy = (sum(entry[i] for entry in kernels.values()) for i in range(2))
+    return Work(counted, busy, waits / number, top)
