@@ -20,7 +20,7 @@ SPLITS = {
 }
 PICTURES = (  # of the formats in rtdetr/data/pictures.py
     *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
-    *(".jpe", ".mpo", ".dib", ".pgm", ".pbm", ".pnm", ".j2k"),
+    *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
 MAX_BYTES = 10_000_000  # of the annotation of one picture, or of a list of pictures
 
