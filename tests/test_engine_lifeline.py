@@ -44,7 +44,12 @@ def run(first: str, others: str, world_size: int = 3) -> tuple[list[int], list[s
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     command = [sys.executable, "-c", SCRIPT, first, others]
     processes = [
         subprocess.Popen(
