@@ -340,6 +340,7 @@ PICTURES = [
     Case("width a fraction", "image_size", 1, _image("width", 40.5)),
     Case("width nan", "image_size", 1, _image("width", NAN)),
     Case("width a word", "image_size", 1, _image("width", "wide")),
+    Case("width in quotes", "image_size", 1, _image("width", str(WIDTH))),
     Case("width beyond 32 bits", "image_size", 1, _image("width", 2**40)),
     Case("width 1e308", "image_size", 1, _image("width", 1e308)),
     Case("another width", "picture_size", 1, _image("width", 41)),

@@ -270,6 +270,29 @@ def test_sources_that_are_none(tmp_path: Path, name: str, capsys: pytest.Capture
     assert name in capsys.readouterr().out
 
 
+def test_a_picture_folder_that_is_not_there_is_one_defect_of_many(tmp_path: Path, pictures: Path) -> None:
+    annotations, _ = write_case(next(each for each in CASES if each.name == "zero width"), tmp_path, pictures)
+    document = json.loads(annotations.read_text())
+    document["annotations"][0]["bbox"] = None
+    annotations.write_text(json.dumps(document))
+    write_voc(tmp_path / "voc", pictures)
+    for source, kinds in ((annotations, {"folder_missing", "box_missing"}), (tmp_path / "voc", {"folder_missing"})):
+        out = tmp_path / f"{source.name}-found.json"
+        assert cli.main(["doctor", str(source), "--images", str(tmp_path / "nowhere"), "--json", str(out)]) == 2
+        assert kinds <= {each["defect"] for each in json.loads(out.read_text())}
+
+
+def test_the_clean_copy_says_where_its_pictures_are(
+    tmp_path: Path, pictures: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_yolo(tmp_path / "set", pictures)
+    assert cli.main(["doctor", str(tmp_path / "set"), "--fix", str(tmp_path / "clean")]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(str(tmp_path / "clean")) and f"pictures, in {tmp_path / 'set'}, " in line
+    copy = tmp_path / "clean" / "annotations" / "instances_train.json"
+    assert cli.main(["doctor", str(copy), "--images", str(tmp_path / "set")]) == 0
+
+
 @pytest.mark.parametrize(("on_defect", "refused"), [("drop", False), ("refuse", True)])
 def test_training_lists_what_it_drops(on_defect: str, refused: bool, tmp_path: Path, pictures: Path) -> None:
     annotations, folder = write_case(next(each for each in CASES if each.name == "nan"), tmp_path, pictures)

@@ -16,8 +16,9 @@ from test_data_pictures import STORED, UPRIGHT, camera_file
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.formats.records import Problems
+from rtdetr.data.formats.records import PICTURES, Problems
 from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise, source_of
+from rtdetr.data.pictures import FORMATS
 
 NAMES = tuple(IDS[category] for category in sorted(IDS))
 
@@ -236,6 +237,48 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
         ("c.png", 0, "picture"),
     ]
     assert len(document.images) == 2 and [each["bbox"] for each in document.annotations] == [[36, 16, 24, 32]]
+
+
+def test_labels_whose_picture_is_gone_are_named(tmp_path: Path) -> None:
+    """Nothing else in a YOLO folder tells that there was one."""
+    root = yolo_set(tmp_path)
+    (root / "labels" / "sub").mkdir()
+    (root / "labels" / "sub" / "lost.txt").write_text("1 0.5 0.5 0.25 0.5\n")
+    (root / "labels" / "classes.txt").write_text("cat\ndog\n")
+    document = read_document(source_of(root, "train"), limit=None)
+    assert [(Path(each.file).name, each.kind, each.action) for each in document.defects] == [
+        ("lost.txt", "picture_missing", "dropped")
+    ]
+    with pytest.raises(DataError, match=r"lost.txt: no such picture, .*images/sub/lost\.\*, .*1 of 3 pictures"):
+        open_set(root)
+
+
+def test_advice_on_names_from_windows(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path, yaml="train: .\\images\nnames: [cat, dog]\n")
+    with pytest.raises(DataError, match=r"`train` is .*; write it with / instead of"):
+        open_set(root)
+    (root / "data.yaml").write_text("train: list.txt\nnames: [cat, dog]\n")
+    (root / "list.txt").write_bytes(b"images\\a.png\r\nimages\\b.png\r\n")
+    with pytest.raises(DataError, match=r"line 1: .*: no such picture; write it with / instead of"):
+        open_set(root)
+
+
+def test_pictures_of_every_format_are_found() -> None:
+    endings = {each for each, format in Image.registered_extensions().items() if format in FORMATS}
+    assert endings - set(PICTURES) <= {".icb", ".vda", ".vst", ".pfm"}  # old names of TGA, and floats
+
+
+@pytest.mark.parametrize("ending", [each for each in PICTURES if each not in (".avif", ".avifs", ".jp2", ".mpo")])
+def test_pictures_of_every_ending(tmp_path: Path, ending: str) -> None:
+    root = yolo_set(tmp_path)
+    kind = Image.registered_extensions()[ending]
+    if kind not in FORMATS:
+        pytest.skip(f"PIL reads no {ending} here")
+    Image.new("L" if ending in (".pgm", ".pbm") else "RGB", SIZE).save(root / "images" / f"a{ending.upper()}", kind)
+    (root / "images" / "a.png").unlink()
+    data = open_set(root, limit=None)
+    assert [Path(data.info(i).file_name).name for i in range(len(data))] == [f"a{ending.upper()}", "b.png"]
+    assert data.image(0).size == SIZE and len(data.targets(0)[0]) == 1
 
 
 YAML_DEFECTS = {

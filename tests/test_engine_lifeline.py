@@ -46,7 +46,7 @@ def run(first: str, others: str, world_size: int = 3) -> tuple[list[int], list[s
         port = free.getsockname()[1]
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        "PYTHONPATH": os.pathsep.join((str(ROOT), *sys.path)),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }

@@ -49,7 +49,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests"), *sys.path))
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "ERROR"}
 
 

@@ -34,18 +34,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     from rtdetr.commands.configs import shipped_configs
     from rtdetr.commands.outputs import OutputError, check_outputs, writing
-    from rtdetr.data.classes import DataError
+    from rtdetr.data.defects import Defect
     from rtdetr.data.doctor.examine import examine, plain
     from rtdetr.data.doctor.fix import clean_document, clean_files
 
     source = shipped_configs().get(args.source, Path(args.source))
-    if args.images and not args.images.is_dir():
-        raise DataError(f"{args.images}: no such picture folder")
     if args.fix and os.path.lexists(args.fix):
         raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
     check_outputs([each for each in (args.json,) if each], [source], args.overwrite)
     check_outputs([each for each in (args.fix,) if each], [source], overwrite=False)
     report = examine(source, str(args.images or ""), args.fast, _progress)
+    missing = args.images and not args.images.is_dir()
+    if missing and all(each.kind != "folder_missing" for each in report.defects()):
+        defect = Defect(str(args.images), None, "folder_missing", "no such picture folder", "refused")
+        report = report._replace(others=[*report.others, defect])
     for line in report.lines():
         print(line)
     if args.json:
@@ -53,12 +55,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
             args.json.parent.mkdir(parents=True, exist_ok=True)
             args.json.write_text(json.dumps(plain(report), indent=1), encoding="utf-8")
     if args.fix:
-        documents = {file: clean_document(part) for file, part in clean_files(report.sets, args.fix).items()}
+        files = clean_files(report.sets, args.fix)
+        documents = {file: clean_document(part) for file, part in files.items()}
         for file, document in documents.items():
             with writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(document), encoding="utf-8")
-            print(f"{file}: {len(document['images'])} pictures, {len(document['annotations'])} boxes")
+            pictures = files[file].data
+            where = f", in {pictures.folder}" if pictures else ""
+            print(f"{file}: {len(document['images'])} pictures{where}, {len(document['annotations'])} boxes")
     return report.code()
 
 

@@ -161,6 +161,9 @@ class Images:
         except DataError as error:
             self._drop(own, "image_lvis", str(error))
             return
+        if texts := [key for key in ("height", "width") if isinstance(entry.get(key), str)]:
+            what = f"image {own}: `{texts[0]}` is text, {shown(entry[texts[0]])}, taken as a number"
+            self.defects.append(Defect(str(self.path), own, "image_size", what, "kept"))
         name, url = entry.get("file_name"), entry.get("coco_url")
         needed = isinstance(url, str) and (name is None or more)  # COCO has both, and only one is used
         image = {"id": own, "file_name": name, "coco_url": url if needed else None, **more}

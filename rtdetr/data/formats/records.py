@@ -18,7 +18,10 @@ SPLITS = {
     "val": ("val", "valid", "validation", "val2017", "val2014"),
     "test": ("test", "testing", "test2017"),
 }
-PICTURES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif")
+PICTURES = (  # of the formats in rtdetr/data/pictures.py
+    *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
+    *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
+)
 MAX_BYTES = 10_000_000  # of the annotation of one picture, or of a list of pictures
 
 
@@ -40,7 +43,7 @@ class Problem(NamedTuple):
 
     path: Path
     line: int  # from 1; 0: the whole file
-    kind: str  # one word: file, text, picture, size, class, numbers, box
+    kind: str  # one word: file, text, picture, size, class, numbers, box; missing: the picture
     what: str  # what was expected, what came
 
     def __str__(self) -> str:
@@ -51,7 +54,9 @@ def as_defect(problem: Problem) -> Defect:
     """The same for a report. What cannot be read of a picture costs the picture; of an object or line, that alone."""
     path, line, kind, what = problem
     is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
-    name = "picture_path_outside" if "not opened" in what or "lies outside" in what else f"image_{kind}"
+    name = "picture_missing" if kind == "missing" else f"image_{kind}"
+    if "not opened" in what or "lies outside" in what:
+        name = "picture_path_outside"
     where = f"line {line}: {what}" if line else what
     return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, "dropped")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,8 +123,13 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
             return Path(os.path.normpath(place))
     raise DataError(
         f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the "
-        "folder that it is relative to"
+        f"folder that it is relative to{_slashes(given)}"
     )
+
+
+def _slashes(name: str) -> str:
+    """Advice on a name that was written on Windows."""
+    return "; write it with / instead of \\" if "\\" in name and os.sep == "/" else ""
 
 
 def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
@@ -203,7 +208,10 @@ def read_yolo(
     document = CocoDocument([], [], [{"id": i, "name": name} for i, name in names.items()], 0)
     pictures = _pictures(folder.sets[split], root, problems)
     num_labelled = num_polygons = 0
+    used = set()
     for path in pictures:
+        label_file = label_file_of(path)
+        used.add(label_file)
         try:
             size = upright_size(path, max_megapixels)
         except DataError as error:
@@ -214,7 +222,6 @@ def read_yolo(
         document.images.append(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
-        label_file = label_file_of(path)
         lines = list(_lines(label_file, names, problems, folder.num_more)) if os.path.exists(label_file) else []
         if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this picture
             document.images.pop()
@@ -228,8 +235,21 @@ def read_yolo(
     if pictures and not num_labelled:
         looked = label_file_of(pictures[0])
         raise DataError(f"{folder.path}: none of {len(pictures)} pictures has a label file; the first is {looked}")
+    _labels_alone(folder.sets[split], used, problems)
     notes = (f"{num_polygons} polygons taken as the boxes around them",) if num_polygons else ()
     return document._replace(notes=(*notes, *folder.notes))
+
+
+def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Problems) -> None:
+    """Names the label files of a set whose picture is not there: nothing else tells of a picture that got lost."""
+    for place in places:
+        labels = label_file_of(place / "x").parent
+        if not place.is_dir() or labels == place:  # text files beside pictures may be anything
+            continue
+        for path in _walk(labels, (".txt",)):
+            if path not in used and path.name not in NAME_FILES:
+                inside = place / path.relative_to(labels).with_suffix(".*")
+                problems.add(path, 0, "missing", f"no such picture, {inside}, for these labels")
 
 
 def picture_folder(folder: YoloFolder, split: str) -> Path:
@@ -268,7 +288,8 @@ def _pictures(places: Iterable[Path], root: Path, problems: Problems) -> list[Pa
     return sorted(found)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _walk(folder: Path, endings: tuple[str, ...] = PICTURES) -> Iterator[Path]:
+    """Its files with these endings, and those of the folders in it."""
     seen = set()
     for root, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(root)
@@ -276,7 +297,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             folders.clear()
             continue
         seen.add(real)
-        yield from (Path(root, name) for name in files if name.lower().endswith(PICTURES) and name[0] != ".")
+        yield from (Path(root, name) for name in files if name.lower().endswith(endings) and name[0] != ".")
 
 
 def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
@@ -297,7 +318,7 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
-            problems.add(path, number, "file", f"{places[0]}: no such picture")
+            problems.add(path, number, "file", f"{places[0]}: no such picture{_slashes(line)}")
 
 
 def label_file_of(picture: Path) -> Path:
