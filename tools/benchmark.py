@@ -29,6 +29,7 @@ from benchmarks import train as benchmark_train
 
 from rtdetr.commands.configs import find_config
 from rtdetr.data.classes import DataError
+from rtdetr.engine import distributed
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -123,6 +124,7 @@ def measure_data(args: argparse.Namespace) -> int:
 
 def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
+    distributed.let_memory_grow()  # as a training does, and before the GPU is asked for its name
     device = torch.device(args.device)
     environment = benchmark_op.environment(device)
     print(", ".join(f"{key} {value}" for key, value in environment.items()))

@@ -126,8 +126,6 @@ def measure_process(
     profiled: bool, updates: list[str],
 ) -> Measurement:  # fmt: skip
     gpus = distributed.world_size()
-    if device.type == "cuda":
-        distributed.let_memory_grow()
     device = distributed.choose_device(device.type)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
