@@ -31,7 +31,7 @@ from benchmarks import train as benchmark_train
 from rtdetr.commands.configs import find_config
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
-from rtdetr.engine.distributed import DeviceError, choose_device
+from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -151,6 +151,8 @@ def measure_data(args: argparse.Namespace) -> int:
 def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
     device = args.device
+    if device.type == "cuda":
+        let_memory_grow()  # torch reads it when it is first asked about the GPU
     environment = benchmark_op.environment(device)
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     record: dict[str, object] = {**environment}
