@@ -198,3 +198,17 @@ def test_linear_layers_fuse(shape: tuple[int, ...], dtype: torch.dtype, device: 
     found = linear_relu(*(each.to(device, dtype) for each in (x, weight, bias)))
     assert found.dtype == dtype and found.shape == expected.shape
     torch.testing.assert_close(found.float().cpu(), expected, atol=0.02, rtol=0.01)
+
+
+def test_bytes_are_pictures_too() -> None:
+    """As the predictor and the training take them: 255 is 1."""
+    deployed = made_up().deploy()
+    images = torch.randint(256, (2, 3, 64, 96), dtype=torch.uint8)
+    for found, expected in zip(deployed(images), deployed(images * (1.0 / 255.0))):
+        assert torch.equal(found, expected)
+
+
+def test_what_is_no_type_of_weights_is_refused() -> None:
+    for dtype in (torch.int8, "float16"):
+        with pytest.raises(ValueError, match="dtype: expected a floating point type of torch, got"):
+            made_up().deploy(dtype)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from rtdetr.ops.assignment import (
     MAX_COLUMNS,
     linear_assignment,
     linear_assignment_checked,
+    linear_assignment_padded,
     resolve_assignment_backend,
 )
 
@@ -148,10 +149,17 @@ def test_what_does_not_fit_is_refused() -> None:
         linear_assignment(cost, (1, 1))
     with pytest.raises(ValueError, match="counts"):
         linear_assignment(cost, (4, -1))
-    with pytest.raises(ValueError, match="repeats: expected at least 1"):
+    with pytest.raises(ValueError, match="repeats: expected a whole number of at least 1"):
         linear_assignment(cost, (3,), 0)
-    with pytest.raises(ValueError, match="float32 or float64"):
-        linear_assignment(cost.half(), (3,))
+    with pytest.raises(ValueError, match=r"repeats: expected a whole number of at least 1, got 2\.0"):
+        linear_assignment(cost, (3,), 2.0)  # type: ignore[arg-type]
+    for counts in (3, (1.5, 1.5), torch.tensor([1.0, 2.0]), torch.tensor(3), [[3]], "3"):
+        with pytest.raises(ValueError, match="counts: expected a whole number for each picture"):
+            linear_assignment(cost, counts)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cost: expected \(\.\.\., T, Q\) floating point, got \(3, 5\) torch.int64"):
+        linear_assignment(cost.long(), (3,))
+    with pytest.raises(ValueError, match="cost: expected"):
+        linear_assignment(cost[0], (5,))
     with pytest.raises(ValueError, match="backend: expected one of"):
         linear_assignment(cost, (3,), backend="gpu")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="needs costs on cuda"):
@@ -203,6 +211,27 @@ def test_more_pictures_than_one_launch_takes() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_counts_of_every_kind_mean_the_same(backend: str) -> None:
+    """Also where each picture could have as many rows as any other."""
+    cost = torch.rand(2, 1, 3, 4, 6, generator=torch.Generator().manual_seed(0)).to(device_of(backend))
+    wanted = linear_assignment(cost, [1, 3], 2, backend=backend)
+    assert wanted.shape == (2, 1, 3, 2, 6) and wanted[..., 0, :].max() == 0 and wanted[..., 1, :].max() == 2
+    for counts in ((1, 3), np.array([1, 3]), torch.tensor([1, 3]), torch.tensor([1, 3], dtype=torch.int32)):
+        assert torch.equal(linear_assignment(cost, counts, np.int64(2), backend=backend), wanted)  # type: ignore[arg-type]
+    assert torch.equal(linear_assignment(cost, torch.tensor([1, 3], device=cost.device), 2, backend=backend), wanted)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_costs_of_16_bits_are_taken_as_they_are(backend: str, dtype: torch.dtype) -> None:
+    """A detector under autocast has them. Whole numbers below 256 have no other value in either type."""
+    cost = torch.randperm(200, generator=torch.Generator().manual_seed(0)).view(2, 10, 10).to(dtype).requires_grad_()
+    found = linear_assignment(cost.to(device_of(backend)), (4, 0, 6), backend=backend)
+    assert not found.requires_grad
+    assert torch.equal(found.cpu(), linear_assignment(cost.double(), (4, 0, 6), backend="scipy"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_counts_on_the_device(backend: str) -> None:
     """Every picture has the same number of rows; those after its boxes mean nothing."""
     device = "cuda" if backend == "cuda" else "cpu"
@@ -210,8 +239,8 @@ def test_counts_on_the_device(backend: str) -> None:
     cost = torch.rand(2, 5, len(counts) * slots, 12, generator=torch.Generator().manual_seed(0)).to(device)
     used = [b * slots + i for b, count in enumerate(counts) for i in range(count)]
     for repeats in (1, 2):
-        found = linear_assignment(cost, torch.tensor(counts, device=device), repeats, backend=backend)
+        found, bad = linear_assignment_padded(cost, torch.tensor(counts, device=device), repeats, backend=backend)
         wanted = linear_assignment(cost[..., used, :], counts, repeats, backend=backend)
-        assert torch.equal(found, wanted)
+        assert torch.equal(found, wanted) and bad.shape == (2, 5, 4) and not bad.any()
     with pytest.raises(ValueError, match="counts: expected"):
-        linear_assignment(cost, torch.tensor([1, 2, 3], device=device), backend=backend)
+        linear_assignment_padded(cost, torch.tensor([1, 2, 3], device=device), backend=backend)

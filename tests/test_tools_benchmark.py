@@ -14,6 +14,8 @@ import pytest
 import torch
 from engine_helpers import NANO, tiny_updates
 
+from rtdetr.ops import compiled
+
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 TINY = [each for each in tiny_updates(TOOLS) if each.startswith(("model", "data.image_size"))]
 
@@ -62,6 +64,49 @@ def test_a_row_that_fails_costs_itself_alone(
     lines = capsys.readouterr().out.splitlines()
     assert "deployed eager" in lines[2] and "failed: " in lines[2] and lines[3].startswith("deployed + graph")
     assert json.loads((tmp_path / "rows.json").read_text())["measurements"] == [failed, good]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["infer", "--json", "/no/such/folder/rows.json"], "expected a file in a folder that exists"),
+        (["eval", "--json", "/no/such/folder/rows.json"], "expected a file in a folder that exists"),
+        (["infer", "--batch", "0"], "expected a whole number above 0"),
+        (["train", "--steps", "0"], "expected a whole number above 0"),
+        (["train", "--device", "gpu"], "device gpu: expected cpu, cuda or cuda:N"),
+        (["assignment", "--device", "cuda:9"], "GPU number 9 was asked for"),
+        (["infer", "--device", "cpu", "--config", "nonsense"], "nonsense: no config of that name"),
+        (["train", "--device", "cpu", "-u", "trian.epochs=1"], "unknown key"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(
+    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        sys.exit(tool(monkeypatch, "benchmark").main(arguments))
+    assert ended.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "error: " in said and says in said
+
+
+@pytest.mark.parametrize("why_not", [None, "nothing has been compiled"])
+def test_assignment_beside_scipy_and_without_kernels(
+    why_not: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    benchmark, assignment = tool(monkeypatch, "benchmark"), tool(monkeypatch, "benchmarks.assignment")
+    monkeypatch.setattr(assignment, "COUNTS", {"221 boxes": (2, 1, 3)})
+    monkeypatch.setattr(assignment, "LAYERS", 1)
+    file = tmp_path / "rows.json"
+    call = ["assignment", "--device", "cpu", "--profile", "--json", str(file)]
+    why_not = why_not or compiled.WHY_NOT["cpu"]
+    monkeypatch.setitem(compiled.WHY_NOT, "cpu", why_not)
+    assert benchmark.main(call) == 0
+    rows = json.loads(file.read_text())["measurements"]
+    backends = ["scipy"] if why_not else ["scipy", "cpu"]
+    assert [(row["costs"], row["backend"]) for row in rows] == [(c, b) for c in ("random", "trained") for b in backends]
+    said = capsys.readouterr().out
+    assert len(said.splitlines()) == 2 + bool(why_not) + len(rows) and (why_not or "") in said
+    assert all(row["same_as_scipy"] == 1 and len(row["apart_ms"]) == 2 for row in rows)
 
 
 @pytest.mark.slow  # two more processes import and build everything

@@ -13,9 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
 
@@ -28,71 +29,100 @@ from benchmarks import op as benchmark_op
 from benchmarks import train as benchmark_train
 
 from rtdetr.commands.configs import find_config
+from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
-from rtdetr.engine import distributed
+from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    args = parsed(arguments)
+    try:
+        return int(args.measure(args))
+    except (ConfigError, DataError, DeviceError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="rtdetr benchmark", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    op = commands.add_parser("op", help="the deformable attention op")
+    op = command(commands, "op", "the deformable attention op", measure_op)
     cases = [case.name for case in benchmark_op.CASES]
-    op.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     op.add_argument("--cases", nargs="+", choices=cases, help="default: all on a GPU, R1 on a CPU")
     op.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="default: all on a GPU, float32 on a CPU")
     op.add_argument("--backends", nargs="+", choices=("cuda", "cpu", "torch"), help="default: all that run there")
-    op.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    op.set_defaults(measure=measure_op)
-    assignment = commands.add_parser("assignment", help="linear assignment at the size of a training step")
-    assignment.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    text = "kernels, waits and how long the GPU is busy; one-to-one and one-to-many problems apart"
+    assignment = command(
+        commands, "assignment", "linear assignment at the size of a training step", measure_assignment, profile=text
+    )
     assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
-    assignment.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    assignment.set_defaults(measure=measure_assignment)
-    data = commands.add_parser("data", help="training pictures per second of one core")
+    text = "milliseconds of each step too"
+    data = command(commands, "data", "training pictures per second of one core", measure_data, False, text)
     data.add_argument("--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)")
     data.add_argument("--count", type=positive, default=64, help="pictures of a turn (default: 64)")
     data.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: 5)")
-    data.add_argument("--profile", action="store_true", help="milliseconds of each step too")
-    data.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    data.set_defaults(measure=measure_data)
-    scoring = commands.add_parser("eval", help="scoring the detections of a validation set")
+    text = "seconds of each step too"
+    scoring = command(commands, "eval", "scoring the detections of a validation set", measure_eval, False, text)
     scoring.add_argument("--pictures", type=positive, default=5000, help="default: 5000")
     scoring.add_argument("--detections", type=positive, default=300, help="in each picture (default: 300)")
     evaluators = benchmark_eval.EVALUATORS
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
-    scoring.add_argument("--profile", action="store_true", help="seconds of each step too")
-    scoring.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    scoring.set_defaults(measure=measure_eval)
-    infer = commands.add_parser("infer", help="detection through the public predictor")
+    text = "kernels and waits of a call, and how long they keep the GPU busy"
+    infer = command(commands, "infer", "detection through the public predictor", measure_infer, profile=text)
     infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
     infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    infer.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    infer.add_argument("--batch", nargs="+", type=int, default=[1, 32], help="pictures at a time (default: 1 32)")
+    infer.add_argument("--batch", nargs="+", type=positive, default=[1, 32], help="pictures at a time (default: 1 32)")
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
     infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES], help=text)
-    infer.add_argument("--num-files", type=int, default=4096, help="JPEGs of the row `files` (default: %(default)s)")
-    infer.add_argument("--profile", action="store_true", help="kernels of a call, and how long they keep the GPU busy")
-    infer.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    infer.set_defaults(measure=measure_infer)
-    train = commands.add_parser("train", help="the optimiser step of `rtdetr train`")
-    train.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    text = "JPEGs of the row `files` (default: %(default)s)"
+    infer.add_argument("--num-files", type=positive, default=4096, help=text)
+    text = "kernels, waits and the time the GPU was busy"
+    train = command(commands, "train", "the optimiser step of `rtdetr train`", measure_train, profile=text)
     train.add_argument(
         "-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="YAML file or shipped name"
     )
     train.add_argument("-u", "--update", nargs="+", default=[], metavar="KEY=VALUE")
     train.add_argument("--modes", nargs="+", choices=list(benchmark_train.MODES), default=list(benchmark_train.MODES))
-    train.add_argument("--batch", type=int, default=16)
-    train.add_argument("--size", type=int, default=640, help="side of the pictures (default: 640)")
-    train.add_argument("--boxes", type=int, help="in every picture (default: COCO's numbers)")
-    train.add_argument("--steps", type=int, default=40)
+    train.add_argument("--batch", type=positive, default=16)
+    train.add_argument("--size", type=positive, default=640, help="side of the pictures (default: 640)")
+    train.add_argument("--boxes", type=positive, help="in every picture (default: COCO's numbers)")
+    train.add_argument("--steps", type=positive, default=40)
     train.add_argument("--gpus", type=positive, default=1, help="of this machine, one process each (default: 1)")
-    train.add_argument("--profile", action="store_true", help="kernels, waits and the time the GPU was busy")
-    train.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
-    train.set_defaults(measure=measure_train)
-    args = parser.parse_args(arguments)
-    return int(args.measure(args))
+    return parser.parse_args(arguments)
+
+
+def command(
+    commands: Any, name: str, says: str, measure: Callable[[argparse.Namespace], int], device: bool = True,
+    profile: str = "",
+) -> argparse.ArgumentParser:  # fmt: skip
+    """The parser of one command, with what several have. profile: what that option adds; empty: it has none."""
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=says)
+    if device:
+        there = "cuda" if torch.cuda.is_available() else "cpu"
+        parser.add_argument("--device", type=existing_device, default=there, help="default: a GPU if there is one")
+    if profile:
+        parser.add_argument("--profile", action="store_true", help=profile)
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write the numbers there too")
+    parser.set_defaults(measure=measure)
+    return parser
+
+
+def existing_device(text: str) -> torch.device:
+    """For argparse."""
+    try:
+        return choose_device(text)
+    except DeviceError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def file_to_write(text: str) -> Path:
+    """A file whose folder exists, looked at before anything is measured; for argparse."""
+    file = Path(text)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text}")
+    return file
 
 
 def positive(text: str) -> int:
@@ -106,14 +136,10 @@ def measure_data(args: argparse.Namespace) -> int:
     """Prints the tables and writes the JSON file."""
     environment = {"torch": torch.__version__, **benchmark_data.versions()}
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    try:
-        with benchmark_data.opened(args.pictures, min(args.count, 64)) as source:
-            rows = benchmark_data.measure(source, args.count, args.rounds)
-            print(benchmark_data.table(rows))
-            steps = benchmark_data.profile(source, args.count) if args.profile else {}
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with benchmark_data.opened(args.pictures, min(args.count, 64)) as source:
+        rows = benchmark_data.measure(source, args.count, args.rounds)
+        print(benchmark_data.table(rows))
+        steps = benchmark_data.profile(source, args.count) if args.profile else {}
     for backend, spent in steps.items():
         print(f"{backend}, ms: " + ", ".join(f"{step} {taken:.2f}" for step, taken in spent.items()))
     if args.json:
@@ -124,8 +150,9 @@ def measure_data(args: argparse.Namespace) -> int:
 
 def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
-    distributed.let_memory_grow()  # as a training does, and before the GPU is asked for its name
-    device = torch.device(args.device)
+    device = args.device
+    if device.type == "cuda":
+        let_memory_grow()  # torch reads it when it is first asked about the GPU
     environment = benchmark_op.environment(device)
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     record: dict[str, object] = {**environment}
@@ -160,16 +187,17 @@ def measure_eval(args: argparse.Namespace) -> int:
 
 def measure_assignment(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file."""
-    device = torch.device(args.device)
+    device = args.device
     environment = benchmark_op.environment(device)
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    backends = benchmark_assignment.backends_for(device)
     rows = [
         row
         for case in args.cases or benchmark_assignment.COUNTS
         for trained in (False, True)
-        for row in benchmark_assignment.measure(case, trained, ["scipy", device.type], device)
+        for row in benchmark_assignment.measure(case, trained, backends, device, args.profile)
     ]
-    print(benchmark_assignment.table(rows))
+    print(benchmark_assignment.table(rows, args.profile))
     if args.json:
         record = {**environment, "measurements": [asdict(row) for row in rows]}
         args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -178,7 +206,7 @@ def measure_assignment(args: argparse.Namespace) -> int:
 
 def measure_infer(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file after each. 1 when a row failed."""
-    device = torch.device(args.device)
+    device = args.device
     environment = benchmark_op.environment(device)
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     print(benchmark_infer.header())
@@ -196,7 +224,7 @@ def measure_infer(args: argparse.Namespace) -> int:
 
 def measure_op(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
-    device = torch.device(args.device)
+    device = args.device
     on_gpu = device.type == "cuda"
     wanted = args.cases or ([case.name for case in benchmark_op.CASES] if on_gpu else ["R1"])
     dtypes = args.dtypes or (list(DTYPES) if on_gpu else ["float32"])

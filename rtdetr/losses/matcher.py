@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy, giou
-from rtdetr.config import LossConfig
+from rtdetr.config import LossConfig, MatchBackend
 from rtdetr.losses.functional import at_least_float32, focal_class_cost
-from rtdetr.ops.assignment import linear_assignment_checked
+from rtdetr.ops.assignment import linear_assignment_checked, linear_assignment_padded
 from rtdetr.types import QueryOutputs, Targets
 
 
@@ -36,13 +36,12 @@ def match_together(
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
     indices: list[Tensor] = []
-    counts = targets.counts or targets.mask.sum(1)
     spoilt = torch.zeros(len(targets.labels), dtype=torch.bool, device=targets.labels.device)
     for outputs, repeats in problems:
         layers = []
         for first, part in _parts(outputs, targets):
             cost = matching_cost(part, targets, cfg)
-            index, bad = linear_assignment_checked(cost, counts, repeats, backend=cfg.match_backend)
+            index, bad = _assign(cost, targets, repeats, cfg.match_backend)
             if bad.device.type == "cpu" and bad.any():
                 layer, group, picture = bad.nonzero()[0].tolist()
                 layer += first
@@ -51,6 +50,12 @@ def match_together(
             spoilt |= bad.flatten(0, 1).any(0)
         indices.append(torch.cat(layers))
     return indices, spoilt
+
+
+def _assign(cost: Tensor, targets: Targets, repeats: int, backend: MatchBackend) -> tuple[Tensor, Tensor]:
+    if targets.counts:
+        return linear_assignment_checked(cost, targets.counts, repeats, backend=backend)
+    return linear_assignment_padded(cost, targets.mask.sum(1), repeats, backend=backend)
 
 
 def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutputs]]:

@@ -22,11 +22,11 @@ from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
 from rtdetr.models.layers import MLP, ConvNorm, Group, SelfAttention, in_weight_type
 from rtdetr.ops.conv_relu import conv_relu, linear_relu
 from rtdetr.ops.top_k import top_k
-from rtdetr.types import Predictions
+from rtdetr.types import Predictions, as_floats
 
 
 class DeployedModel(nn.Module):
-    """Predictions of pictures (B, 3, H, W), RGB in [0, 1], of any float type; made by `deploy`."""
+    """Predictions of pictures (B, 3, H, W), RGB, floats of any type in [0, 1] or uint8; made by `deploy`."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class DeployedModel(nn.Module):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
 
     def forward(self, images: Tensor) -> Predictions:
-        maps = self.encoder(self.backbone(images.to(self.dtype).contiguous(memory_format=self.memory_format)))
+        scaled = as_floats(images).to(self.dtype).contiguous(memory_format=self.memory_format)
+        maps = self.encoder(self.backbone(scaled))
         memory = self.decoder.remember(maps)
         decoded = self.decoder(*self.decoder.select(memory), memory)
         return Predictions(decoded.logits[-1], decoded.boxes[-1])
@@ -70,6 +71,8 @@ def deploy(
     for_compiler: products with four columns or rows are written as sums, which torch.compile makes part of what stands
     around them.
     """
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype: expected a floating point type of torch, got {dtype!r}")
     if not in_place:
         backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
     for part in (backbone, encoder, decoder):

@@ -5,6 +5,7 @@ Letters: B pictures, T boxes of all pictures together, Q queries.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -26,16 +27,15 @@ def linear_assignment(
 ) -> Tensor:
     """Return (..., B, Q) int64: the box that each query got, counted within its picture, or -1.
 
-    cost:    (..., T, Q) float32 or float64, on any device; the rows are boxes, picture after picture
-    counts:  boxes of each of the B pictures; they add up to T. Or (B,) int64 on the device of the costs: then every
-             picture has T / B rows, of which its boxes are the first, and the host need not know how many
+    cost:    (..., T, Q) floating point, on any device; the rows are boxes, picture after picture
+    counts:  boxes of each of the B pictures, which add up to T; the host looks into a tensor
     repeats: how many queries a box is offered to; where the offers outnumber the queries, every query gets a box
     backend: scipy (the reference, one problem after another on the host), cpu (threads), cuda, or auto
 
-    The total cost of every picture is the least possible. Where several assignments cost the same, backends may choose
-    different ones. The cuda backend does not wait for the device. A picture that has a NaN, infinite or absurd cost
-    (beyond 1e300) gets -1 everywhere. Raises ValueError for sizes that do not fit, RuntimeError if a named backend
-    cannot run.
+    The total cost of every picture is the least possible, in float64. Where several assignments cost the same, backends
+    may choose different ones. The cuda backend does not wait for the device. A picture that has a NaN, infinite or
+    absurd cost (beyond 1e300) gets -1 everywhere. Raises ValueError for what does not fit, RuntimeError if a named
+    backend cannot run.
     """
     return linear_assignment_checked(cost, counts, repeats, backend=backend)[0]
 
@@ -44,36 +44,53 @@ def linear_assignment_checked(
     cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """`linear_assignment`, and (..., B) bool: the pictures whose costs are not all finite."""
-    if isinstance(counts, Tensor):
-        return _padded(cost, counts, repeats, backend)
-    counts = list(counts)
-    if cost.dim() < 2 or cost.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"cost: expected (..., T, Q) float32 or float64, got {tuple(cost.shape)} {cost.dtype}")
-    if min(counts, default=0) < 0 or sum(counts) != cost.shape[-2]:
-        raise ValueError(f"counts: expected numbers that add up to T = {cost.shape[-2]}, got {counts}")
-    if repeats < 1:
-        raise ValueError(f"repeats: expected at least 1, got {repeats}")
-    if resolve_assignment_backend(backend, cost, counts, repeats) == "scipy":
-        return _by_scipy(cost, counts, repeats)
-    index, bad = torch.ops.rtdetr.linear_assignment(cost.detach(), counts, repeats)
+    cost, numbers = _as_solvers_take_it(cost, repeats), _whole_numbers(counts)
+    if min(numbers, default=0) < 0 or sum(numbers) != cost.shape[-2]:
+        raise ValueError(f"counts: expected numbers that add up to T = {cost.shape[-2]}, got {numbers}")
+    if resolve_assignment_backend(backend, cost, numbers, repeats) == "scipy":
+        return _by_scipy(cost, numbers, repeats)
+    index, bad = torch.ops.rtdetr.linear_assignment(cost, numbers, int(repeats))
     return index, bad
 
 
-def _padded(cost: Tensor, counts: Tensor, repeats: int, backend: AssignmentBackend) -> tuple[Tensor, Tensor]:
-    """The same for counts in a tensor. Backends on the host look into it."""
-    pictures = counts.numel()
-    if counts.dim() != 1 or counts.dtype != torch.int64 or cost.dim() < 2 or not pictures or cost.shape[-2] % pictures:
+def linear_assignment_padded(
+    cost: Tensor, counts: Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """`linear_assignment_checked` where the host need not know how many boxes there are, as in a CUDA graph.
+
+    cost:   (..., B * M, Q), M rows for each picture, of which its boxes are the first
+    counts: (B,) int64 on the device of the costs, each at most M; the cuda backend does not look into it on the host
+    """
+    cost, pictures = _as_solvers_take_it(cost, repeats), counts.numel()
+    if counts.dim() != 1 or counts.dtype != torch.int64 or not pictures or cost.shape[-2] % pictures:
         raise ValueError(
             f"counts: expected (B,) int64 for costs (..., B * M, Q), got {tuple(counts.shape)} {counts.dtype} for "
             f"{tuple(cost.shape)}"
         )
     slots = cost.shape[-2] // pictures
-    if repeats >= 1 and resolve_assignment_backend(backend, cost, [slots] * pictures, repeats) == "cuda":
-        index, bad = torch.ops.rtdetr.linear_assignment_padded(cost.detach(), counts, repeats)
+    if resolve_assignment_backend(backend, cost, [slots] * pictures, repeats) == "cuda":
+        index, bad = torch.ops.rtdetr.linear_assignment_padded(cost, counts, int(repeats))
         return index, bad
     own = [min(max(count, 0), slots) for count in counts.tolist()]
     rows = [picture * slots + slot for picture, count in enumerate(own) for slot in range(count)]
     return linear_assignment_checked(cost[..., rows, :], own, repeats, backend=backend)
+
+
+def _as_solvers_take_it(cost: Tensor, repeats: int) -> Tensor:
+    """The costs in float32 or float64, without their past."""
+    if cost.dim() < 2 or not cost.is_floating_point():
+        raise ValueError(f"cost: expected (..., T, Q) floating point, got {tuple(cost.shape)} {cost.dtype}")
+    if not isinstance(repeats, int | np.integer) or repeats < 1:
+        raise ValueError(f"repeats: expected a whole number of at least 1, got {repeats}")
+    return cost.detach() if cost.dtype in (torch.float32, torch.float64) else cost.detach().float()
+
+
+def _whole_numbers(counts: Sequence[int] | Tensor) -> list[int]:
+    try:
+        listed = counts.tolist() if isinstance(counts, Tensor) else list(counts)
+        return [operator.index(count) for count in listed]
+    except TypeError as error:
+        raise ValueError(f"counts: expected a whole number for each picture, got {counts}") from error
 
 
 def resolve_assignment_backend(
@@ -101,7 +118,7 @@ def resolve_assignment_backend(
 def _by_scipy(cost: Tensor, counts: list[int], repeats: int) -> tuple[Tensor, Tensor]:
     from scipy.optimize import linear_sum_assignment  # here because importing it takes longer than `import rtdetr.ops`
 
-    on_host = cost.detach().cpu().numpy()
+    on_host = cost.cpu().numpy()
     index = np.full((*cost.shape[:-2], len(counts), cost.shape[-1]), -1, dtype=np.int64)
     bad = np.zeros(index.shape[:-1], dtype=bool)
     ends = np.cumsum(counts)

@@ -9,14 +9,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from rtdetr.config import LossConfig
-from rtdetr.losses.matcher import matching_cost
+from benchmarks.profiled import work_of
+from rtdetr.config import LossConfig, SupervisionConfig
+from rtdetr.engine.graphs import slots_for
+from rtdetr.losses.matcher import match_together, matching_cost
 from rtdetr.ops.assignment import AssignmentBackend, linear_assignment
+from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import QueryOutputs, Targets
 
 LAYERS, CLASSES = 4, 80
@@ -33,6 +36,21 @@ class Measurement:
     cost_ms: float  # making the cost matrices
     assignment_ms: float
     same_as_scipy: float  # share of the pictures, of all layers and groups
+    together_ms: float = 0.0  # both as a CUDA graph, with counts on the device and padding, as a training step has them
+    apart_ms: tuple[float, ...] = ()  # one-to-one problems, one-to-many problems; (): not profiled
+    kernels: float = 0.0
+    busy_ms: float = 0.0  # of the GPU
+    waits: float = 0.0  # of the host for the GPU
+    mib: float = 0.0  # the most that lay on the GPU, costs included
+
+
+def backends_for(device: torch.device) -> list[AssignmentBackend]:
+    """Those that run on the device; says why there is only one."""
+    why_not = why_not_compiled(torch.empty(0, device=device))
+    if why_not is not None:
+        print(why_not)
+        return ["scipy"]
+    return ["scipy", "cuda" if device.type == "cuda" else "cpu"]
 
 
 def predictions(counts: tuple[int, ...], trained: bool) -> tuple[Targets, list[tuple[QueryOutputs, int]]]:
@@ -76,7 +94,9 @@ def milliseconds(call: Callable[[], object], device: torch.device, times: int = 
 
 
 @torch.no_grad()
-def measure(case: str, trained: bool, backends: list[AssignmentBackend], device: torch.device) -> list[Measurement]:
+def measure(
+    case: str, trained: bool, backends: list[AssignmentBackend], device: torch.device, profiled: bool = False
+) -> list[Measurement]:
     counts = COUNTS[case]
     targets, outputs = predictions(counts, trained)
     targets = targets.to(device)
@@ -92,21 +112,57 @@ def measure(case: str, trained: bool, backends: list[AssignmentBackend], device:
     rows = []
     for backend in backends:
 
-        def solve(backend: AssignmentBackend = backend) -> list[Tensor]:
-            return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in costs]
+        def solve(problems: list[tuple[Tensor, int]] = costs, backend: AssignmentBackend = backend) -> list[Tensor]:
+            return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in problems]
 
         same = torch.cat([(a == b).all(-1).flatten() for a, b in zip(solve(), expected)])
         times = 3 if backend == "scipy" else 9
         taken = milliseconds(solve, device, times)
-        rows.append(
-            Measurement(case, "trained" if trained else "random", backend, cost_ms, taken, float(same.float().mean()))
-        )
+        row = Measurement(case, "trained" if trained else "random", backend, cost_ms, taken, float(same.float().mean()))
+        if backend == "cuda":
+            row = replace(row, together_ms=milliseconds(captured(on_device, targets, config), device))
+        rows.append(with_profile(row, solve, costs, device, times) if profiled else row)
     return rows
 
 
-def table(rows: list[Measurement]) -> str:
-    lines = [f"{'case':16s} {'costs':8s} {'backend':8s} {'cost ms':>8s} {'assignment ms':>14s} {'same as scipy':>14s}"]
+def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets, config: LossConfig) -> Callable[[], object]:
+    """Replays the matching of a captured training step."""
+    padded = targets.padded(slots_for(max(targets.counts), SupervisionConfig().num_denoising))._replace(counts=())
+    graph = torch.cuda.CUDAGraph()
+    match_together(outputs, padded, config)
+    with torch.cuda.graph(graph):
+        match_together(outputs, padded, config)
+
+    def replay(inputs: object = (outputs, padded)) -> None:  # which the graph reads, so they have to stay
+        graph.replay()
+
+    return replay
+
+
+def with_profile(
+    row: Measurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], device: torch.device, times: int
+) -> Measurement:
+    apart = tuple(milliseconds(lambda each=each: solve([each]), device, times) for each in costs)
+    if device.type != "cuda":
+        return replace(row, apart_ms=apart)
+    torch.cuda.reset_peak_memory_stats()
+    solve()
+    mib, work = torch.cuda.max_memory_allocated() / 2**20, work_of(solve, number=3)
+    return replace(row, apart_ms=apart, kernels=work.kernels, busy_ms=work.busy_ms, waits=work.waits, mib=mib)
+
+
+def table(rows: list[Measurement], profiled: bool = False) -> str:
+    columns = [("case", 16), ("costs", 8), ("backend", 8), ("cost ms", 8), ("assignment ms", 14), ("as a graph", 11)]
+    columns += [("same as scipy", 14)]
+    if profiled:
+        columns += [("one-to-one", 11), ("one-to-many", 12), ("kernels", 8), ("busy ms", 8), ("waits", 6), ("MiB", 6)]
+    lines = [" ".join(f"{name:<{width}s}" if i < 3 else f"{name:>{width}s}" for i, (name, width) in enumerate(columns))]
     for row in rows:
-        numbers = f"{row.cost_ms:8.2f} {row.assignment_ms:14.2f} {row.same_as_scipy:14.2%}"
+        numbers = f"{row.cost_ms:8.2f} {row.assignment_ms:14.2f} {row.together_ms:11.2f} {row.same_as_scipy:14.2%}"
+        if profiled:
+            one, many = row.apart_ms
+            numbers += (
+                f" {one:11.2f} {many:12.2f} {row.kernels:8.0f} {row.busy_ms:8.2f} {row.waits:6.1f} {row.mib:6.0f}"
+            )
         lines.append(f"{row.case:16s} {row.costs:8s} {row.backend:8s} {numbers}")
     return "\n".join(lines)
