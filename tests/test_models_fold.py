@@ -104,7 +104,7 @@ def test_sixteen_bits_with_float32_islands(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*scores, atol=0.05, rtol=0)
 
 
-def test_a_bright_picture_costs_float16_its_digits_and_not_with_exact_pixels() -> None:
+def test_a_bright_picture_costs_float16_its_digits_and_not_with_exact_ends() -> None:
     """Products and bias of the first convolution, some 20, cancel but for 1."""
     model = made_up()
     first = model.backbone.stem[0]
@@ -114,7 +114,7 @@ def test_a_bright_picture_costs_float16_its_digits_and_not_with_exact_pixels() -
     first.norm.running_var.fill_(0.04)
     expected, errors = model.backbone(images), []
     for exact in (False, True):
-        deployed = model.deploy(torch.float16, exact_pixels=exact)
+        deployed = model.deploy(torch.float16, exact_ends=exact)
         maps = deployed.backbone(images.to(deployed.dtype))
         assert {each.dtype for each in maps} == {torch.float16}
         errors.append(max(float((ours - theirs).abs().mean()) for ours, theirs in zip(maps, expected)))
