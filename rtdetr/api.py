@@ -90,14 +90,19 @@ class RTDETRv3:
         """
         chosen = distributed.choose_device(device)
         path = Path(name)
-        bare = path.name == str(name) and not path.suffix and not path.exists()
+        try:
+            there = path.exists()
+        except OSError as error:
+            raise CheckpointError(f"{name}: cannot be looked at ({error.strerror})") from error
+        bare = path.name == str(name) and not path.suffix and not there
         if path.suffix in (".yml", ".yaml") or bare:
             if classes is not None or str(name) not in OFFICIAL:
                 return cls._random(str(name), classes, chosen)
             path = official_checkpoint(str(name))
+            there = True
         if classes is not None:
             raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
-        if not path.exists() and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
+        if not there and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
             path = from_hub(str(name), revision)
         if _is_exported(path):
             from rtdetr.inference.runtimes import load as load_runtime

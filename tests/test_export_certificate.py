@@ -9,8 +9,9 @@ import pytest
 from engine_helpers import tiny_config
 
 from rtdetr.export.cases import cases, example_pictures
-from rtdetr.export.certificate import BOUNDS, Arrays, difference
+from rtdetr.export.certificate import BOUNDS, Arrays, Comparison, difference, together
 from rtdetr.export.graph import fitting
+from rtdetr.inference.metadata import Precision
 
 
 def detections(scores: list[float], labels: list[int], boxes: list[list[float]]) -> Arrays:
@@ -42,6 +43,30 @@ def test_difference_counts_what_has_no_counterpart(
     expected = detections([0.9, 0.5], [1, 0], boxes[:2])
     found = detections(scores, labels, [[x + shift for x in box] for box in boxes])
     assert difference(expected, found, BOUNDS["fp32"]).missing == missing
+
+
+@pytest.mark.parametrize(
+    ("precision", "missing", "passed"),
+    [
+        ("fp16", 25, True),  # of 49 of one picture, and 4 of all others
+        ("fp16", 45, False),  # nearly all of them: no chance
+        ("fp16", float("inf"), False),  # nor are numbers that are not finite
+        ("fp32", 1, False),
+    ],
+)
+def test_one_picture_by_chance_fails_no_lossy_file(precision: Precision, missing: float, passed: bool) -> None:
+    def comparison(batch: int, detections: int, missing: float, runtime: str = "onnxruntime") -> Comparison:
+        box, missing = (missing, 1) if missing == float("inf") else (9.0, int(missing))
+        within = missing <= BOUNDS[precision].missing * detections and np.isfinite(box)
+        return Comparison(runtime, "pictures", batch, 64, 64, detections, missing, 0.1, box, 0, bool(within))
+
+    others = [comparison(1, 42, 0), comparison(3, 133, 0), comparison(8, 349, 4 if precision == "fp16" else 0)]
+    one = comparison(1, 49, missing)
+    assert not one.passed or missing == float("inf")
+    judged = together([*others, one], BOUNDS[precision])
+    assert [each.passed for each in judged] == [True, True, True, passed]
+    elsewhere = [comparison(1, 49, 25, "openvino"), comparison(3, 49, 4, "openvino")]
+    assert not together([*judged, *elsewhere], BOUNDS[precision])[-2].passed  # of another runtime
 
 
 def test_cases_have_a_cell_for_every_query() -> None:

@@ -104,6 +104,24 @@ def test_sixteen_bits_with_float32_islands(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*scores, atol=0.05, rtol=0)
 
 
+def test_a_bright_picture_costs_float16_its_digits_and_not_with_exact_ends() -> None:
+    """Products and bias of the first convolution, some 20, cancel but for 1."""
+    model = made_up()
+    first = model.backbone.stem[0]
+    nn.init.uniform_(first.conv.weight, 0.5, 1)
+    images = 0.9 + 0.1 * torch.rand(2, 3, 64, 96)
+    first.norm.running_mean = first.conv(images)[:, :, 1:, 1:].mean(dim=(0, 2, 3))
+    first.norm.running_var.fill_(0.04)
+    expected, errors = model.backbone(images), []
+    for exact in (False, True):
+        deployed = model.deploy(torch.float16, exact_ends=exact)
+        maps = deployed.backbone(images.to(deployed.dtype))
+        assert {each.dtype for each in maps} == {torch.float16}
+        errors.append(max(float((ours - theirs).abs().mean()) for ours, theirs in zip(maps, expected)))
+        assert deployed(images).logits.dtype == torch.float32
+    assert errors[1] < errors[0] / 3
+
+
 def test_answers_for_a_size_are_computed_once() -> None:
     model = made_up().double()
     deployed = model.deploy(torch.float64, remember_sizes=True)

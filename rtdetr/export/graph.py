@@ -67,7 +67,7 @@ class Detector(RawModel):
 def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
     """The model, folded, as the metadata want it. backend: of deformable attention."""
     dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
-    deployed = model.deploy(dtype, channels_last=False)
+    deployed = model.deploy(dtype, channels_last=False, exact_ends=dtype != torch.float32)
     set_backend(deployed, backend)
     num_queries = model.decoder.selector.num_queries
     height, width = fitting(*metadata.config.data.image_size, num_queries)

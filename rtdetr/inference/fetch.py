@@ -153,7 +153,7 @@ def _download(url: str, target: Path, limits: Limits, allow_private: bool) -> No
             while chunk := response.read1(1 << 16):
                 received += len(chunk)
                 if received > limits.max_bytes:
-                    raise DataError(_too_large(url, limits, f"more than {received:,}"))
+                    raise DataError(_too_large(url, limits, f"{received:,} and more"))
                 if time.monotonic() > deadline:
                     raise DataError(_too_slow(url, limits))
                 file.write(chunk)

@@ -35,7 +35,7 @@ print(model.predict("picture.jpg"))
 
 def from_hub(repo_id: str, revision: str | None = None) -> Path:
     """The folder of a model, downloaded where it is not there yet. Raises CheckpointError or MissingPackage."""
-    hub = optional("huggingface_hub", "hub", f"{repo_id}: models of the Hub")
+    hub = optional("huggingface_hub", "hub", f"{repo_id}: no such file or folder, and the Hub")
     try:
         return Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
     except _failures(hub) as error:
