@@ -290,6 +290,20 @@ BAD = [
     (lambda x: (x.features, x.shapes, None, x.locations, x.weights[:, :2]), r"weights: expected .* \(2, 5, 3, 3, 2\)"),
     (lambda x: (x.features[..., 1:], x.shapes, None, x.locations, x.weights), r"features: .* 2 equal groups, got 7"),
     (lambda x: (x.features[:, 1:], x.shapes, None, x.locations, x.weights), r"hold 156 cells, but \w+ has 155"),
+    (lambda x: (x.features.long(), x.shapes, None, x.locations, x.weights), r"features: .* of torch.int64"),
+    (lambda x: (x.features, x.shapes, None, x.locations, x.weights[..., :0]), r"weights: .* got \(2, 5, 3, 3, 2, 0\)"),
+    (lambda x: (x.features, CAMERAS[0], None, x.locations, x.weights), r"equally many .* per camera"),
+    (
+        lambda x: (x.features, (*CAMERAS[:2], CAMERAS[2][:1]), None, x.locations, x.weights),
+        r"equally many .* per camera",
+    ),
+    (
+        lambda x: (x.features, (((6, 9, 1), (3, 5, 1)),) * 3, None, x.locations, x.weights),
+        r"equally many .* per camera",
+    ),
+    (lambda x: (x.features, (), None, x.locations, x.weights), r"equally many .*, got \(\)"),
+    (lambda x: (x.features, torch.tensor(CAMERAS)[0], None, x.locations, x.weights), r"integers \(N, L, 2\)"),
+    (lambda x: (x.features, torch.tensor(CAMERAS) / 1, None, x.locations, x.weights), r"got .* torch.float32"),
 ]
 
 
@@ -297,6 +311,11 @@ BAD = [
 def test_wrong_sizes_are_named(target: Target, arguments: object, message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         deformable_aggregation(*arguments(make_views().to(target[1])), backend=target[0])  # type: ignore[operator]
+
+
+def test_meta() -> None:
+    x = make_views().to("meta")
+    assert deformable_aggregation(x.features, x.shapes, None, x.locations, x.weights).shape == x.grad.shape
 
 
 # The module.
@@ -360,6 +379,35 @@ def test_block_weights_are_shares_of_all_points_cameras_and_levels() -> None:
         torch.testing.assert_close(shares.sum((2, 3, 4)), torch.ones(2, 5, 2))
     one_camera = block()(*block_inputs(cameras=1))
     assert one_camera.shape == (2, 5, 8)
+
+
+def test_block_without_anchors() -> None:
+    for made in (block(), block(camera_embedding=False)):
+        instances, embedding, key_points, *rest = block_inputs()
+        assert made(instances[:, :0], embedding[:, :0], key_points[:, :0], *rest).shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize(
+    ("index", "wrong", "message"),
+    [
+        (2, (2, 5, 4, 3), r"key_points: expected \(2, 5, 3, 3\), got \(2, 5, 4, 3\)"),
+        (6, (2, 3, 3, 4), r"projection: expected \(2, 3, 4, 4\), got \(2, 3, 3, 4\)"),
+        (6, (2, 2, 4, 4), r"projection: expected \(2, 3, 4, 4\), got \(2, 2, 4, 4\)"),
+        (7, (3, 2), r"image_size: expected \(2, 3, 2\), got \(3, 2\)"),
+    ],
+)
+def test_block_names_what_does_not_fit(index: int, wrong: tuple[int, ...], message: str) -> None:
+    arguments = list(block_inputs())
+    arguments[index] = torch.ones(wrong)
+    with pytest.raises(ValueError, match=message):
+        block()(*arguments)
+
+
+def test_block_refuses_settings_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"channels: expected a multiple of groups=0, got 8"):
+        DeformableFeatureAggregation(8, 0)
+    with pytest.raises(ValueError, match=r"attention_dropout: expected a share from 0 to below 1, got 1\.0"):
+        block(attention_dropout=1.0)
 
 
 def test_block_order_of_its_weights() -> None:

@@ -73,6 +73,28 @@ def test_backward_fills_the_tensors_of_mmcv(device: str) -> None:
         compat.ms_deform_attn_backward(*tensors(x), x.grad, filled[0])
 
 
+def test_backward_takes_what_forward_takes(device: str) -> None:
+    """Pairs of integers and no starts too; and refuses what forward refuses."""
+    x = make_inputs(SHAPES, 2, 5, 3, 8, 2).to(device)
+    value, shapes, starts, locations, weights = tensors(x)
+    wanted = compat.ms_deform_attn_backward(value, shapes, starts, locations, weights, x.grad, 64)
+    for given, start in ((x.shapes, None), (shapes, None), (shapes.int(), starts.int())):
+        grads = compat.ms_deform_attn_backward(value, given, start, locations, weights, x.grad, 64)
+        assert all(relative(a, b) <= 1e-6 for a, b in zip(grads or [], wanted or [], strict=True))
+    for call in (compat.ms_deform_attn_forward, lambda *t: compat.ms_deform_attn_backward(*t[:5], x.grad, t[5])):
+        with pytest.raises(ValueError, match=r"spatial_shapes: expected integers \(L, 2\), got .* torch.float32"):
+            call(value, shapes.float(), starts, locations, weights, 64)
+        with pytest.raises(ValueError, match=r"value: expected floating-point numbers, got torch.int64"):
+            call(value.long(), shapes, starts, locations, weights, 64)
+        with pytest.raises(ValueError, match=r"attention_weights: expected .* got \(2, 4, 3, 3, 2\)"):
+            call(value, shapes, starts, locations, weights[:, 1:], 64)
+
+
+def test_functions_on_meta_tensors() -> None:
+    x = make_inputs(SHAPES, 2, 5, 3, 8, 2).to("meta")
+    assert compat.MSDeformAttnFunction.apply(x.value, x.shapes, None, x.locations, x.weights, 64).shape == x.grad.shape
+
+
 def test_16_bit_points_get_16_bit_gradients() -> None:
     """mmcv casts locations and weights to the type of value."""
     x = make_inputs(SHAPES, 1, 5, 2, 8, 2, dtype=torch.float16)
@@ -227,7 +249,7 @@ def test_patch_names_its_classes_and_unpatch_undoes_all(patch: Callable[[], list
     after = {family: attention_code(family) for family in present}
     assert all(after[family] is not before[family] for family in present)
     assert patch() == changed and {family: attention_code(family) for family in present} == after
-    compat.unpatch_transformers()
+    compat.unpatch()
     assert {family: attention_code(family) for family in present} == before
 
 

@@ -150,6 +150,8 @@ def _levels(
 def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weights: Tensor) -> None:
     if value.dim() != 4:
         raise ValueError(f"value: expected 4 dimensions (B, S, H, D), got {tuple(value.shape)}")
+    if not value.is_floating_point():
+        raise ValueError(f"value: expected floating-point numbers, got {value.dtype}")
     batch, _, heads, _ = value.shape
     levels = _check_shapes(spatial_shapes)
     if locations.dim() != 6 or (locations.shape[0], locations.shape[2], locations.shape[3]) != (batch, heads, levels):

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops import SpatialShapes, ms_deform_attn, resolve_backend
+from rtdetr.ops import SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
 from rtdetr.ops.reference import compute_dtype
 
 __all__ = [
@@ -32,10 +32,16 @@ __all__ = [
     "multi_scale_deformable_attn_pytorch",
     "patch_transformers",
     "uninstall",
+    "unpatch",
     "unpatch_transformers",
 ]
 
 logger = logging.getLogger("rtdetr")
+
+
+def _as_given(value: Tensor) -> torch.autocast:
+    """A context in which autocast leaves types alone."""
+    return torch.autocast("cpu" if value.is_meta else value.device.type, enabled=False)
 
 
 # Deformable DETR and mmcv. The extension of the first takes its arguments by place, so mmcv's names serve both.
@@ -43,8 +49,8 @@ logger = logging.getLogger("rtdetr")
 
 def ms_deform_attn_forward(
     value: Tensor,
-    value_spatial_shapes: Tensor,
-    value_level_start_index: Tensor,
+    value_spatial_shapes: SpatialShapes,
+    value_level_start_index: Tensor | None,
     sampling_locations: Tensor,
     attention_weights: Tensor,
     im2col_step: int = 64,
@@ -53,7 +59,7 @@ def ms_deform_attn_forward(
 
     `im2col_step` is accepted and means nothing; the batch need not be a multiple of it.
     """
-    with torch.autocast(value.device.type, enabled=False):
+    with _as_given(value):
         return ms_deform_attn(
             value, value_spatial_shapes, value_level_start_index, sampling_locations, attention_weights
         )
@@ -61,8 +67,8 @@ def ms_deform_attn_forward(
 
 def ms_deform_attn_backward(
     value: Tensor,
-    value_spatial_shapes: Tensor,
-    value_level_start_index: Tensor,
+    value_spatial_shapes: SpatialShapes,
+    value_level_start_index: Tensor | None,
     sampling_locations: Tensor,
     attention_weights: Tensor,
     grad_output: Tensor,
@@ -77,17 +83,18 @@ def ms_deform_attn_backward(
     `grad_output`, as mmcv calls it, the gradients are written into them and the result is None.
     """
     inputs = (value, sampling_locations, attention_weights)
+    _check(value, value_spatial_shapes, sampling_locations, attention_weights)
     dtype, grad = compute_dtype(value), grad_output.to(value.dtype)
     points = [t.detach().to(dtype) for t in inputs[1:]]
-    if resolve_backend("auto", value) == "torch":
+    if resolve_backend("auto", value, _host_levels(value_spatial_shapes)) == "torch":
         leaves = [t.detach().requires_grad_() for t in (value, *points)]
-        with torch.enable_grad(), torch.autocast(value.device.type, enabled=False):
+        with torch.enable_grad(), _as_given(value):
             output = ms_deform_attn(leaves[0], value_spatial_shapes, None, leaves[1], leaves[2], backend="torch")
         grads = torch.autograd.grad(output, leaves, grad)
     else:
-        levels = [t.to(value.device, torch.int64) for t in (value_spatial_shapes, value_level_start_index)]
+        levels = _levels(value_spatial_shapes, value_level_start_index, value)
         flags = (True, True, True, torch.are_deterministic_algorithms_enabled())
-        grads = torch.ops.rtdetr.ms_deform_attn_backward(grad, value.detach(), [], *levels, *points, *flags)
+        grads = torch.ops.rtdetr.ms_deform_attn_backward(grad, value.detach(), *levels, *points, *flags)
     found = [g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
     if not isinstance(grad_value, Tensor):
         return found
@@ -104,7 +111,7 @@ def ms_deform_attn_core_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
     """Return (B, Q, H * D) by grid_sample on any device: the twin that the kernels are compared with."""
-    with torch.autocast(value.device.type, enabled=False):
+    with _as_given(value):
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights, backend="torch")
 
 
@@ -112,7 +119,7 @@ def multi_scale_deformable_attn_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
     """Return (B, Q, H * D): the function that mmcv calls off the GPU, by the kernel of the device if there is one."""
-    with torch.autocast(value.device.type, enabled=False):
+    with _as_given(value):
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
 
 
@@ -275,6 +282,9 @@ def unpatch_transformers() -> None:
     while _undo:
         _undo.pop()()
     _changed.clear()
+
+
+unpatch = unpatch_transformers
 
 
 def _modeling(family: str) -> ModuleType:

@@ -41,7 +41,7 @@ def deformable_aggregation(
     for float64 features). Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run. On
     CUDA more than 32 maps need a tensor of `spatial_shapes` on the device.
     """
-    device = features.device.type
+    device = "cpu" if features.is_meta else features.device.type
     if features.dtype != torch.float64 and torch.is_autocast_enabled(device):
         features = features.to(torch.get_autocast_dtype(device))
     _check(features, spatial_shapes, sampling_locations, weights)
@@ -99,9 +99,8 @@ def deformable_aggregation_reference(
     output = features.new_zeros(*locations.shape[:2], groups, features.shape[2] // groups, dtype=dtype)
     for n, camera in enumerate(shapes):
         for level, (h, w) in enumerate(camera):
-            cells = next(maps).unflatten(2, (h, w))
-            samples = F.grid_sample(cells, grid[:, :, :, n], align_corners=False)  # (B, C, A, P)
-            seen = samples.unflatten(1, (groups, -1))
+            samples = F.grid_sample(next(maps).unflatten(2, (h, w)), grid[:, :, :, n], align_corners=False)
+            seen = samples.unflatten(1, (groups, -1))  # (B, G, C / G, A, P)
             output = output + torch.einsum("bgcap,bapg->bagc", seen, weights[:, :, :, n, level])
     return output.flatten(2).to(features.dtype)
 
@@ -130,8 +129,10 @@ class DeformableFeatureAggregation(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if channels % groups:
+        if groups < 1 or channels % groups:
             raise ValueError(f"channels: expected a multiple of {groups=}, got {channels}")
+        if not 0 <= attention_dropout < 1:
+            raise ValueError(f"attention_dropout: expected a share from 0 to below 1, got {attention_dropout}")
         if residual not in ("add", "cat"):
             raise ValueError(f"residual: expected add or cat, got {residual!r}")
         self.groups, self.levels, self.points = groups, levels, points
@@ -163,6 +164,10 @@ class DeformableFeatureAggregation(nn.Module):
         features, spatial_shapes, level_start_index: as in `deformable_aggregation`
         projection: (B, N, 4, 4) from that frame to pixels times depth; image_size: (B, N, 2) width, height in pixels
         """
+        batch, cameras = len(instances), len(spatial_shapes)
+        _check_shape("key_points", key_points, (batch, instances.shape[1], self.points, 3))
+        _check_shape("projection", projection, (batch, cameras, 4, 4))
+        _check_shape("image_size", image_size, (batch, cameras, 2))
         weights = self.weights(instances + anchor_embedding, projection)
         locations = project_points(key_points, projection, image_size)
         levels = (spatial_shapes, level_start_index)
@@ -174,8 +179,8 @@ class DeformableFeatureAggregation(nn.Module):
         """Return (B, A, P, N, L, G), for each group a softmax over the points in all cameras and levels."""
         if self.camera_encoder is not None:
             query = query[:, :, None] + self.camera_encoder(projection[:, :, :3].flatten(2).to(query))[:, None]
-        logits = self.weights_fc(query).reshape(*query.shape[:2], -1, self.groups)  # (B, A, N * L * P, G)
-        shares = logits.softmax(-2).unflatten(2, (-1, self.levels, self.points)).permute(0, 1, 4, 2, 3, 5)
+        logits = self.weights_fc(query).flatten(2).unflatten(2, (-1, self.levels, self.points, self.groups))
+        shares = logits.flatten(2, 4).softmax(2).view_as(logits).permute(0, 1, 4, 2, 3, 5)
         if self.training and self.attention_dropout > 0:
             kept = torch.rand_like(shares[..., :1, :1]) >= self.attention_dropout
             shares = shares * kept / (1 - self.attention_dropout)
@@ -212,14 +217,34 @@ def _host_shapes(spatial_shapes: CameraShapes) -> Sequence[Sequence[tuple[int, i
 
 
 def _check(features: Tensor, spatial_shapes: CameraShapes, locations: Tensor, weights: Tensor) -> None:
-    if features.dim() != 3:
-        raise ValueError(f"features: expected 3 dimensions (B, S, C), got {tuple(features.shape)}")
-    cameras, levels = len(spatial_shapes), len(spatial_shapes[0])
+    if features.dim() != 3 or not features.is_floating_point():
+        got = f"{tuple(features.shape)} of {features.dtype}"
+        raise ValueError(f"features: expected 3 dimensions (B, S, C) of floating-point numbers, got {got}")
+    cameras, levels = _count_maps(spatial_shapes)
     if locations.dim() != 5 or locations.shape[::3] != (features.shape[0], cameras) or locations.shape[4] != 2:
         wanted = f"(B, A, P, N, 2) with B={features.shape[0]}, N={cameras}"
         raise ValueError(f"sampling_locations: expected {wanted}, got {tuple(locations.shape)}")
-    if weights.dim() != 6 or weights.shape[:5] != (*locations.shape[:4], levels):
+    if weights.dim() != 6 or weights.shape[:5] != (*locations.shape[:4], levels) or weights.shape[5] == 0:
         wanted = f"(B, A, P, N, L, G) that starts with {(*locations.shape[:4], levels)}"
         raise ValueError(f"weights: expected {wanted}, got {tuple(weights.shape)}")
     if features.shape[2] % weights.shape[5]:
         raise ValueError(f"features: expected channels in {weights.shape[5]} equal groups, got {features.shape[2]}")
+
+
+def _count_maps(spatial_shapes: CameraShapes) -> tuple[int, int]:
+    """Cameras and levels of each."""
+    if isinstance(spatial_shapes, Tensor):
+        if spatial_shapes.dim() == 3 and spatial_shapes.shape[2] == 2 and not spatial_shapes.is_floating_point():
+            return spatial_shapes.shape[0], spatial_shapes.shape[1]
+        shape, kind = tuple(spatial_shapes.shape), spatial_shapes.dtype
+        raise ValueError(f"spatial_shapes: expected integers (N, L, 2), got {shape} of {kind}")
+    pairs = [pair for camera in spatial_shapes for pair in camera]
+    lengths = {len(camera) for camera in spatial_shapes}
+    if len(lengths) != 1 or not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+        raise ValueError(f"spatial_shapes: expected equally many (height, width) per camera, got {spatial_shapes}")
+    return len(spatial_shapes), lengths.pop()
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tensor.shape != expected:
+        raise ValueError(f"{name}: expected {expected}, got {tuple(tensor.shape)}")
