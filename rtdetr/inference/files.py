@@ -70,7 +70,7 @@ def find_pictures(sources: Sequence[str], recursive: bool = False, except_in: Pa
 
 
 def look_at(path: Path) -> None:
-    """Raises DataError where nobody can say what is there: a name that is too long, a folder that may not be entered."""
+    """Raises DataError where nobody can say what is there: a name too long, a folder that may not be entered."""
     try:
         path.stat()
     except FileNotFoundError:  # a glob, perhaps
