@@ -161,6 +161,14 @@ def test_what_is_no_video_leaves_nothing(checkpoint: Path, folder: Path, capsys:
     assert "error: words.mp4: cannot be opened as a video" in capsys.readouterr().err and not (folder / "new").exists()
 
 
+def test_a_name_that_is_too_long_is_one_sentence(
+    checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(checkpoint, "x" * 300) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cannot be looked at (File name too long)" in line and not [*folder.iterdir()]
+
+
 def test_a_camera_is_filmed_until_it_goes(
     checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

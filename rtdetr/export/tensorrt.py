@@ -11,8 +11,8 @@ from rtdetr.inference.metadata import Metadata
 
 # Where float16 would be coarse or overflow: --half leaves those in float32, and the engine takes the types of the file.
 FLOAT32_OPERATORS = {
-    "Add", "Clip", "Conv", "Div", "Exp", "Gemm", "GridSample", "LayerNormalization", "Log", "MatMul", "Mul", "ReduceSum",
-    "Relu", "Sigmoid", "Sub", "TopK",
+    "Add", "Clip", "Conv", "Div", "Exp", "Gemm", "GridSample", "LayerNormalization", "Log", "MatMul", "Mul",
+    "ReduceSum", "Relu", "Sigmoid", "Sub", "TopK",
 }  # fmt: skip
 MOST_PIXELS = 1.6  # of the largest side in the profile, relative to the model's own
 

@@ -69,6 +69,16 @@ def find_pictures(sources: Sequence[str], recursive: bool = False, except_in: Pa
     return listing
 
 
+def look_at(path: Path) -> None:
+    """Raises DataError where nobody can say what is there: a name too long, a folder that may not be entered."""
+    try:
+        path.stat()
+    except FileNotFoundError:  # a glob, perhaps
+        pass
+    except OSError as error:
+        raise DataError(f"{path}: cannot be looked at ({error.strerror})") from error
+
+
 def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing:
     """The pictures of a folder, and what it holds besides."""
 

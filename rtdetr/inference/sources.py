@@ -21,7 +21,7 @@ from rtdetr.data.pictures import MAX_MEGAPIXELS, UNREADABLE, read_picture, read_
 from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.inference import video
 from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of, refuse_private
-from rtdetr.inference.files import find_pictures
+from rtdetr.inference.files import find_pictures, look_at
 
 EXPECTED = (
     "expected a path, URL, PIL picture, uint8 array (H, W, 3), tensor (3, H, W), a list or generator of those, a "
@@ -118,12 +118,7 @@ class Opener(NamedTuple):
         if "://" in name:
             return self._at_address(name)
         path = Path(name)
-        try:
-            path.stat()
-        except FileNotFoundError:  # a glob, perhaps
-            pass
-        except OSError as error:  # a name that is too long, a folder that may not be entered
-            raise DataError(f"{name}: cannot be looked at ({error.strerror})") from error
+        look_at(path)
         if path.is_file() and path.suffix.lower() in video.ENDINGS:
             return Source("stream", _numbered("frame", video.video_frames(name)))
         if path.is_file():
@@ -207,6 +202,7 @@ def is_film(source: str) -> bool:
         host_of(source)
         return _is_stream(source) or Path(urlsplit(source).path).suffix.lower() in video.ENDINGS
     path = Path(source)
+    look_at(path)
     is_camera = source.isdecimal() and not path.exists()
     return is_camera or (path.suffix.lower() in video.ENDINGS and path.is_file())
 
