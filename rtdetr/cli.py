@@ -100,18 +100,22 @@ def _nobody_reads() -> bool:
 
 def _exit_code(error: Exception) -> int | None:
     """1 or 2 for what the user can mend, which becomes one line; None for everything else, which stays a traceback."""
+    from rtdetr.engine.lifeline import ProcessLost
+
+    if isinstance(error, ProcessLost):  # which leaves little time: the imports below take seconds on a busy machine
+        return 1
+
     from rtdetr.commands.outputs import OutputError, RunFailed
     from rtdetr.config import ConfigError
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
-    from rtdetr.engine.lifeline import ProcessLost
     from rtdetr.engine.watch import TrainingFailed
     from rtdetr.export import ExportFailed
     from rtdetr.weights.checkpoint import CheckpointError
 
     if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):
         return 2
-    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed, ProcessLost)) else None
+    return 1 if isinstance(error, (TrainingFailed, RunFailed, ExportFailed)) else None
 
 
 def _help() -> str:

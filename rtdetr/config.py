@@ -166,7 +166,7 @@ class DataConfig:
     # Bad records are left out and listed, up to 5 % of the pictures and of the boxes; refuse: none may be bad.
     on_defect: OnDefect = "drop"
     # A picture that cannot be read in training is replaced by another one; above this share of those seen so far, and
-    # from ten on, training stops. 0: at the first one.
+    # from ten or most of the set on, training stops. 0: at the first one.
     max_unreadable: Share = 0.05
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 

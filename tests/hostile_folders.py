@@ -109,6 +109,7 @@ VOC = [
     ),
     Case("XML in Latin-1", "image_file", 1, _xml("<annotation>", "<annotation>\xe4".encode("latin-1"))),
     Case("picture gone", "picture_missing", 1, _remove("JPEGImages/02.png")),
+    Case("a name outside, of a picture inside", "picture_path_outside", 1, _xml("02.png", "../../02.png")),
     Case(
         "picture outside",
         "picture_path_outside",

@@ -86,3 +86,14 @@ def test_a_process_that_fails_takes_the_others_along() -> None:
 def test_who_ends_well_is_not_missed() -> None:
     codes, said, _ = run("return", "alone")
     assert codes == [0, 0, 0] and said == ["ends with 0\n"] * 3
+
+
+def test_the_sentence_waits_for_no_import() -> None:
+    """Who has lost another process is ended after a while; on a busy machine importing takes as long."""
+    script = (
+        "import sys; from rtdetr import cli; from rtdetr.engine.lifeline import ProcessLost; "
+        "assert cli._exit_code(ProcessLost('1')) == 1; "
+        "print([each for each in sys.modules if each in ('torch', 'rtdetr.export', 'rtdetr.engine.watch')])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout == "[]\n", done.stderr

@@ -16,6 +16,7 @@ from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, ti
 from torch import Tensor, nn
 
 from rtdetr.config import ConfigError
+from rtdetr.data.shapes import make_shapes
 from rtdetr.engine.evaluator import FIGURES
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
@@ -390,10 +391,16 @@ def test_an_unreadable_picture_is_named_once_counted_and_replaced(
 
 
 @pytest.mark.parametrize(
-    ("share", "bad", "stops"), [(0.05, 10, True), (0.05, 9, False), (0.9, 10, False), (0, 1, True)]
+    ("share", "num_train", "bad", "stops"),
+    [
+        *((0.05, 12, 7, True), (0.05, 12, 6, False), (0.9, 12, 10, False), (0, 12, 1, True)),  # of a few: most
+        *((0.05, 24, 10, True), (0.05, 24, 9, False)),
+    ],
 )
-def test_too_many_unreadable_pictures_stop_the_run(tmp_path: Path, share: float, bad: int, stops: bool) -> None:
-    folder = tiny_data(tmp_path / "shapes")
+def test_too_many_unreadable_pictures_stop_the_run(
+    tmp_path: Path, share: float, num_train: int, bad: int, stops: bool
+) -> None:
+    folder = make_shapes(tmp_path / "shapes", num_train=num_train, num_val=4, size=96)
     for each in sorted((folder / "train").iterdir())[:bad]:
         each.write_bytes(b"no picture")
     trainer = Trainer(tiny_config(folder, f"data.max_unreadable={share}"), tmp_path / "run", CPU)

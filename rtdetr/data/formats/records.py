@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.defects import Defect
+from rtdetr.data.defects import Action, Defect
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
 Format = Literal["coco", "lvis", "voc", "yolo"]
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
     path: Path
     line: int  # from 1; 0: the whole file
-    kind: str  # one word: file, text, picture, size, class, numbers, box; missing: the picture
+    kind: str  # file, text, picture, size, class, numbers, box; missing: the picture; unused: costs nothing
     what: str  # what was expected, what came
 
     def __str__(self) -> str:
@@ -58,7 +58,8 @@ def as_defect(problem: Problem) -> Defect:
     if "not opened" in what or "lies outside" in what:
         name = "picture_path_outside"
     where = f"line {line}: {what}" if line else what
-    return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, "dropped")
+    action: Action = "kept" if kind == "unused" else "dropped"
+    return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, action)
 
 
 class Problems:

@@ -205,10 +205,13 @@ def _picture_of(path: Path, written: str, chosen: VocSet, pictures: Folders, pro
     """The picture of an XML, relative to the picture folder: of the XML's own name, else of the name written in it."""
     stem = path.relative_to(chosen.annotations).with_suffix("").as_posix()
     suffix = PureWindowsPath(written).suffix
+    folder = pictures.root
     for ending in dict.fromkeys((suffix, *PICTURES, *map(str.upper, PICTURES))):
         if ending and f"{stem}{ending}" in pictures:
+            if "\0" not in written and not below(folder, written):
+                what = f"its <filename> {shown(written)} leaves the folder {folder} and is not opened"
+                problems.add(path, 0, "unused", f"{what}; {stem}{ending} is taken")
             return f"{stem}{ending}"
-    folder = pictures.root
     if re.search(r"[\x00-\x1f]", written):
         problems.add(path, 0, "picture", f"its <filename> is {shown(written)}, expected the name of a picture")
         return None
