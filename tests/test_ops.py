@@ -393,6 +393,8 @@ BAD = [
     (lambda x: (x.value, x.shapes[:2], None, x.locations, x.weights), "sampling_locations: expected .* L=2"),
     (lambda x: (x.value, x.shapes, None, x.locations[..., 0], x.weights), "sampling_locations"),
     (lambda x: (x.value, x.shapes, None, x.locations, x.weights[:, :2]), "attention_weights: expected"),
+    (lambda x: (x.value, x.shapes, None, x.locations[..., :1], x.weights), "sampling_locations: expected"),
+    (lambda x: (x.value.int(), x.shapes, None, x.locations, x.weights), "value: expected floating.*got torch.int32"),
     (lambda x: (x.value[:, 1:], x.shapes, None, x.locations, x.weights), "spatial_shapes: the levels hold 86 cells"),
 ]
 

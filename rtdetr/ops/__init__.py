@@ -154,12 +154,13 @@ def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weig
         raise ValueError(f"value: expected floating-point numbers, got {value.dtype}")
     batch, _, heads, _ = value.shape
     levels = _check_shapes(spatial_shapes)
-    if locations.dim() != 6 or (locations.shape[0], locations.shape[2], locations.shape[3]) != (batch, heads, levels):
+    expected = (batch, heads, levels, 2)
+    if locations.dim() != 6 or tuple(locations.shape[i] for i in (0, 2, 3, 5)) != expected:
         raise ValueError(
             f"sampling_locations: expected (B, Q, H, L, P, 2) with B={batch}, H={heads}, L={levels},"
             f" got {tuple(locations.shape)}"
         )
-    if locations.shape[-1] != 2 or weights.shape != locations.shape[:-1]:
+    if weights.shape != locations.shape[:-1]:
         raise ValueError(
             f"attention_weights: expected {tuple(locations.shape[:-1])} to go with sampling_locations"
             f" {tuple(locations.shape)}, got {tuple(weights.shape)}"

@@ -1,7 +1,8 @@
 """The attention op under the names other libraries know: Deformable DETR's extension, mmcv, transformers.
 
 `import rtdetr.ops.compat as MSDA` stands for `import MultiScaleDeformableAttention as MSDA`; `install` makes the second
-line itself work; `patch_transformers` changes the models of the installed transformers. Letters as in `rtdetr.ops`.
+line itself work, and others like it; `patch_transformers` changes the models of the installed transformers. Letters as
+in `rtdetr.ops`.
 """
 
 from __future__ import annotations
@@ -133,36 +134,45 @@ MultiScaleDeformableAttnFunction = MSDeformAttnFunction
 
 
 EXTENSION = "MultiScaleDeformableAttention"
-_replaced: ModuleType | None = None
+_replaced: dict[str, ModuleType | None] = {}
 
 
-def install(*, replace: bool = False) -> None:
-    """Let `import MultiScaleDeformableAttention` find this module, in this process, from now on.
+def install(name: str = EXTENSION, *, replace: bool = False) -> None:
+    """Let `import MultiScaleDeformableAttention`, or that of another `name` that a project gave its extension, such as
+    `groundingdino._C`, find this module, in this process, from now on.
 
     Raises RuntimeError if another module of this name is imported already and `replace` is False. Files that imported
     the other one keep it.
     """
-    global _replaced
-    ours, present = sys.modules[__name__], sys.modules.get(EXTENSION)
+    ours, present = sys.modules[__name__], sys.modules.get(name)
     if present is ours:
         return
     if present is not None and not replace:
         where = getattr(present, "__file__", None) or "no file"
         raise RuntimeError(
-            f"{EXTENSION} is imported already ({where}); call install() before that import, or install(replace=True)"
+            f"{name} is imported already ({where}); call install() before that import, or install(replace=True)"
         )
-    _replaced = present
-    sys.modules[EXTENSION] = ours
+    _replaced[name] = present
+    _place(name, ours)
 
 
 def uninstall() -> None:
-    """Undo `install`: the module that was there before comes back, or none."""
-    global _replaced
-    if sys.modules.get(EXTENSION) is sys.modules[__name__]:
-        del sys.modules[EXTENSION]
-        if _replaced is not None:
-            sys.modules[EXTENSION] = _replaced
-    _replaced = None
+    """Undo every `install`: the modules that were there before come back, or none."""
+    for name, before in _replaced.items():
+        if sys.modules.get(name) is sys.modules[__name__]:
+            _place(name, before)
+    _replaced.clear()
+
+
+def _place(name: str, module: ModuleType | None) -> None:
+    """Under this name, and in the package that holds it where that has imported it."""
+    package, _, child = name.rpartition(".")
+    if module is None:
+        del sys.modules[name]
+    else:
+        sys.modules[name] = module
+        if hasattr(sys.modules.get(package), child):
+            setattr(sys.modules[package], child, module)
 
 
 # transformers. It writes the op in three forms, the same text in every family: a layer without parameters, a function,
