@@ -89,6 +89,21 @@ def test_what_cannot_be_measured_is_one_sentence(
     assert "error: " in said and says in said
 
 
+def test_without_a_gpu_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled = tool(monkeypatch, "benchmarks.profiled")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert profiled.work_of(lambda: torch.rand(3) + 1, 2) == (0, 0, 0, [])
+
+
+@pytest.mark.gpu
+def test_waits_of_the_calls_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled = tool(monkeypatch, "benchmarks.profiled")
+    values = torch.rand(1000, device="cuda")
+    quiet, waiting = (profiled.work_of(call, 4) for call in (lambda: values + 1, lambda: (values + 1).sum().item()))
+    assert quiet.waits == 0 and quiet.kernels == 1 and quiet.busy_ms > 0 and len(quiet.top) == 1
+    assert waiting.waits == 1 and waiting.kernels >= 3  # the sum, and the copy of it
+
+
 @pytest.mark.parametrize("why_not", [None, "nothing has been compiled"])
 def test_assignment_beside_scipy_and_without_kernels(
     why_not: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
