@@ -36,7 +36,7 @@ from rtdetr.weights.checkpoint import save_checkpoint
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
 
-MIN_UNREADABLE = 10  # pictures, or most of a small set; fewer do not stop a run whose data.max_unreadable is not 0
+MIN_UNREADABLE = 10  # pictures, or most of the set; fewer do not stop a run whose data.max_unreadable is not 0
 
 
 class TrainingFailed(RuntimeError):
@@ -267,9 +267,9 @@ class Watch:
             self._replaced += len(batch.unreadable)
             self._unreadable.update(batch.unreadable)
             self._name(batch.unreadable, "training takes another picture instead")
-        num_pictures = self.state.pace.num_pictures
-        least = min(MIN_UNREADABLE, num_pictures // 2 + 1)
-        self._refuse(len(self._unreadable), min(self._seen, num_pictures), "pictures seen so far", least)
+        bad, num_pictures = len(self._unreadable), self.state.pace.num_pictures
+        self._refuse(bad, min(self._seen, num_pictures), "pictures seen so far", MIN_UNREADABLE)
+        self._refuse(bad, num_pictures, "pictures of the set", num_pictures // 2 + 1)
 
     def figures_of(self, result: EvalResult | None, num_pictures: int) -> dict[str, float]:
         """Those of an evaluation of so many pictures, on the main process; names each that it had to do without once.
