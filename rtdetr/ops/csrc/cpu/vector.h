@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
-#if defined(__F16C__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -71,10 +71,13 @@ inline Words load_words(const void* from) {
 #if defined(__AVX512F__)  // GCC makes two halves of the conversion below; the masked form as in load() of Half
   const __m256i packed = _mm256_loadu_si256(static_cast<const __m256i*>(from));
   return bit_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, packed));
-#endif
+#elif defined(__AVX2__)
+  return bit_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from))));
+#else
   Shorts shorts;
   std::memcpy(&shorts, from, sizeof shorts);
   return __builtin_convertvector(shorts, Words);
+#endif
 }
 
 inline Floats load(const BFloat16* from) { return bit_cast<Floats>(load_words(from) << 16); }
