@@ -71,10 +71,13 @@ inline Words load_words(const void* from) {
 #if defined(__AVX512F__)  // GCC makes two halves of the conversion below; the masked form as in load() of Half
   const __m256i packed = _mm256_loadu_si256(static_cast<const __m256i*>(from));
   return bit_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, packed));
-#endif
+#elif defined(__AVX2__)
+  return bit_cast<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from))));
+#else
   Shorts shorts;
   std::memcpy(&shorts, from, sizeof shorts);
   return __builtin_convertvector(shorts, Words);
+#endif
 }
 
 inline Floats load(const BFloat16* from) { return bit_cast<Floats>(load_words(from) << 16); }
@@ -128,6 +131,9 @@ inline void store(const Floats& from, BFloat16* to) {
   const Words words = (rounded & ~nan) | (0x7fc0 & nan);
 #if defined(__AVX512F__)
   const __m256i shorts = _mm512_maskz_cvtepi32_epi16(0xffff, bit_cast<__m512i>(words));
+#elif defined(__AVX2__)  // packs within each half of the register: the four shorts of the upper one come third
+  const __m256i halves = _mm256_packus_epi32(bit_cast<__m256i>(words), bit_cast<__m256i>(words));
+  const __m128i shorts = _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
 #else
   const Shorts shorts = __builtin_convertvector(words, Shorts);
 #endif
