@@ -131,6 +131,9 @@ inline void store(const Floats& from, BFloat16* to) {
   const Words words = (rounded & ~nan) | (0x7fc0 & nan);
 #if defined(__AVX512F__)
   const __m256i shorts = _mm512_maskz_cvtepi32_epi16(0xffff, bit_cast<__m512i>(words));
+#elif defined(__AVX2__)  // packs within each half of the register: the four shorts of the upper one come third
+  const __m256i halves = _mm256_packus_epi32(bit_cast<__m256i>(words), bit_cast<__m256i>(words));
+  const __m128i shorts = _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
 #else
   const Shorts shorts = __builtin_convertvector(words, Shorts);
 #endif
