@@ -17,6 +17,7 @@ from engine_helpers import NANO
 
 import rtdetr
 from rtdetr import RTDETRv3
+from rtdetr.commands.configs import find_config
 from rtdetr.commands.evaluate import run as evaluate_command
 from rtdetr.commands.predict import run as predict_command
 from rtdetr.config import ConfigError, keyword_updates
@@ -249,6 +250,8 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
         RTDETRv3.from_pretrained("x" * 300)
     with pytest.raises(ConfigError, match="no config of that name is shipped, the nearest are rtdetrv3_r1"):
         RTDETRv3.from_pretrained("rtdetrv3_r19vd_6x_coco")
+    with pytest.raises(ConfigError, match="no config of that name is shipped"):
+        find_config("x" * 300)
 
 
 def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 
 from rtdetr.config import ConfigError
@@ -18,7 +19,7 @@ def find_config(text: str) -> Path:
     path, shipped = Path(text), shipped_configs()
     if text in shipped:
         return shipped[text]
-    if path.name == text and not path.suffix and not path.exists():
+    if path.name == text and not path.suffix and not os.path.exists(path):  # which says no to a name too long
         near = difflib.get_close_matches(text, shipped, n=5) or list(shipped)
         raise ConfigError(f"{text}: no config of that name is shipped, the nearest are {', '.join(near)}")
     return path
