@@ -135,7 +135,7 @@ WRONG: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("source", "sentence"), WRONG, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(("source", "sentence"), WRONG, ids=[sentence for _, sentence in WRONG])
 def test_a_wrong_source_is_one_sentence(
     model: RTDETRv3, source: Any, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
