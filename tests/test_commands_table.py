@@ -166,7 +166,6 @@ TABLE = {
     "doctor onto its source": Row(
         "doctor shapes/other.json --json shapes/other.json --overwrite", 2, ("other.json: would be read and",)
     ),
-    "doctor without pictures": Row("doctor shapes/other.json --images nowhere", 2, ("nowhere: no such picture",)),
     "convert nowhere": Row("convert model.pth -o notes.txt/out.pth", 2, ("notes.txt: nothing can be written there",)),
     "refused at the model": Row("predict -w notes.txt pictures --output-dir new/er", 2, ("notes.txt",)),
     # sources
