@@ -123,7 +123,7 @@ def test_the_same_queries_get_the_same_boxes() -> None:
 @pytest.mark.gpu
 def test_a_graph_captures_it_and_reads_what_lies_there_then() -> None:
     outputs, targets = problems(dtype=torch.float16)
-    other, _ = problems(queries=150, classes=6, dtype=torch.float16, counts=COUNTS[::-1])
+    other = QueryOutputs(*(each.flip(0, 3) for each in outputs))
     moved, on_device = QueryOutputs(*(each.cuda() for each in outputs)), targets.to("cuda")
     if kernel.why_not_by_kernel(moved.logits, targets.counts) is not None:
         pytest.skip("no kernel")
