@@ -118,7 +118,7 @@ class LossConfig:
     match_class_cost: Amount = 2.0
     match_l1_cost: Amount = 5.0
     match_giou_cost: Amount = 2.0
-    match_backend: MatchBackend = "auto"  # of rtdetr.ops.linear_assignment
+    match_backend: MatchBackend = "auto"  # of rtdetr.ops.linear_assignment; scipy: costs by torch, too
     dense_iou_weight: Amount = 2.5
     dense_dfl_weight: Amount = 0.5
     # The dense head's assigner is ATSS before this epoch (from 0), task-aligned from it on.

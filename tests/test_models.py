@@ -68,6 +68,27 @@ def test_a_picture_does_not_depend_on_its_neighbours() -> None:
     torch.testing.assert_close(together.boxes[1:2], alone.boxes, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("train", [False, True])
+def test_one_picture_has_half_of_the_gradients_of_two_of_it(train: bool, device: str) -> None:
+    """Also on a processor, where batch norm misreads some layouts of gradients in a batch of one."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = nano().train(train).double().to(device)
+    image = torch.rand(1, 3, 96, 128, dtype=torch.float64, device=device)
+
+    def gradients(images: Tensor) -> dict[str, Tensor]:
+        model.zero_grad()
+        tokens = model.decoder.remember(model.encoder(model.backbone(images))).tokens
+        weights = torch.linspace(-1, 1, tokens[0].numel(), dtype=tokens.dtype, device=device)
+        (tokens * weights.view(tokens.shape[1:])).sum().backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    two = gradients(image.repeat(2, 1, 1, 1))
+    for name, one in gradients(image).items():
+        assert (two[name] / 2 - one).norm() <= 1e-6 * one.norm() + 1e-9, name
+
+
 def test_training_outputs_have_the_stated_shapes() -> None:
     outputs = train_step(nano(), targets_of(2, 4))
     assert outputs.one_to_one.logits.shape == (4, 2, 2, 60, 5)

@@ -353,6 +353,25 @@ def test_patched_model_equals_unpatched(
     assert not calls
 
 
+@pytest.mark.parametrize("family", compat.KEEPERS)
+def test_batch_of_one_on_a_processor(patch: Callable[[], list[str]], family: str) -> None:
+    """torch's batch norm misreads a gradient of the layout that ours would have there."""
+    model = built(family)
+    one = {k: v[:1] for k, v in inputs(family).items()}
+
+    def gradients() -> dict[str, Tensor]:
+        model.zero_grad()
+        logits = model(**one).logits
+        (logits * torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view(logits.shape)).sum().backward()
+        return {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+
+    wanted = gradients()
+    scale = torch.stack([g.norm() for g in wanted.values()]).norm()
+    patch()
+    for name, grad in gradients().items():
+        assert (grad - wanted[name]).norm() <= 1e-4 * wanted[name].norm() + 1e-6 * scale, name
+
+
 def test_discrete_model_stays_as_it_is(patch: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     model = built("rt_detr_v2")
     for module in model.modules():
@@ -376,7 +395,9 @@ def attention_call(model: nn.Module, family: str) -> tuple[nn.Module, tuple[Any,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", compat.FAMILIES)
-def test_patched_attention_compiles_in_one_graph(patch: Callable[[], list[str]], family: str) -> None:
+def test_patched_attention_compiles_in_one_graph(
+    patch: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
     model = built(family)
     patch()
     torch._dynamo.reset()
@@ -386,8 +407,10 @@ def test_patched_attention_compiles_in_one_graph(patch: Callable[[], list[str]],
         actual = torch.compile(module, fullgraph=True, backend="aot_eager")(*args, **kwargs)[0]
     except torch._dynamo.exc.InternalTorchDynamoError as error:
         if "PendingUnbackedSymbolNotFound" not in str(error):
-            raise
-        pytest.skip(f"torch {torch.__version__} cannot trace sizes that are read from a tensor here")
+            raise  # else: torch 2.11 cannot trace how transformers checks the sizes of maps, with and without our op
+        monkeypatch.setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
+        torch._dynamo.reset()
+        actual = torch.compile(module, fullgraph=True, backend="aot_eager")(*args, **kwargs)[0]
     torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
     actual.sum().backward()
     assert module.sampling_offsets.weight.grad.any()

@@ -7,6 +7,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ SECONDS = 2.0  # between two looks at the main process
 # Of glibc, which keeps the memory of pictures that are gone in every hole it ever used, also in those that a worker was
 # born with: 10 MB a worker within an hour. That it asks the system for each picture's memory instead (M_MMAP_THRESHOLD)
 # would double the time of a picture. None with other C libraries.
-malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @contextmanager

@@ -68,29 +68,37 @@ class Criterion:
         indices, spoilt = match_together(problems, targets, self.cfg)
 
         num_groups = one_to_one.logits.shape[1]
-        num_boxes = self._mean_num_boxes(targets, 1, group)
-        losses: dict[str, Tensor] = {}
-        sums = set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)
-        losses |= self._entries(sums, 1 / (num_boxes * num_groups), "")
+        sums = {"": set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)}
         if denoising is not None:
-            sums = set_losses(denoising.logits, denoising.boxes, denoising_index(denoising, targets), targets)
+            index = denoising_index(denoising, targets)
+            sums["_dn"] = set_losses(denoising.logits, denoising.boxes, index, targets)
+        if one_to_many is not None:
+            sums["_o2m_branch"] = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
+        of_cells: dict[str, Tensor] = {}
+        if dense is not None:
+            task_aligned = epoch >= self.cfg.atss_epochs
+            share = self._mean_num_boxes(targets, 1) / self._mean_num_boxes(targets, 1, group) if group else 1.0
+            weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
+            of_cells = dense_losses(dense, targets, task_aligned, *weights, share)
+
+        # Averages over processes come this late because each waits for the slowest process: one whose pictures have
+        # more boxes matches longer and denoises less, and is not waited for in between.
+        num_boxes = self._mean_num_boxes(targets, 1, group)
+        losses = self._entries(sums[""], 1 / (num_boxes * num_groups), "")
+        if denoising is not None:
             # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
             # parameter a gradient on every process, which DDP waits for.
             switch = targets.mask.any()
             if denoising.crowd is not None:  # those that are denoised speak for the others
                 switch = targets.mask.sum() / targets.of(denoising.crowd).mask.sum().clamp(min=1)
-            losses |= self._entries(sums, switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
+            losses |= self._entries(sums["_dn"], switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:
-            sums = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
             scale = 1 / self._mean_num_boxes(targets, repeats, group)
-            losses |= self._entries(sums, scale, "_o2m_branch")
+            losses |= self._entries(sums["_o2m_branch"], scale, "_o2m_branch")
         total = torch.stack(list(losses.values())).sum()
         if dense is not None:
-            task_aligned = epoch >= self.cfg.atss_epochs
-            share = self._mean_num_boxes(targets, 1) / num_boxes if group else 1.0
-            weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
-            losses |= dense_losses(dense, targets, task_aligned, *weights, share)
-            total = total + losses["loss_aux_o2m"]
+            total = total + of_cells["loss_aux_o2m"]
+        losses |= of_cells
         if total.is_cuda:  # looked at when the losses are: to raise here would wait for the device
             total = total.masked_fill(spoilt.any(), torch.nan)
             losses["spoilt_picture"] = torch.where(spoilt.any(), spoilt.int().argmax() + 1, 0).to(total.dtype)

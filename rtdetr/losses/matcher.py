@@ -14,6 +14,7 @@ from rtdetr.boxes import cxcywh_to_xyxy, giou
 from rtdetr.config import LossConfig, MatchBackend
 from rtdetr.losses.functional import at_least_float32, focal_class_cost
 from rtdetr.ops.assignment import linear_assignment_checked, linear_assignment_padded
+from rtdetr.ops.matching_cost import fused_matching_cost, why_not_by_kernel
 from rtdetr.types import QueryOutputs, Targets
 
 
@@ -36,26 +37,29 @@ def match_together(
     Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
     """
     indices: list[Tensor] = []
-    spoilt = torch.zeros(len(targets.labels), dtype=torch.bool, device=targets.labels.device)
+    spoilt: list[Tensor] = []  # (layers and groups, B)
+    counts = targets.counts or targets.mask.sum(1)
     for outputs, repeats in problems:
         layers = []
         for first, part in _parts(outputs, targets):
             cost = matching_cost(part, targets, cfg)
-            index, bad = _assign(cost, targets, repeats, cfg.match_backend)
+            index, bad = _assign(cost, counts, repeats, cfg.match_backend)
             if bad.device.type == "cpu" and bad.any():
                 layer, group, picture = bad.nonzero()[0].tolist()
                 layer += first
                 raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
             layers.append(index)
-            spoilt |= bad.flatten(0, 1).any(0)
-        indices.append(torch.cat(layers))
-    return indices, spoilt
+            spoilt.append(bad.flatten(0, 1))
+        indices.append(torch.cat(layers) if len(layers) > 1 else layers[0])
+    return indices, torch.cat(spoilt).any(0)
 
 
-def _assign(cost: Tensor, targets: Targets, repeats: int, backend: MatchBackend) -> tuple[Tensor, Tensor]:
-    if targets.counts:
-        return linear_assignment_checked(cost, targets.counts, repeats, backend=backend)
-    return linear_assignment_padded(cost, targets.mask.sum(1), repeats, backend=backend)
+def _assign(
+    cost: Tensor, counts: tuple[int, ...] | Tensor, repeats: int, backend: MatchBackend
+) -> tuple[Tensor, Tensor]:
+    if isinstance(counts, Tensor):  # of padded costs
+        return linear_assignment_padded(cost, counts, repeats, backend=backend)
+    return linear_assignment_checked(cost, counts, repeats, backend=backend)
 
 
 def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutputs]]:
@@ -76,7 +80,17 @@ SPOILT = (
 def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture only:
     class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
-    Where the host does not know the counts, padding has rows too: T is B * M."""
+    Where the host does not know the counts, padding has rows too: T is B * M.
+
+    On a GPU one kernel makes it, unless the backend is scipy: that one is the reference from beginning to end."""
+    if cfg.match_backend == "scipy" or why_not_by_kernel(outputs.logits, targets.counts) is not None:
+        return plain_matching_cost(outputs, targets, cfg)
+    weights = cfg.match_class_cost, cfg.match_l1_cost, cfg.match_giou_cost
+    return fused_matching_cost(*outputs, targets.labels, targets.boxes, targets.counts, weights)
+
+
+def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
+    """`matching_cost` by torch."""
     device = targets.labels.device
     if targets.counts:
         pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]

@@ -26,6 +26,7 @@ from rtdetr.models.layers import (
     in_weight_type,
     linear_relu,
     score_head,
+    tokens_of,
     xavier_linear,
 )
 from rtdetr.ops.top_k import top_k
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
         """Flattens maps (B, channels, height, width), fine to coarse, into the decoder's memory."""
         maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
         shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
-        tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
+        tokens = torch.cat([tokens_of(x) for x in maps], dim=1)
         anchors, valid = self.make_anchors(shapes, tokens, self.official_rectangles)
         return Memory(tokens, shapes, anchors, valid, tokens * valid.to(tokens.dtype))
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.config import EncoderConfig
-from rtdetr.models.layers import ConvNorm, LayerNorm, Linear, SelfAttention, position_code
+from rtdetr.models.layers import ConvNorm, LayerNorm, Linear, SelfAttention, position_code, tokens_of
 
 
 class EncoderLayer(nn.Module):
@@ -109,7 +109,7 @@ class HybridEncoder(nn.Module):
 
     def _attend(self, x: Tensor) -> Tensor:
         height, width = x.shape[-2:]
-        tokens = x.flatten(2).transpose(1, 2)  # (B, H * W, dim)
+        tokens = tokens_of(x)  # (B, H * W, dim)
         code = self.position_code(height, width, x.shape[1], tokens, self.official_rectangles)
         return self.aifi(tokens, code).transpose(1, 2).unflatten(2, (height, width))
 

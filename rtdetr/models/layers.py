@@ -18,6 +18,15 @@ from rtdetr.ops.linear import linear
 PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
 
 
+def tokens_of(x: Tensor) -> Tensor:
+    """A view of a map (B, C, H, W) as (B, H * W, C).
+
+    Not `x.flatten(2).transpose(1, 2)`: in a batch of one its gradient reaches x with C as the stride of the batch, and
+    torch's batch norm on CPUs takes that for another layout: wrong gradients, without a word (2.11 to 2.15).
+    """
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
 class FrozenBatchNorm2d(nn.Module):
     """Batch norm of stored statistics and affine values. It does and stores what torchvision's does, whose import takes
     as long as torch's own, because it brings the compiler along."""

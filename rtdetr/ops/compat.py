@@ -250,9 +250,22 @@ def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             locations = torch.stack([F.pad(part, (0, 0, 0, gap), value=-1.0) for part, gap in parts], 3)
             parts = zip(attention_weights.split(num_points_list, 3), gaps, strict=True)
             weights = torch.stack([F.pad(part, (0, gap)) for part, gap in parts], 3)
-        return ms_deform_attn(value, value_spatial_shapes, None, locations, weights)
+        return ms_deform_attn(_channels_first_gradient(value), value_spatial_shapes, None, locations, weights)
 
     return attend
+
+
+def _channels_first_gradient(value: Tensor) -> Tensor:
+    """`value`, whose gradient gets the layout that transformers' own code gives it, where the layout changes its worth.
+
+    On CPUs torch's batch norm misreads the channels-last gradient of a batch of one (2.11 to 2.15). D-FINE and DEIMv2
+    have no projection between the op and a batch norm; models that have one get such a gradient with any op.
+    """
+    if not (value.is_cpu and len(value) == 1 and value.requires_grad) or torch.compiler.is_compiling():
+        return value
+    value = value.view_as(value)  # the hook shall not stay with a leaf
+    value.register_hook(lambda grad: grad.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
+    return value
 
 
 def patch_transformers(*, any_version: bool = False) -> list[str]:

@@ -4,34 +4,19 @@
 
 #include <cuda_runtime.h>
 
+#include "spans.cuh"
+
 namespace rtdetr::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr float kIouEps = 1e-9f, kGiouEps = 1e-10f;
+constexpr float kIouEps = 1e-9f;
 
-struct Span {  // of a box along an axis
-  float low, high;
-};
-
-__device__ Span span(float centre, float size) { return {centre - 0.5f * size, centre + 0.5f * size}; }
-__device__ float positive(float x) { return x < 0 ? 0 : x; }                         // NaN stays NaN, here and below
 __device__ float larger(float a, float b) { return a > b ? 1 : a == b ? 0.5f : 0; }  // the share of a in max(a, b)
-__device__ float most(float a, float b) { return a != a || a > b ? a : b; }
-__device__ float least(float a, float b) { return a != a || a < b ? a : b; }
 __device__ float sign(float x) { return static_cast<float>(x > 0) - static_cast<float>(x < 0); }
 
-// What two boxes share along an axis, and how far they reach together.
-struct Pair {
-  float shared, hull;
-};
-
-__device__ Pair pair(Span a, Span b) {
-  return {least(a.high, b.high) - most(a.low, b.low), most(a.high, b.high) - least(a.low, b.low)};
-}
-
 // The gradient by centre and size of a's span, of those by what is shared, by the hull and by the size of a itself.
-__device__ float2 to_box(Span a, Span b, float by_shared, float by_hull, float by_size) {
+__device__ float2 to_box(Span<float> a, Span<float> b, float by_shared, float by_hull, float by_size) {
   const float high = by_shared * larger(b.high, a.high) + by_hull * larger(a.high, b.high) + by_size;
   const float low = -by_shared * larger(a.low, b.low) - by_hull * larger(b.low, a.low) - by_size;
   return {low + high, 0.5f * (high - low)};
@@ -56,12 +41,12 @@ __global__ void __launch_bounds__(kThreads) box_losses_kernel(BoxLosses task) {
     const float4 b = reinterpret_cast<const float4*>(task.targets)[picture * task.slots + slot];
     by_l1 = {sign(a.x - b.x), sign(a.y - b.y), sign(a.z - b.z), sign(a.w - b.w)};
     l1 = fabsf(a.x - b.x) + fabsf(a.y - b.y) + fabsf(a.z - b.z) + fabsf(a.w - b.w);
-    const Span ax = span(a.x, a.z), ay = span(a.y, a.w), bx = span(b.x, b.z), by = span(b.y, b.w);
-    const Pair x = pair(ax, bx), y = pair(ay, by);
+    const Span<float> ax = span(a.x, a.z), ay = span(a.y, a.w), bx = span(b.x, b.z), by = span(b.y, b.w);
+    const Pair<float> x = pair(ax, bx), y = pair(ay, by);
     const float width = ax.high - ax.low, height = ay.high - ay.low, wide = positive(x.shared), tall = positive(y.shared);
     const float shared = wide * tall;
-    const float areas = positive(width) * positive(height) + positive(bx.high - bx.low) * positive(by.high - by.low);
-    const float all = areas - shared + kGiouEps, hull = x.hull * y.hull + kGiouEps;
+    const float areas = area(ax, ay) + area(bx, by);
+    const float all = areas - shared + float(kGiouEps), hull = x.hull * y.hull + float(kGiouEps);
     score = shared / (areas - shared + kIouEps);
     overlap = 1 - (shared / all - (hull - all) / hull);
     const float by_all = -(1 / hull - shared / (all * all)), by_hull = all / (hull * hull), by_shared = -1 / all - by_all;

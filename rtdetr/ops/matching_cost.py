@@ -1,0 +1,51 @@
+"""Costs of matching every box with every query of its picture, by one kernel, where torch takes ninety small ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rtdetr.ops.backend import why_not_compiled
+
+MAX_PICTURES, MAX_SETS = 512, 65535  # kMaxCostPictures and kMaxCostSets of csrc/matching_cost.h
+BUILT = hasattr(torch.ops.rtdetr, "matching_cost")  # libraries built before it came have none
+
+
+def fused_matching_cost(
+    logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], weights: Sequence[float]
+) -> Tensor:
+    """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture.
+
+    logits:  (K, G, B, Q, C); boxes: (K, G, B, Q, 4) cxcywh; both wherever their strides say
+    labels:  (B, M) int64; targets: (B, M, 4) cxcywh; of which the first are a picture's boxes
+    counts:  boxes of each picture, T their sum; or none where the host does not know them: T is B * M then
+    weights: of the class, L1 and GIoU terms
+
+    Computed in float32, or in float64 where logits or boxes are that. A label that is no class costs NaN. No
+    gradient. The twin is losses.matcher.plain_matching_cost.
+    """
+    wide = torch.float64 if torch.float64 in (logits.dtype, boxes.dtype) else torch.float32
+    values = logits.double() if wide == torch.float64 else logits
+    dense = labels.contiguous(), targets.to(wide).contiguous()
+    cost: Tensor = torch.ops.rtdetr.matching_cost(values, boxes.to(wide), *dense, list(counts), *weights)
+    return cost
+
+
+def why_not_by_kernel(logits: Tensor, counts: Sequence[int]) -> str | None:
+    """None where the kernel runs, else a sentence."""
+    if not logits.is_cuda or not BUILT:
+        return "the kernel needs a GPU and a library built with it"
+    if len(counts) > MAX_PICTURES or logits.shape[0] * logits.shape[1] > MAX_SETS:
+        return f"the kernel takes {MAX_PICTURES} pictures, and {MAX_SETS} layers and groups"
+    return why_not_compiled(logits)
+
+
+def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], *_: float) -> Tensor:
+    layers, groups, _pictures, queries, _classes = logits.shape
+    return boxes.new_empty(layers, groups, sum(counts) if counts else labels.numel(), queries)
+
+
+if BUILT:
+    torch.library.register_fake("rtdetr::matching_cost")(_fake)
