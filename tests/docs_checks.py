@@ -66,7 +66,7 @@ def parser_of(arguments: list[str]) -> tuple[argparse.ArgumentParser, list[str]]
 
 def _tool(name: str) -> ModuleType:
     if str(ROOT / "tools") not in sys.path:
-        sys.path.append(str(ROOT / "tools"))
+        sys.path.insert(0, str(ROOT / "tools"))  # before a library that has a module of that name
     return importlib.import_module(name)
 
 

@@ -336,7 +336,11 @@ def test_int8(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
     quantised = onnx.load(tmp_path / "model.onnx")
     assert [each.domain for each in quantised.opset_import] == [""] and quantised.producer_name == "rtdetr"
     nodes = quantised.graph.node
-    assert sum("DequantizeLinear" in node.input[1] for node in nodes if node.op_type == "Conv") > 30
+    in_8_bits = {
+        node.name.split("/")[0]: "DequantizeLinear" in node.input[1] for node in nodes if node.op_type == "Conv"
+    }
+    assert sum(in_8_bits.values()) > 30
+    assert [name for name, rounded in in_8_bits.items() if "stem" in name and not rounded] == ["backbone.stem.0.conv"]
     rounded = {node.output[0] for node in nodes if node.op_type == "DequantizeLinear"}
     cut = [node.name for node in nodes if node.op_type == "Relu" and node.input[0] in rounded]
     assert not cut  # its input would have given levels to numbers that it takes away
@@ -431,9 +435,12 @@ def test_aot_package_in_python_and_cpp(folder: Path, model: RTDETRv3, tmp_path: 
 
 @pytest.mark.slow  # three exports
 @pytest.mark.parametrize("arguments", ["--raw --input float", "--half", "--int8 --calibrate shapes/train"])
-def test_other_onnx_files(folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: str) -> None:
+def test_other_onnx_files(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
+) -> None:
     monkeypatch.chdir(folder)
     assert main(["export", "model.pth", "-o", "other.onnx", *arguments.split(), "--overwrite"]) == 0
+    assert ("rtdetr eval -w other.onnx measures it" in capsys.readouterr().out) is ("--int8" in arguments)
     found: Any = load("other.onnx").predict([Image.open(min(Path("shapes/val").glob("*.jpg"))).convert("RGB")])
     assert len(found[0]) > 0
 

@@ -17,16 +17,17 @@ from rtdetr.inference.metadata import Metadata
 
 BATCH = 4  # calibration pictures at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
+FIRST = "backbone.stem.0"  # whose products and bias nearly cancel: rounding them cost a nano 11 points of AP
 
 
 def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], path: Path) -> None:
-    """Writes `path` with the convolutions of backbone and encoder in 8 bits, in ranges seen on the pictures."""
+    """Writes `path`: convolutions of backbone and encoder, but FIRST, in 8 bits, in ranges seen on the pictures."""
     onnx = optional("onnx", "onnx", "quantisation")
     tools = optional("onnxruntime.quantization", "onnx", "quantisation")
     prepared = onnx_file.with_suffix(".prepared.onnx")
     tools.quant_pre_process(str(onnx_file), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node
-    kept = [node.name for node in nodes if not any(f"{part}." in node.name for part in QUANTISED)]
+    kept = [node.name for node in nodes if FIRST in node.name or not any(f"{part}." in node.name for part in QUANTISED)]
     logging.disable(logging.WARNING)  # hints of the tool for its own developers
     try:
         tools.quantize_static(
