@@ -278,6 +278,7 @@ def test_other_arguments_are_refused_before_anything_changes(
 def test_patch_names_its_classes_and_unpatch_undoes_all(patch: Callable[[], list[str]]) -> None:
     present = [f for f in compat.FAMILIES if find_spec(f"transformers.models.{f}")]
     before = {family: attention_code(family) for family in present}
+    modules = {family: dict(vars(compat._modeling(family))) for family in present}
     changed = patch()
     assert [
         name.split(".")[0] for name in changed
@@ -287,6 +288,7 @@ def test_patch_names_its_classes_and_unpatch_undoes_all(patch: Callable[[], list
     assert patch() == changed and {family: attention_code(family) for family in present} == after
     compat.unpatch()
     assert {family: attention_code(family) for family in present} == before
+    assert {family: vars(compat._modeling(family)) for family in present} == modules
 
 
 def test_kernel_mapping_offers_our_layer(patch: Callable[[], list[str]]) -> None:
@@ -396,21 +398,30 @@ def attention_call(model: nn.Module, family: str) -> tuple[nn.Module, tuple[Any,
 @pytest.mark.slow
 @pytest.mark.parametrize("family", compat.FAMILIES)
 def test_patched_attention_compiles_in_one_graph(
-    patch: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, family: str
+    monkeypatch: pytest.MonkeyPatch, patch: Callable[[], list[str]], family: str
 ) -> None:
     model = built(family)
+    # transformers' check of a tensor cannot be traced by torch 2.11; this one, which branches, by no torch.
+    monkeypatch.setattr(compat._modeling(family), compat.CHECK, lambda cond, *_: None if cond else pytest.fail("wrong"))
     patch()
     torch._dynamo.reset()
     module, args, kwargs = attention_call(model, family)
     wanted = module(*args, **kwargs)[0]
-    try:
-        actual = torch.compile(module, fullgraph=True, backend="aot_eager")(*args, **kwargs)[0]
-    except torch._dynamo.exc.InternalTorchDynamoError as error:
-        if "PendingUnbackedSymbolNotFound" not in str(error):
-            raise  # else: torch 2.11 cannot trace how transformers checks the sizes of maps, with and without our op
-        monkeypatch.setenv("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")
-        torch._dynamo.reset()
-        actual = torch.compile(module, fullgraph=True, backend="aot_eager")(*args, **kwargs)[0]
+    actual = torch.compile(module, fullgraph=True, backend="aot_eager")(*args, **kwargs)[0]
     torch.testing.assert_close(actual, wanted, rtol=1e-5, atol=1e-5)
     actual.sum().backward()
     assert module.sampling_offsets.weight.grad.any()
+
+
+def test_wrong_sizes_of_maps_are_refused(patch: Callable[[], list[str]]) -> None:
+    """Eager by transformers, which looks at the tensor; compiled by our op, which looks at the pairs."""
+    module, args, kwargs = attention_call(built("rt_detr_v2"), "rt_detr_v2")
+    patch()
+    torch._dynamo.reset()
+    (height, width), *rest = kwargs["spatial_shapes_list"]
+    with pytest.raises(ValueError, match="align the spatial shapes with the sequence length"):
+        module(*args, **kwargs | {"spatial_shapes": kwargs["spatial_shapes"] + 1})
+    with pytest.raises((RuntimeError, ValueError), match=r"the levels hold 352 cells, but value has 336"):
+        torch.compile(module, backend="aot_eager")(
+            *args, **kwargs | {"spatial_shapes_list": [(height + 1, width), *rest]}
+        )

@@ -187,6 +187,7 @@ FAMILIES = (
 KNOWN_VERSIONS = (5, 17), (5, 23)  # first and last; the three forms read the same in all between
 # In these families every attention module keeps the function that it found when it was built, under this name.
 KEEPERS = {"d_fine": "ms_deformable_attn_core", "deimv2": "ms_deformable_attn_core"}
+CHECK = "torch_compilable_check"
 
 _undo: list[Callable[[], None]] = []
 _changed: list[str] = []
@@ -268,13 +269,24 @@ def _channels_first_gradient(value: Tensor) -> Tensor:
     return value
 
 
+def _unless_compiling(check: Callable[..., None]) -> Callable[..., None]:
+    """Return transformers' `check` without that of tensors inside torch.compile, which torch 2.11 cannot trace."""
+
+    def check_unless_compiling(cond: Any, *more: Any, **named: Any) -> None:
+        if not (isinstance(cond, Tensor) and torch.compiler.is_dynamo_compiling()):
+            check(cond, *more, **named)
+
+    return check_unless_compiling
+
+
 def patch_transformers(*, any_version: bool = False) -> list[str]:
     """Let the deformable attention of transformers' models run on our op; return the names of what was changed.
 
     Models that exist already and models built later both change; weights and outputs do not. Under autocast the
     attention of D-FINE and DEIMv2 returns the autocast type where it returned float32. Where the library `kernels` is
     in use, the entry of transformers' kernel mapping becomes ours as well, so `use_kernels=True` does not bring back
-    the hub's kernel. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers' own code.
+    the hub's kernel. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers' own code. Inside
+    torch.compile the check of the tensor of map sizes is left out; our op checks the pairs, by which it samples.
 
     Raises ModuleNotFoundError without transformers, RuntimeError for a version outside KNOWN_VERSIONS (unless
     `any_version`) or one whose functions take other arguments than the known ones; nothing is changed then.
@@ -293,6 +305,9 @@ def patch_transformers(*, any_version: bool = False) -> list[str]:
     present = [family for family in FAMILIES if find_spec(f"transformers.models.{family}") is not None]
     for change in [_change(family, version) for family in present]:
         _set(*change)
+    for modeling in map(_modeling, present):
+        if check := getattr(modeling, CHECK, None):
+            _set(modeling, CHECK, _unless_compiling(check))
     _replace_hub_layer()
     _changed.extend(f"{family}.{_attention_class(family).__name__}" for family in present)
     logger.info("transformers %s: our op in all but the method 'discrete' of %s", version, ", ".join(_changed))
