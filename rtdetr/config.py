@@ -60,6 +60,9 @@ class BackboneConfig:
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
     norm: Literal["train", "frozen", "frozen_affine"] = "frozen"
+    # Unknown to the official recipe: the norm that ends a block starts at 0, so that the block starts as its shortcut.
+    # For random weights: loaded ones replace it, and a norm whose weight does not learn keeps 1.
+    zero_init_residual: bool = False
     weights: str = ""  # ImageNet weights of the backbone, loaded before training; empty: random
 
 

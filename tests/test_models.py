@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
 
-from rtdetr.config import ModelConfig, load_config
-from rtdetr.models.backbone import Shortcut, project_averages
+from rtdetr.config import Depth, ModelConfig, load_config
+from rtdetr.models.backbone import Shortcut, build_backbone, project_averages
 from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
 from rtdetr.models.dense_head import EffectiveSqueezeExcite, project_scaled
 from rtdetr.models.layers import FrozenBatchNorm2d, Group, SelfAttention, position_code
@@ -245,6 +246,23 @@ def test_frozen_parts_stay() -> None:
     after = model.backbone.state_dict()
     assert before and all(torch.equal(v, after[k]) for k, v in before.items())
     assert not any(p.requires_grad for p in model.backbone.stem.parameters())
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize("norm", ["train", "frozen", "frozen_affine"])
+def test_blocks_start_as_their_shortcuts_where_they_can_learn(
+    depth: Depth, norm: Literal["train", "frozen", "frozen_affine"]
+) -> None:
+    cfg = dataclasses.replace(NANO.backbone, depth=depth, norm=norm, zero_init_residual=True)
+    backbone = build_backbone(cfg).train()
+    for stage in backbone.stages:
+        x = torch.rand(2, stage[0].conv1.conv.in_channels, 8, 8)
+        for block in stage:
+            assert torch.equal(block(x), F.relu(block.shortcut(x))) == (norm == "train")
+            x = block(x)
+    if norm == "train":
+        torch.stack([m.square().sum() for m in backbone(torch.rand(2, 3, 64, 64))]).sum().backward()
+        assert all(block.get_parameter(block.last_norm).grad.any() for stage in backbone.stages for block in stage)
 
 
 def test_look_forward_twice_reaches_the_previous_head() -> None:

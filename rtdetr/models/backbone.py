@@ -42,6 +42,7 @@ def project_averages(x: Tensor, weight: Tensor) -> Tensor:
 
 class BasicBlock(nn.Module):
     expansion = 1
+    last_norm = "conv2.norm.weight"
 
     def __init__(self, in_channels: int, channels: int, stride: int, project: bool, norm: str) -> None:
         super().__init__()
@@ -55,6 +56,7 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     expansion = 4
+    last_norm = "conv3.norm.weight"
 
     def __init__(self, in_channels: int, channels: int, stride: int, project: bool, norm: str) -> None:
         super().__init__()
@@ -72,9 +74,18 @@ class ResNetVd(nn.Module):
     """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W).
 
     freeze_stages: parts from the input on that do not move, the stem first.
+    zero_init_residual: every block starts as its shortcut (arXiv 1706.02677), where the norm that ends it learns.
     """
 
-    def __init__(self, depth: Depth, width: float, freeze_stem: bool, norm: str, freeze_stages: int = 0) -> None:
+    def __init__(
+        self,
+        depth: Depth,
+        width: float,
+        freeze_stem: bool,
+        norm: str,
+        freeze_stages: int = 0,
+        zero_init_residual: bool = False,
+    ) -> None:
         super().__init__()
         if depth not in STAGE_BLOCKS:
             raise ValueError(f"backbone depth: expected one of {sorted(STAGE_BLOCKS)}, got {depth}")
@@ -102,6 +113,10 @@ class ResNetVd(nn.Module):
             self.stem.requires_grad_(False)
         for part in [self.stem, *self.stages][:freeze_stages]:
             part.requires_grad_(False)
+        if zero_init_residual:
+            for name, parameter in self.stages.named_parameters():
+                if name.endswith(block.last_norm) and parameter.requires_grad:
+                    nn.init.zeros_(parameter)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         x = halve(self.stem(images))
@@ -114,4 +129,4 @@ class ResNetVd(nn.Module):
 
 def build_backbone(cfg: BackboneConfig) -> ResNetVd:
     freeze_stages = 0 if cfg.freeze_stages == "auto" else cfg.freeze_stages  # a training has replaced it
-    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm, freeze_stages)
+    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm, freeze_stages, cfg.zero_init_residual)
