@@ -336,7 +336,7 @@ def test_patched_model_equals_unpatched(
     scale = torch.stack([g.norm() for g in grads.values()]).norm()
     patch()
     calls: list[int] = []
-    monkeypatch.setattr(compat, "ms_deform_attn", lambda *t: calls.append(1) or ms_deform_attn(*t))
+    monkeypatch.setattr(compat, "ms_deform_attn", lambda *t, **k: calls.append(1) or ms_deform_attn(*t, **k))
     for model in (early, built(family)):  # built before the patch, and after it
         calls.clear()
         new_outputs = outputs_of(model, family)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops import SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
+from rtdetr.ops import BACKENDS, Backend, SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
 from rtdetr.ops.reference import compute_dtype
 
 __all__ = [
@@ -198,6 +198,7 @@ class _Layer(nn.Module):
 
     can_torch_compile = True
     has_backward = True
+    backend: Backend = "auto"  # of everything patched: `forward` is called as a method of their layer too
 
     def forward(
         self,
@@ -209,7 +210,7 @@ class _Layer(nn.Module):
         attention_weights: Tensor,
         im2col_step: int,
     ) -> Tensor:
-        return ms_deform_attn(value, value_spatial_shapes_list, None, sampling_locations, attention_weights)
+        return _function(value, value_spatial_shapes_list, sampling_locations, attention_weights)
 
 
 class _Repository:
@@ -225,7 +226,8 @@ class _Repository:
 def _function(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
-    return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
+    points = (sampling_locations, attention_weights)
+    return ms_deform_attn(value, value_spatial_shapes, None, *points, backend=_Layer.backend)
 
 
 def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -251,7 +253,7 @@ def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             locations = torch.stack([F.pad(part, (0, 0, 0, gap), value=-1.0) for part, gap in parts], 3)
             parts = zip(attention_weights.split(num_points_list, 3), gaps, strict=True)
             weights = torch.stack([F.pad(part, (0, gap)) for part, gap in parts], 3)
-        return ms_deform_attn(_channels_first_gradient(value), value_spatial_shapes, None, locations, weights)
+        return _function(_channels_first_gradient(value), value_spatial_shapes, locations, weights)
 
     return attend
 
@@ -279,7 +281,7 @@ def _unless_compiling(check: Callable[..., None]) -> Callable[..., None]:
     return check_unless_compiling
 
 
-def patch_transformers(*, any_version: bool = False) -> list[str]:
+def patch_transformers(*, backend: Backend = "auto", any_version: bool = False) -> list[str]:
     """Let the deformable attention of transformers' models run on our op; return the names of what was changed.
 
     Models that exist already and models built later both change; weights and outputs do not. Under autocast the
@@ -287,11 +289,17 @@ def patch_transformers(*, any_version: bool = False) -> list[str]:
     in use, the entry of transformers' kernel mapping becomes ours as well, so `use_kernels=True` does not bring back
     the hub's kernel. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers' own code. Inside
     torch.compile the check of the tensor of map sizes is left out; our op checks the pairs, by which it samples.
+    `backend` is that of `ms_deform_attn`; "torch" repeats the steps of transformers' own code and so tells what comes
+    of a kernel's rounding from what comes of the patch. A second call changes it.
 
-    Raises ModuleNotFoundError without transformers, RuntimeError for a version outside KNOWN_VERSIONS (unless
-    `any_version`) or one whose functions take other arguments than the known ones; nothing is changed then.
+    Raises ValueError for an unknown backend, ModuleNotFoundError without transformers, RuntimeError for a version
+    outside KNOWN_VERSIONS (unless `any_version`) or one whose functions take other arguments than the known ones;
+    nothing is changed then.
     """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     if _undo:
+        _Layer.backend = backend
         return list(_changed)
     if find_spec("transformers") is None:
         raise ModuleNotFoundError("transformers is not installed; to patch it: pip install transformers")
@@ -308,6 +316,7 @@ def patch_transformers(*, any_version: bool = False) -> list[str]:
     for modeling in map(_modeling, present):
         if check := getattr(modeling, CHECK, None):
             _set(modeling, CHECK, _unless_compiling(check))
+    _set(_Layer, "backend", backend)
     _replace_hub_layer()
     _changed.extend(f"{family}.{_attention_class(family).__name__}" for family in present)
     logger.info("transformers %s: our op in all but the method 'discrete' of %s", version, ", ".join(_changed))
