@@ -18,7 +18,7 @@ from ops_cases import TOLERANCE, Inputs, Shapes, make_inputs, relative, require
 from torch import Tensor, nn
 from transformers_models import inputs, tiny_model
 
-from rtdetr.ops import compat, ms_deform_attn
+from rtdetr.ops import Backend, compat, ms_deform_attn
 from rtdetr.ops.reference import ms_deform_attn_reference
 
 SHAPES: Shapes = ((9, 7), (5, 4), (1, 3))
@@ -353,6 +353,34 @@ def test_patched_model_equals_unpatched(
         for name, wanted in outputs_of(model, family).items():
             torch.testing.assert_close(wanted, outputs[name], rtol=0, atol=1e-4)
     assert not calls
+
+
+@pytest.mark.parametrize("family", ["rt_detr", "deformable_detr", "rt_detr_v2", "d_fine"])  # each form, each way to it
+def test_the_backend_is_chosen_by_name(
+    patch: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    model = built(family).eval()
+    wanted = outputs_of(model, family)
+    chosen: set[str] = set()
+
+    def record(*tensors: Any, backend: Backend) -> Tensor:
+        chosen.add(backend)
+        return ms_deform_attn(*tensors, backend=backend)
+
+    monkeypatch.setattr(compat, "ms_deform_attn", record)
+    with pytest.raises(ValueError, match="backend: expected one of auto, cuda, cpu, torch, got 'triton'"):
+        patch(backend="triton")
+    for backend in ("torch", "auto", "torch"):  # the second and third call change it
+        patch(backend=backend)
+        chosen.clear()
+        for name, output in outputs_of(model, family).items():
+            torch.testing.assert_close(output, wanted[name], rtol=0, atol=1e-4)
+        assert chosen == {backend}
+    compat.unpatch()
+    patch()
+    chosen.clear()
+    outputs_of(model, family)
+    assert chosen == {"auto"}
 
 
 @pytest.mark.parametrize("family", compat.KEEPERS)
