@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.ops import compiled
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.backend import check_name, why_not_compiled
 
 AssignmentBackend = Literal["auto", "scipy", "cpu", "cuda"]
 BACKENDS: tuple[str, ...] = get_args(AssignmentBackend)
@@ -97,8 +97,7 @@ def resolve_assignment_backend(
     backend: AssignmentBackend, cost: Tensor, counts: Sequence[int], repeats: int
 ) -> Literal["scipy", "cpu", "cuda"]:
     """Return the backend that runs; `auto` takes scipy where no kernel can, a named one raises RuntimeError."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_name(backend, BACKENDS)
     if backend == "scipy":
         return "scipy"
     device: Literal["cpu", "cuda"] = "cuda" if cost.is_cuda else "cpu"

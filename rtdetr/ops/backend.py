@@ -75,12 +75,17 @@ def covers(archs: list[str], major: int, minor: int) -> bool:
     return False
 
 
+def check_name(backend: str, backends: tuple[str, ...] = BACKENDS) -> None:
+    """Raises ValueError for a backend of no such name."""
+    if backend not in backends:
+        raise ValueError(f"backend: expected one of {', '.join(backends)}, got {backend!r}")
+
+
 def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Literal["cuda", "cpu", "torch"]:
     """Return the backend that runs for this value and these levels (see why_not_compiled). `auto` logs once why it
     falls back to torch; a named backend that cannot run raises RuntimeError with the same sentence; an unknown name
     raises ValueError."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_name(backend)
     if backend == "torch":
         return "torch"
     if backend == "auto":

@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops import BACKENDS, Backend, SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
+from rtdetr.ops import Backend, SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
+from rtdetr.ops.backend import check_name
 from rtdetr.ops.reference import compute_dtype
 
 __all__ = [
@@ -296,8 +297,7 @@ def patch_transformers(*, backend: Backend = "auto", any_version: bool = False) 
     outside KNOWN_VERSIONS (unless `any_version`) or one whose functions take other arguments than the known ones;
     nothing is changed then.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    check_name(backend)
     if _undo:
         _Layer.backend = backend
         return list(_changed)
