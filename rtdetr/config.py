@@ -20,7 +20,7 @@ import yaml
 from rtdetr.config_file import ConfigError, Origins, Range, apply_updates, build, origin, read_config_file
 
 Backend = Literal["auto", "cuda", "cpu", "torch"]
-Precision = Literal["bf16", "fp16", "fp32"]
+Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
 OnDefect = Literal["drop", "refuse"]
@@ -203,7 +203,7 @@ class EmaConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of pictures
-    precision: Precision = "bf16"
+    precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most processors take ten times as long
     accumulate: Count = 1  # batches per optimiser step
     # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
     # kernel, and several processes train through DistributedDataParallel

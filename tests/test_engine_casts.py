@@ -8,12 +8,24 @@ import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_data
 from torch import Tensor
 
-from rtdetr.engine.casts import call_cast, cast_by_autocast, copies_in, hand_over
+from rtdetr.config import TrainConfig
+from rtdetr.engine.casts import autocast_type, call_cast, cast_by_autocast, copies_in, hand_over, precision_on
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import as_floats
 
 BF16 = torch.bfloat16
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_auto_is_what_suits_the_device() -> None:
+    auto = TrainConfig().precision
+    assert (precision_on(CPU, auto), precision_on(GPU, auto)) == ("fp32", "bf16")
+    assert (autocast_type(CPU, auto), autocast_type(GPU, auto)) == (None, BF16)
+    for device in (CPU, GPU):
+        assert (precision_on(device, "bf16"), autocast_type(device, "bf16")) == ("bf16", BF16)
+        assert (precision_on(device, "fp16"), autocast_type(device, "fp16")) == ("fp16", torch.float16)
+        assert (precision_on(device, "fp32"), autocast_type(device, "fp32")) == ("fp32", None)
 
 
 def test_losses_and_gradients_are_those_of_autocast(tmp_path: Path) -> None:

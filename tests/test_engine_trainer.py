@@ -267,6 +267,17 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
         assert torch.equal(kept[name], parameter), name
 
 
+def test_auto_trains_a_processor_in_float32(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ends = []
+    for precision in ("auto", "fp32"):
+        trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)
+        ends.append(trainer.train_step([made_up_batch((2, 1))]).values)
+    assert torch.equal(*ends)
+    run = Trainer(tiny_config(data, "train.precision=auto", "train.max_iterations=1"), tmp_path / "run", CPU)
+    run.run()
+    assert " on cpu, fp32, 1 process(es)" in capsys.readouterr().out
+
+
 def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
     for precision in ("bf16", "fp16"):
         trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)

@@ -10,8 +10,24 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from rtdetr.config import Precision
+
 # Linear layers that stay in their own type, see models.layers.in_weight_type.
 EXACT = re.compile(r"score_head|box_head")
+
+SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def precision_on(device: torch.device, precision: Precision) -> Precision:
+    """`precision`, where auto is what suits the device."""
+    if precision != "auto":
+        return precision
+    return "bf16" if device.type == "cuda" else "fp32"
+
+
+def autocast_type(device: torch.device, precision: Precision) -> torch.dtype | None:
+    """What autocast makes of layers; None: they stay in float32."""
+    return SIXTEEN_BITS.get(precision_on(device, precision))
 
 
 def cast_by_autocast(model: nn.Module) -> dict[str, nn.Parameter]:

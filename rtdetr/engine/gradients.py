@@ -12,11 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
-from rtdetr.engine.casts import call_cast, copies_in, hand_over
+from rtdetr.engine.casts import autocast_type, call_cast, copies_in, hand_over
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.flat_gradients import FlatGradients
 from rtdetr.engine.graphs import StepGraphs, Values, on_device, repeats_in_crowds, why_not_capture
-from rtdetr.engine.replay import AUTOCAST
 from rtdetr.engine.run_state import RunState
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
@@ -41,7 +40,7 @@ class Gradients:
     ) -> None:
         self.cfg, self.model, self.state, self.device, self.draws = cfg, model, state, device, draws
         self.criterion = build_criterion(cfg, num_classes)
-        self.dtype = AUTOCAST.get(cfg.train.precision)
+        self.dtype = autocast_type(device, cfg.train.precision)
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.why_not_captured = why_not_capture(cfg.train, device, cfg.loss.match_backend)
         repeats = repeats_in_crowds(cfg.model.supervision)

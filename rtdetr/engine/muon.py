@@ -59,12 +59,13 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Roughly the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton and Schulz in bfloat16."""
+    """Roughly the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton and Schulz; on a GPU in
+    bfloat16, which few processors multiply."""
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16()
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
-    x = x / x.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-7).bfloat16()
+    x = x / x.float().norm(dim=(1, 2), keepdim=True).clamp(min=1e-7).to(x.dtype)
     for _ in range(rounds):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

@@ -15,6 +15,7 @@ from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
+from rtdetr.engine.casts import autocast_type
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.graphs import layout_of, on_device, repeats_in_crowds, slots_for, why_not_capture
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
@@ -26,7 +27,6 @@ from rtdetr.types import Batch, ImageInfo, Targets, as_floats
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
 STEPS = 2  # the second has the optimiser's moments from the start
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 GIB = 2**30
 
 
@@ -148,7 +148,7 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
         ModelEma(model, cfg.ema),
     )
     model.decoder.recompute = cfg.train.checkpoint_activations
-    dtype = AUTOCAST.get(cfg.train.precision)
+    dtype = autocast_type(device, cfg.train.precision)
     batch = worst_batch(source, batch_size, max(cfg.data.augment.batch_sizes))
     for _ in range(STEPS):
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)

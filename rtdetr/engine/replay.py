@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import Config, config_from_dict
+from rtdetr.engine.casts import autocast_type, precision_on
 from rtdetr.engine.graphs import on_device
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import Batch, ImageInfo, Targets, as_floats
 from rtdetr.weights.checkpoint import CheckpointError, read_torch_file
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}  # fp32: none
 PARTS = {"config", "num_classes", "iteration", "epoch", "random", "pictures", "batches", "model"}
 
 
@@ -75,7 +75,7 @@ def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
 def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[str, float], str]:
     cfg = step.cfg
     losses: dict[str, float] = {}
-    criterion, dtype = build_criterion(cfg, step.num_classes), AUTOCAST.get(cfg.train.precision)
+    criterion, dtype = build_criterion(cfg, step.num_classes), autocast_type(device, cfg.train.precision)
     boxes = [sum(batch.targets.counts) for batch in step.batches]
     for batch in step.batches:
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
@@ -141,7 +141,8 @@ def replay(path: Path, device: torch.device) -> int:
     ]
     cfg = config_from_dict(content["config"], str(path))
     step = FailedStep(cfg, content["num_classes"], content["epoch"], content["random"], batches, content["model"])
-    print(f"iteration {content['iteration']} (epoch {step.epoch}) on {device}, {cfg.train.precision}")
+    precision = precision_on(device, cfg.train.precision)
+    print(f"iteration {content['iteration']} (epoch {step.epoch}) on {device}, {precision}")
     print("pictures: " + ", ".join(info.file_name for batch in batches for info in batch.infos))
     found = diagnose(step, device)
     print("\n".join(f"{name} = {value:g}" for name, value in found.losses.items()) or found.refused)

@@ -19,6 +19,7 @@ from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import settle
+from rtdetr.engine.casts import precision_on
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.gradients import Gradients
 from rtdetr.engine.graphs import layout_of
@@ -114,7 +115,8 @@ class Trainer:
             return None
         with self.signals.listening("stopping after this step and saving"):
             distributed.from_main(prepare)
-            where = f"{self.device}, {self.cfg.train.precision}, {distributed.world_size()} process(es)"
+            precision = precision_on(self.device, self.cfg.train.precision)
+            where = f"{self.device}, {precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             if self.gradients.why_not_compiled is None:
                 say("compiling: the first step of each picture size takes a minute or two, unless done before")
