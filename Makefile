@@ -52,7 +52,7 @@ lint: $(READY_DEV)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 browser: $(READY_DEV)
 	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix build/browser onnxruntime-web@1
