@@ -17,7 +17,7 @@ from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.engine.trainer import Trainer
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
-from rtdetr.weights.class_rows import CLASS_ENTRY, pair_names
+from rtdetr.weights.class_rows import CLASS_ENTRY, SELECTION, pair_names
 from rtdetr.weights.load import warm_start
 from rtdetr.weights.official_names import official_names
 
@@ -64,7 +64,8 @@ def test_rows_go_over_by_name(new: tuple[str, ...], tmp_path: Path) -> None:
     report = warm_start(model, tmp_path / "old.pth", classes(*new))
     for name in class_entries(before):
         for row, label in enumerate(new):
-            expected = given[name][OLD.index(label)] if label in OLD else before[name][row]
+            new_row = given[name].mean(dim=0) if SELECTION.search(name) else before[name][row]
+            expected = given[name][OLD.index(label)] if label in OLD else new_row
             assert torch.equal(model.state_dict()[name][row], expected), (name, label)
     assert sorted(report.partial) == sorted(class_entries(before))
     assert not set(report.partial) & set(report.matched) and not report.mismatched
@@ -84,11 +85,15 @@ def test_the_same_classes_in_another_order_are_all_there(tmp_path: Path) -> None
 
 
 def test_no_class_in_common(tmp_path: Path) -> None:
-    save_model(tmp_path / "old.pth", OLD)
+    given = save_model(tmp_path / "old.pth", OLD)
     model = model_of(3, 2)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     report = warm_start(model, tmp_path / "old.pth", classes("cat", "dog", "cow"))
-    assert all(torch.equal(model.state_dict()[name], before[name]) for name in class_entries(before))
+    selecting = [name for name in class_entries(before) if SELECTION.search(name)]
+    assert len(selecting) == 2 * (1 + len(model.query_groups.selectors))
+    for name in class_entries(before):
+        mean = given[name].mean(dim=0, keepdim=True).expand_as(before[name])
+        assert torch.equal(model.state_dict()[name], mean if name in selecting else before[name]), name
     words = "0 of 3 carried over by name (the file has circle, square, star); new: cat, dog, cow"
     assert words in report.text() and "100.0%" not in report.text()
 

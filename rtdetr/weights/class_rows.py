@@ -1,7 +1,8 @@
 """Rows of the heads by class name: what a new model takes over of the classes that a weight file knows.
 
 Row i of a class entry belongs to the network's class index i: the score heads of decoder layers and selectors, the
-label embedding of denoising, and the class convolutions of the dense head.
+label embedding of denoising, and the class convolutions of the dense head. Where queries are selected, a class that
+the file does not know starts as the mean of those that it knows: what looks like an object is known already.
 """
 
 from __future__ import annotations
@@ -15,21 +16,22 @@ from torch import Tensor
 
 from rtdetr.weights.compare import listed
 
+SELECTION = re.compile(r"\.score_head\.")
 CLASS_ENTRY = re.compile(r"\.(score_heads?|class_heads)(\.\d+)?\.(weight|bias)$|\.label_embedding\.weight$")
 
 
 class CarriedRows(NamedTuple):
     """Weights whose class entries fit the new classes."""
 
-    weights: dict[str, Tensor]  # of the file; class entries have the new model's rows where the file has none
-    partial: list[str]  # class entries of which some rows, or all, are the new model's
+    weights: dict[str, Tensor]  # of the file; class entries have new rows where the file has none
+    partial: list[str]  # class entries of which some rows, or all, are new
     text: str  # one line for the load report
 
 
 def carry_rows(
     own: Mapping[str, Tensor], weights: dict[str, Tensor], names: Sequence[str], file_names: Sequence[str] | None
 ) -> CarriedRows:
-    """Entries of a file for a model of other classes: rows of the classes that both know, the model's own elsewhere.
+    """Entries of a file for a model of other classes: rows of the classes that both know; new ones elsewhere.
 
     own, weights: entries of the model and of the file; names, file_names: their classes in the order of the rows, None
     where the file does not tell. Class entries whose rows are of another shape stay as they are in the file.
@@ -42,7 +44,7 @@ def carry_rows(
         became = "taken over by index" if counts == {(len(names),)} else "left new, their number differs"
         return CarriedRows(weights, [], f"class names of the file are unknown; rows were {became}")
     pairs = pair_names(names, file_names)
-    rows = {name: _merged(own[name], weights[name], pairs) for name in entries if _of_same_width(name, own, weights)}
+    rows = {name: _merged(name, own, weights, pairs) for name in entries if _of_same_width(name, own, weights)}
     if not rows:
         text = "the heads of the file are of another width; all rows stay new"
     else:
@@ -77,8 +79,10 @@ def _plain(name: str) -> str:
     return name.strip().casefold()
 
 
-def _merged(own: Tensor, given: Tensor, pairs: Mapping[int, int]) -> Tensor:
-    merged = own.clone()
+def _merged(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], pairs: Mapping[int, int]) -> Tensor:
+    given, merged = weights[name], own[name].clone()
+    if SELECTION.search(name):
+        merged[:] = given.mean(dim=0)
     for new, old in pairs.items():
         merged[new] = given[old]
     return merged
