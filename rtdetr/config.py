@@ -145,10 +145,12 @@ class AugmentConfig:
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
     # Unknown to the official recipe: up to four objects of another picture pasted in; a turn by 90, 180 or 270 degrees,
-    # from that epoch on (from 0).
+    # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs. An
+    # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/automatic.py).
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
     turn_after: CountOrNone = 0
+    zoom_ramp: Annotated[int | Literal["auto"], Range(0, 100_000)] = 0
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
     backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
@@ -183,20 +185,22 @@ class OptimizerConfig:
     weight_decay: Share = 1e-4
     decay_norm_and_bias: bool = True  # the official run decays them too, whatever its code intends
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    warmup_iterations: Iterations = 2000
+    warmup_iterations: Annotated[int | Literal["auto"], Range(0, 10**9)] = 2000
     warmup_factor: Share = 0.001
     schedule: Literal["constant", "flat_cosine", "cosine"] = "constant"
     min_lr_ratio: Share = 0.0  # final rate of a cosine, relative to lr
     flat_ratio: Share = 0.5  # share of the iterations before the flat_cosine falls
     clip_grad_norm: Amount = 0.1  # 0: no clipping
     # Muon instead of AdamW for matrices and convolutions, at this multiple of their rate; 0: AdamW for all.
-    muon_lr_multiplier: Annotated[float, Range(0, 1000)] = 0.0
+    muon_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmaConfig:
     decay: Decay = 0.9999
-    warmup: Amount = 2000.0  # update t (from 0) uses decay * (1 - exp(-(t + 1) / warmup))
+    warmup: Annotated[float | Literal["auto"], Range(0, 1e9)] = (
+        2000.0  # update t (from 0) uses decay * (1 - exp(-(t + 1) / warmup))
+    )
     from_zeros: bool = False  # True: the average starts from zeros, as the official one does
 
 

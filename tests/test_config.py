@@ -6,6 +6,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rtdetr import config as declared
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config, save_config
 from rtdetr.config_file import MAX_BYTES, Range
 from rtdetr.data.pixels import INTERPOLATIONS
+from rtdetr.engine.automatic import BY_WEIGHTS
 from rtdetr.models.backbone import STAGE_BLOCKS, STRIDES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,6 +70,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.augment.paste_prob": (-0.1, 1.1),
     "data.augment.turn_prob": (-0.1, 1.1),
     "data.augment.turn_after": (-1, 10**9),
+    "data.augment.zoom_ramp": (-1, 10**9),
     "data.augment.batch_sizes": (0, 8224),
     "optimizer.lr": (0, 0.5),
     "optimizer.lr_batch": (0, 10**9),
@@ -176,8 +179,8 @@ def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
     assert dataclasses.replace(small, name="", model=other.model) == dataclasses.replace(other, name="")
     assert (small.model.backbone.norm, small.model.backbone.freeze_stem, small.train.epochs) == ("train", False, "auto")
     assert small.data.train.annotations == small.data.val.annotations == ""
-    assert (small.model.backbone.freeze_stages, small.optimizer.backbone_lr_multiplier) == ("auto", "auto")
-    assert (small.optimizer.muon_lr_multiplier, small.optimizer.schedule, small.loss.class_weight) == (3, "constant", 1)
+    assert {attrgetter(key)(small) for key in BY_WEIGHTS} == {"auto"}
+    assert (small.optimizer.schedule, small.loss.class_weight) == ("constant", 1)
     augment = small.data.augment
     assert (augment.paste_prob, augment.turn_prob, augment.turn_after) == (0.5, 0.5, 30)
 

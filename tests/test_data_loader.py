@@ -77,7 +77,7 @@ def test_workers_do_not_matter(shapes: Path) -> None:
             assert_same(a, b)
 
 
-def test_pasting_and_turning_are_settings(shapes: Path) -> None:
+def test_pasting_turning_and_the_ramp_are_settings(shapes: Path) -> None:
     """Without the other steps a picture changes by what a setting does, and by nothing at probability 0."""
 
     def first(**settings: float) -> Item:
@@ -88,6 +88,9 @@ def test_pasting_and_turning_are_settings(shapes: Path) -> None:
 
     plain, turned, pasted = first(), first(turn_prob=1.0, turn_after=2), first(paste_prob=1.0)
     assert torch.equal(first(turn_prob=1.0, turn_after=3).image, plain.image)
+    zoomed = first(expand_prob=1.0, zoom_ramp=2).image
+    assert torch.equal(zoomed, first(expand_prob=1.0).image) and not torch.equal(zoomed, plain.image)
+    assert torch.equal(first(expand_prob=1.0, zoom_ramp=10**5).image, plain.image)
     turns = [torch.rot90(plain.image, k, (1, 2)) for k in range(4)]
     assert [torch.equal(turned.image, each) for each in turns].index(True) > 0
     assert len(pasted.boxes) == len(pasted.labels) > len(plain.boxes)

@@ -218,6 +218,21 @@ def test_what_does_not_turn_draws_nothing_for_it(prob: float, epoch: int) -> Non
     assert rng.random() == expected.random()
 
 
+def test_zoom_out_and_crops_come_in_over_the_ramp() -> None:
+    """None in the first epoch, half of them in its middle; from its end on, and without one, all, of the same draws."""
+    everywhere = T.Window(0, 0, 120, 80)
+
+    def windows(epoch: int, ramp: int, expand: float = 0.0, crop: float = 0.0) -> list[T.Window]:
+        augmentation, rng = T.Augmentation(0, expand, 2.0, crop, 0, zoom_ramp=ramp), np.random.default_rng(9)
+        return [augmentation.draw((80, 120), BOXES, rng, epoch).window for _ in range(2000)]
+
+    assert set(windows(0, 10, 1.0, 1.0)) == {everywhere}
+    for probs in ((1.0, 0.0), (0.0, 1.0)):
+        kept = [windows(epoch, 10, *probs).count(everywhere) for epoch in (5, 10)]
+        assert 2000 - kept[0] == pytest.approx((2000 - kept[1]) / 2, rel=0.1)
+        assert windows(10, 10, *probs) == windows(99, 10, *probs) == windows(0, 0, *probs)
+
+
 def test_turning_boxes_by_hand() -> None:
     boxes, size = np.array([[10, 20, 50, 60]], np.float32), (80, 120)
     assert [T.turn(boxes, turns, size).tolist()[0] for turns in range(5)] == [

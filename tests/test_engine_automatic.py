@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,12 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     assert resumed.cfg == written
 
 
-AUTO = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto"]
-IN_PART, IN_FULL = (automatic.FROZEN, automatic.SLOWLY), (0, 1.0)
+AUTO = [f"{key}=auto" for key in automatic.BY_WEIGHTS]
+RANDOM, KNOWING, LIKE_THIS = zip(*automatic.BY_WEIGHTS.values())
 
 
-def backbone_of(cfg: Config) -> tuple[Any, Any]:
-    return cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier
+def by_weights(cfg: Config) -> tuple[Any, ...]:
+    return tuple(attrgetter(key)(cfg) for key in automatic.BY_WEIGHTS)
 
 
 def weights_of(data: Path, path: Path, *updates: str) -> Path:
@@ -85,34 +86,58 @@ def weights_of(data: Path, path: Path, *updates: str) -> Path:
     return path
 
 
-def test_the_backbone_follows_from_the_weights(data: Path, tmp_path: Path) -> None:
+def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
     cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU)
-    assert backbone_of(cfg) == IN_FULL and all(line.endswith(", for random weights") for line in lines)
+    assert by_weights(cfg) == RANDOM and all(line.endswith(", for random weights") for line in lines)
     cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
-    assert backbone_of(cfg) == IN_PART
+    assert by_weights(cfg) == KNOWING
     slowly = weights_of(data, tmp_path / "slowly.pth", "optimizer.backbone_lr_multiplier=0.1")
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
     tuned = weights_of(data, tmp_path / "tuned.pth", "model.backbone.weights=w.pth")
     torch.save(load_checkpoint(wholly)["model"], tmp_path / "foreign.pth")
-    for path, expected in ((slowly, IN_PART), (wholly, IN_FULL), (tuned, IN_PART), (tmp_path / "foreign.pth", IN_PART)):
+    for path, expected in (
+        (slowly, KNOWING),
+        (wholly, LIKE_THIS),
+        (tuned, KNOWING),
+        (tmp_path / "foreign.pth", KNOWING),
+    ):
         cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU, None, path)
-        assert backbone_of(cfg) == expected, path
-        assert len(lines) == 2 and all(line.endswith(", for the weights it starts from") for line in lines)
+        assert by_weights(cfg) == expected, path
+        assert len(lines) == len(AUTO) and all(line.endswith(", for the weights it starts from") for line in lines)
+    cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU, None, wholly)
+    assert by_weights(cfg) == KNOWING
 
 
-@pytest.mark.parametrize(("multiplier", "expected"), [("0.1", IN_PART), ("auto", IN_FULL)])
-def test_a_resumed_run_keeps_the_backbone_it_had(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplier: str, expected: tuple[int, float]
+def test_a_number_given_stays_beside_auto(data: Path, tmp_path: Path) -> None:
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    updates = [*AUTO, "optimizer.muon_lr_multiplier=2", "data.augment.zoom_ramp=7"]
+    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU, None, wholly)
+    assert (cfg.optimizer.muon_lr_multiplier, cfg.data.augment.zoom_ramp, len(lines)) == (2, 7, len(AUTO) - 2)
+    assert (cfg.ema.warmup, cfg.optimizer.warmup_iterations) == (50, 20)
+
+
+@pytest.mark.parametrize(("multiplier", "expected"), [("0.1", KNOWING), ("auto", LIKE_THIS)])
+def test_a_resumed_run_keeps_what_it_started_with(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplier: str, expected: tuple[float, ...]
 ) -> None:
     updates = [*AUTO, "train.max_iterations=1"]
     monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     first = tiny_config(data, *updates, f"optimizer.backbone_lr_multiplier={multiplier}")
     Trainer(first, tmp_path / "first", CPU).run()
     tuned = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, tuning=tmp_path / "first" / "last.pth")
-    assert backbone_of(tuned.cfg) == expected
+    assert by_weights(tuned.cfg) == expected
     tuned.run()
     resumed = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, resume=tmp_path / "tuned" / "last.pth")
     assert resumed.cfg == tuned.cfg
+
+
+def test_a_checkpoint_from_before_a_setting_had_its_default(data: Path, tmp_path: Path) -> None:
+    path = weights_of(data, tmp_path / "old.pth", "optimizer.muon_lr_multiplier=2")
+    content = load_checkpoint(path)
+    del content["config"]["data"]["augment"]["zoom_ramp"]
+    save_checkpoint(path, content)
+    cfg, _ = automatic.settle(tiny_config(data, *AUTO), CPU, resume=path)
+    assert (cfg.data.augment.zoom_ramp, cfg.optimizer.muon_lr_multiplier) == (0, 2)
 
 
 def test_the_rate_counts_all_pictures_of_a_step(data: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
 
 from rtdetr import cli
 from rtdetr.config import load_config
-from rtdetr.engine.automatic import FROZEN, SLOWLY
+from rtdetr.engine.automatic import BY_WEIGHTS, KNOWING
 from rtdetr.engine.learning_curve import Point, estimate
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
@@ -55,11 +56,11 @@ def test_both_runs_keep_of_weights_what_a_training_keeps(
     monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     slowly = "optimizer.backbone_lr_multiplier=0.1"
     Trainer(tiny_config(data, "train.max_iterations=1", slowly), tmp_path / "start", torch.device("cpu")).run()
-    updates = ["model.backbone.freeze_stages=auto", "optimizer.backbone_lr_multiplier=auto", "train.max_iterations=1"]
+    updates = [*(f"{key}=auto" for key in BY_WEIGHTS), "train.max_iterations=1"]
     assert command(data, tmp_path / "curve", *updates, weights=tmp_path / "start" / "last.pth") == 0
     for name in ("half", "whole"):
         cfg = load_config(tmp_path / "curve" / name / "config.yml")
-        assert (cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier) == (FROZEN, SLOWLY)
+        assert [attrgetter(key)(cfg) for key in BY_WEIGHTS] == [values[KNOWING] for values in BY_WEIGHTS.values()]
 
 
 @pytest.mark.parametrize(

@@ -280,6 +280,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
         augment.flip_prob,
         augment.turn_prob,
         augment.turn_after,
+        settled(augment.zoom_ramp),
     )
     batches = TrainingBatches(
         len(source), settled(data.train_batch_size), augment.batch_sizes, augment.interpolations, seed, rank, world_size

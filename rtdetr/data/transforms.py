@@ -50,7 +50,8 @@ class Recipe(NamedTuple):
 
 class Augmentation:
     """Draws recipes. The arguments are the probabilities of the five steps, the largest ratio of an expanded side to
-    the old one, and the epochs before the first turn. The official reader does not turn pictures."""
+    the old one, the epochs before the first turn, and those over which expanding and cropping come in. The official
+    reader does not turn pictures, and does all else from the start."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Augmentation:
         flip_prob: float,
         turn_prob: float = 0.0,
         turn_after: int = 0,
+        zoom_ramp: int = 0,
     ) -> None:
         self.distort_prob = distort_prob
         self.expand_prob = expand_prob
@@ -69,15 +71,17 @@ class Augmentation:
         self.flip_prob = flip_prob
         self.turn_prob = turn_prob
         self.turn_after = turn_after
+        self.zoom_ramp = zoom_ramp
 
     def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
         """A recipe for a picture of `size` (h, w) with these boxes, in an epoch (from 0)."""
         height, width = size
         colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
         window = Window(0, 0, width, height)
-        if rng.random() < self.expand_prob:
+        zoom = min(1.0, epoch / self.zoom_ramp) if self.zoom_ramp > 0 else 1.0
+        if rng.random() < self.expand_prob * zoom:
             window = expand(window, self.expand_max_ratio, rng)
-        if rng.random() < self.crop_prob:
+        if rng.random() < self.crop_prob * zoom:
             window = crop(window, boxes, rng)
         flip = rng.random() < self.flip_prob
         may_turn = self.turn_prob > 0 and epoch >= self.turn_after

@@ -1,4 +1,5 @@
-"""`auto` in a config becomes a number: how many epochs, how many pictures in a batch, and what of the backbone moves.
+"""`auto` in a config becomes a number: how many epochs, how many pictures in a batch, and what follows from the weights
+that a run starts from.
 
 Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12.
 Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
@@ -6,6 +7,8 @@ of the training pictures where that is more than 4, so that an epoch has some st
 meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
 Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
 did: a few hundred pictures teach nothing that another set has to keep. Of other weights it is kept in part.
+From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
+grown are moved less by one.
 """
 
 from __future__ import annotations
@@ -13,12 +16,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rtdetr.config import Config, settled
+from rtdetr.config import Config, config_from_dict, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.engine import distributed
@@ -32,6 +36,17 @@ ON_CPU, SMALL = 4, 4
 MOST_PICTURES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
 STEPS_OF_EPOCH = 8
 FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt more than this set can teach
+# From random weights, from ones that have learnt more than this set can teach, and from ones that have learnt as much
+# as it can: the checkpoint of a run that started from random weights and kept nothing back.
+RANDOM, KNOWING, LIKE_THIS = range(3)
+BY_WEIGHTS = {
+    "model.backbone.freeze_stages": (0, FROZEN, 0),
+    "optimizer.backbone_lr_multiplier": (1.0, SLOWLY, 1.0),
+    "optimizer.muon_lr_multiplier": (3.0, 3.0, 5.0),
+    "optimizer.warmup_iterations": (50, 50, 20),
+    "ema.warmup": (100.0, 100.0, 50.0),
+    "data.augment.zoom_ramp": (0, 0, 30),
+}
 
 
 def settle(
@@ -41,15 +56,15 @@ def settle(
 
     Raises DataError or CheckpointError when data or checkpoint cannot be read."""
     sizes = cfg.data.train_batch_size, cfg.train.epochs
-    if "auto" not in (*sizes, cfg.model.backbone.freeze_stages, cfg.optimizer.backbone_lr_multiplier):
+    if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
         return cfg, []
-    stored = load_checkpoint(resume)["config"] if resume is not None else None
-    cfg, lines = _settle_backbone(cfg, tuning, stored)
+    stored = config_from_dict(load_checkpoint(resume)["config"], str(resume)) if resume is not None else None
+    cfg, lines = _settle_by_weights(cfg, tuning, stored)
     if "auto" not in sizes:
         return cfg, lines
     source = open_train_set(cfg)
     if cfg.data.train_batch_size == "auto":
-        size = stored["data"]["train_batch_size"] if stored else _batch_size(cfg, source, device)
+        size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device)
         cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train_batch_size=size))
         total = size * distributed.world_size() * cfg.train.accumulate
         lr = min(cfg.optimizer.lr * total / cfg.optimizer.lr_batch, 0.1)
@@ -61,27 +76,31 @@ def settle(
     if cfg.train.epochs == "auto":
         batches = len(source) // (settled(cfg.data.train_batch_size) * distributed.world_size())
         steps = max(1, math.ceil(batches / cfg.train.accumulate))  # no batch at all is refused with the loader
-        epochs = stored["train"]["epochs"] if stored else epochs_for(steps)
+        epochs = settled(stored.train.epochs) if stored else epochs_for(steps)
         cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=epochs))
         lines.append(f"train.epochs: auto is {epochs}, {epochs * steps} iterations")
     return cfg, lines
 
 
-def _settle_backbone(cfg: Config, tuning: Path | None, stored: Any) -> tuple[Config, list[str]]:
-    backbone, optimizer = cfg.model.backbone, cfg.optimizer
-    learnt = bool(backbone.weights) or (tuning is not None and not _learnt_in_full(tuning))
-    why = "the weights it starts from" if backbone.weights or tuning is not None else "random weights"
+def _settle_by_weights(cfg: Config, tuning: Path | None, stored: Config | None) -> tuple[Config, list[str]]:
+    given = bool(cfg.model.backbone.weights)
+    start = "random weights" if tuning is None and not given else "the weights it starts from"
+    column = KNOWING if given else RANDOM
+    if tuning is not None and not given:
+        column = LIKE_THIS if _learnt_in_full(tuning) else KNOWING
     lines = []
-    if backbone.freeze_stages == "auto":
-        stages = stored["model"]["backbone"]["freeze_stages"] if stored else FROZEN if learnt else 0
-        backbone = dataclasses.replace(backbone, freeze_stages=stages)
-        lines.append(f"model.backbone.freeze_stages: auto is {stages}, for {why}")
-    if optimizer.backbone_lr_multiplier == "auto":
-        multiplier = stored["optimizer"]["backbone_lr_multiplier"] if stored else SLOWLY if learnt else 1.0
-        optimizer = dataclasses.replace(optimizer, backbone_lr_multiplier=multiplier)
-        lines.append(f"optimizer.backbone_lr_multiplier: auto is {multiplier:g}, for {why}")
-    model = dataclasses.replace(cfg.model, backbone=backbone)
-    return dataclasses.replace(cfg, model=model, optimizer=optimizer), lines
+    for key, values in BY_WEIGHTS.items():
+        if attrgetter(key)(cfg) == "auto":
+            value = attrgetter(key)(stored) if stored else values[column]
+            cfg = _with(cfg, key, value)
+            lines.append(f"{key}: auto is {value:g}, for {start}")
+    return cfg, lines
+
+
+def _with(config: Any, key: str, value: Any) -> Any:
+    """A config, or a section of one, with another value at the dotted key."""
+    first, _, rest = key.partition(".")
+    return dataclasses.replace(config, **{first: _with(getattr(config, first), rest, value) if rest else value})
 
 
 def _learnt_in_full(weights: Path) -> bool:

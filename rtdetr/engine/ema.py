@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from rtdetr.config import EmaConfig
+from rtdetr.config import EmaConfig, settled
 
 
 class ModelEma:
@@ -34,9 +34,10 @@ class ModelEma:
             torch._foreach_zero_(self._averaged)
 
     def decay_at(self, update: int) -> float:
-        if self.cfg.warmup <= 0:
+        warmup = settled(self.cfg.warmup)
+        if warmup <= 0:
             return self.cfg.decay
-        return self.cfg.decay * (1.0 - math.exp(-(update + 1) / self.cfg.warmup))
+        return self.cfg.decay * (1.0 - math.exp(-(update + 1) / warmup))
 
     @torch.no_grad()
     def update(self) -> None:

@@ -28,14 +28,15 @@ def parameter_groups(
 ) -> list[dict[str, object]]:
     """Groups, one per rate multiplier, decay and way of stepping, each with its `lr_multiplier`, without frozen
     parameters."""
+    muon = settled(cfg.muon_lr_multiplier)
     groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
         multiplier = settled(cfg.backbone_lr_multiplier) if BACKBONE_STAGES.match(name) else 1.0
         exempt = parameter.ndim == 1 and not cfg.decay_norm_and_bias
-        by_muon = cfg.muon_lr_multiplier > 0 and parameter.ndim in (2, 4) and not NOT_MATRICES.search(name)
-        multiplier *= cfg.muon_lr_multiplier if by_muon else 1.0
+        by_muon = muon > 0 and parameter.ndim in (2, 4) and not NOT_MATRICES.search(name)
+        multiplier *= muon if by_muon else 1.0
         groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay, by_muon), []).append(parameter)
     return [
         {"params": parameters, "lr_multiplier": multiplier, "weight_decay": decay, "lr": cfg.lr * multiplier}
@@ -50,7 +51,7 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     if not groups:
         raise ValueError("the model has no parameter to train: everything is frozen")
     on_cuda = next(model.parameters()).is_cuda
-    kind = MuonAdamW if cfg.muon_lr_multiplier > 0 else torch.optim.AdamW
+    kind = MuonAdamW if settled(cfg.muon_lr_multiplier) > 0 else torch.optim.AdamW
     return kind(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
 
 
@@ -69,11 +70,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
 
 def lr_at(iteration: int, total_iterations: int, cfg: OptimizerConfig) -> float:
     """Base rate used at `iteration` (from 0) of `total_iterations`: linear warm-up, then constant or half a cosine."""
-    if iteration < cfg.warmup_iterations:
-        return cfg.lr * (cfg.warmup_factor + (1.0 - cfg.warmup_factor) * iteration / cfg.warmup_iterations)
+    warmup = settled(cfg.warmup_iterations)
+    if iteration < warmup:
+        return cfg.lr * (cfg.warmup_factor + (1.0 - cfg.warmup_factor) * iteration / warmup)
     if cfg.schedule == "constant":
         return cfg.lr
-    start = float(cfg.warmup_iterations)
+    start = float(warmup)
     if cfg.schedule == "flat_cosine":
         start = max(start, cfg.flat_ratio * total_iterations)
     progress = min(max(iteration - start, 0.0) / max(total_iterations - start, 1.0), 1.0)
