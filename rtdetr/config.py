@@ -198,9 +198,8 @@ class OptimizerConfig:
 @dataclass(frozen=True, kw_only=True)
 class EmaConfig:
     decay: Decay = 0.9999
-    warmup: Annotated[float | Literal["auto"], Range(0, 1e9)] = (
-        2000.0  # update t (from 0) uses decay * (1 - exp(-(t + 1) / warmup))
-    )
+    # Update t (from 0) uses decay * (1 - exp(-(t + 1) / warmup)).
+    warmup: Annotated[float | Literal["auto"], Range(0, 1e9)] = 2000.0
     from_zeros: bool = False  # True: the average starts from zeros, as the official one does
 
 

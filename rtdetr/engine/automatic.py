@@ -36,8 +36,8 @@ ON_CPU, SMALL = 4, 4
 MOST_PICTURES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
 STEPS_OF_EPOCH = 8
 FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt more than this set can teach
-# From random weights, from ones that have learnt more than this set can teach, and from ones that have learnt as much
-# as it can: the checkpoint of a run that started from random weights and kept nothing back.
+# Columns of the table: a run from random weights, from ones that have learnt more than this set can teach, and from the
+# checkpoint of a run that itself started from random weights and kept nothing back.
 RANDOM, KNOWING, LIKE_THIS = range(3)
 BY_WEIGHTS = {
     "model.backbone.freeze_stages": (0, FROZEN, 0),
@@ -65,19 +65,19 @@ def settle(
     source = open_train_set(cfg)
     if cfg.data.train_batch_size == "auto":
         size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device)
-        cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train_batch_size=size))
+        cfg = _with(cfg, "data.train_batch_size", size)
         total = size * distributed.world_size() * cfg.train.accumulate
         lr = min(cfg.optimizer.lr * total / cfg.optimizer.lr_batch, 0.1)
         lines.append(
             f"data.train_batch_size: auto is {size}; optimizer.lr {cfg.optimizer.lr:g}, meant for "
             f"{cfg.optimizer.lr_batch} pictures a step, is {lr:g} for {total}"
         )
-        cfg = dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr=lr))
+        cfg = _with(cfg, "optimizer.lr", lr)
     if cfg.train.epochs == "auto":
         batches = len(source) // (settled(cfg.data.train_batch_size) * distributed.world_size())
         steps = max(1, math.ceil(batches / cfg.train.accumulate))  # no batch at all is refused with the loader
         epochs = settled(stored.train.epochs) if stored else epochs_for(steps)
-        cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, epochs=epochs))
+        cfg = _with(cfg, "train.epochs", epochs)
         lines.append(f"train.epochs: auto is {epochs}, {epochs * steps} iterations")
     return cfg, lines
 
