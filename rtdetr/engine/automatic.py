@@ -42,7 +42,7 @@ RANDOM, KNOWING, LIKE_THIS = range(3)
 BY_WEIGHTS = {
     "model.backbone.freeze_stages": (0, FROZEN, 0),
     "optimizer.backbone_lr_multiplier": (1.0, SLOWLY, 1.0),
-    "optimizer.muon_lr_multiplier": (3.0, 3.0, 5.0),
+    "optimizer.muon_lr_multiplier": (3.0, 3.0, 8.0),
     "optimizer.warmup_iterations": (50, 50, 20),
     "ema.warmup": (100.0, 100.0, 50.0),
     "data.augment.zoom_ramp": (0, 0, 30),
