@@ -52,7 +52,7 @@ BY_WEIGHTS = {
 def settle(
     cfg: Config, device: torch.device, resume: Path | None = None, tuning: Path | None = None
 ) -> tuple[Config, list[str]]:
-    """The config without any `auto`, and a line on each that was replaced. A resumed run keeps what it had.
+    """The config without any `auto`, and lines on what was replaced. A resumed run keeps what it had.
 
     Raises DataError or CheckpointError when data or checkpoint cannot be read."""
     sizes = cfg.data.train_batch_size, cfg.train.epochs
@@ -85,16 +85,18 @@ def settle(
 def _settle_by_weights(cfg: Config, tuning: Path | None, stored: Config | None) -> tuple[Config, list[str]]:
     given = bool(cfg.model.backbone.weights)
     start = "random weights" if tuning is None and not given else "the weights it starts from"
+    if stored:
+        start = "the run that is resumed"
     column = KNOWING if given else RANDOM
     if tuning is not None and not given:
         column = LIKE_THIS if _learnt_in_full(tuning) else KNOWING
-    lines = []
+    found = []
     for key, values in BY_WEIGHTS.items():
         if attrgetter(key)(cfg) == "auto":
             value = attrgetter(key)(stored) if stored else values[column]
             cfg = _with(cfg, key, value)
-            lines.append(f"{key}: auto is {value:g}, for {start}")
-    return cfg, lines
+            found.append(f"{key} {value:g}")
+    return cfg, [f"auto, for {start}: {', '.join(found)}"] if found else []
 
 
 def _with(config: Any, key: str, value: Any) -> Any:
