@@ -47,6 +47,11 @@ def _one_thread() -> None:
     torch.set_num_threads(int(os.environ.get("RTDETR_TEST_THREADS", "1")))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--parity-report",

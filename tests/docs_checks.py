@@ -171,7 +171,7 @@ def check_extras(arguments: list[str]) -> None:
 
 
 def check_targets(names: list[str]) -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     if unknown := set(names) - set(targets):
         raise Wrong(f"make {' '.join(sorted(unknown))}: the Makefile has no such target")
 

@@ -162,7 +162,6 @@ def test_an_optimiser_of_other_parameters_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("before", "after"), [("cpu", "cuda"), ("cuda", "cpu")])
 def test_an_optimiser_moves_between_cpu_and_gpu(before: str, after: str, tmp_path: Path) -> None:
     """A second step after a change of device equals a second step without one."""

@@ -52,8 +52,6 @@ def cfg(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture
 def cuda() -> Iterator[torch.device]:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     yield torch.device("cuda", 0)
     torch.cuda.synchronize()
 
@@ -220,8 +218,6 @@ def write_pictures(folder: Path, number: int) -> list[Path]:
 @pytest.mark.parametrize("num_threads", [1, 4])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_files_give_what_pictures_give_one_by_one(cfg: Config, tmp_path: Path, device: str, num_threads: int) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     files = write_pictures(tmp_path, 11)
     (tmp_path / "4.png").write_bytes(b"no picture")
     detector = predictor(cfg, torch.device(device))
@@ -240,8 +236,6 @@ def test_files_give_what_pictures_give_one_by_one(cfg: Config, tmp_path: Path, d
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_processes_read_what_threads_read(cfg: Config, tmp_path: Path, device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     files = write_pictures(tmp_path, 23)
     (tmp_path / "4.png").write_bytes(b"no picture")
     detector = predictor(cfg, torch.device(device))
@@ -261,8 +255,6 @@ def test_processes_read_what_threads_read(cfg: Config, tmp_path: Path, device: s
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_resize_on_the_device_is_within_one_level(device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     generator = np.random.default_rng(0)
     for height, width, size in ((48, 64, (64, 96)), (301, 173, (64, 96)), (1, 1, (32, 64)), (64, 96, (64, 96))):
         pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -274,8 +266,6 @@ def test_resize_on_the_device_is_within_one_level(device: str) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_resize_on_the_device_finds_the_same(cfg: Config, tmp_path: Path, device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     files = write_pictures(tmp_path, 5)
     (tmp_path / "2.png").write_bytes(b"no picture")
     there, here = (predictor(cfg, torch.device(device), resize=place) for place in ("device", "host"))

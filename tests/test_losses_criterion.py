@@ -206,7 +206,6 @@ def test_normalisers_are_averaged_over_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("counts", "epoch"), list(itertools.product([(2, 3), (0, 0)], [0, 40])))
 def test_cuda_equals_cpu_and_never_waits(counts: tuple[int, ...], epoch: int) -> None:
     outputs, targets = _problem(counts)

@@ -73,8 +73,6 @@ def test_a_picture_does_not_depend_on_its_neighbours() -> None:
 @pytest.mark.parametrize("train", [False, True])
 def test_one_picture_has_half_of_the_gradients_of_two_of_it(train: bool, device: str) -> None:
     """Also on a processor, where batch norm misreads some layouts of gradients in a batch of one."""
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     model = nano().train(train).double().to(device)
     image = torch.rand(1, 3, 96, 128, dtype=torch.float64, device=device)
 
@@ -295,7 +293,6 @@ def test_query_groups_without_selectors_have_no_idle_parameters() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_eval_forward_never_waits_for_the_device(autocast: bool) -> None:
     model, images = nano().eval().cuda(), torch.rand(2, 3, 96, 160, device="cuda")
@@ -310,7 +307,6 @@ def test_eval_forward_never_waits_for_the_device(autocast: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_eval_forward_can_be_captured_in_a_cuda_graph() -> None:
     model, images = nano().eval().cuda(), torch.rand(2, 3, 128, 128, device="cuda")
     with torch.no_grad():
@@ -329,7 +325,6 @@ def test_eval_forward_can_be_captured_in_a_cuda_graph() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_half_precision_model_runs_on_the_gpu() -> None:
     model = nano().eval().cuda().half()
     with torch.no_grad():

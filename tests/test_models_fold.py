@@ -183,8 +183,6 @@ def test_a_compiled_model_is_deployed_too() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("stride,kernel,residual", [(1, 3, False), (2, 3, False), (1, 1, True), (1, 3, True)])
 def test_cudnn_fuses(dtype: torch.dtype, stride: int, kernel: int, residual: bool) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     torch.manual_seed(0)
     for _ in range(5):
         x = torch.randn(2, 64, 40, 56).to("cuda", dtype).contiguous(memory_format=torch.channels_last)
@@ -208,8 +206,6 @@ def test_cudnn_fuses(dtype: torch.dtype, stride: int, kernel: int, residual: boo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("shape", [(2, 300, 64), (1, 1, 64), (3, 64)], ids=str)
 def test_linear_layers_fuse(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     torch.manual_seed(0)
     x, weight, bias = torch.randn(shape), torch.randn(40, 64) / 8, torch.randn(40)
     expected = linear_relu_reference(x, weight, bias)

@@ -45,8 +45,6 @@ def test_without_kernels_it_is_the_modules_one_after_another(activation: Callabl
 
 @pytest.mark.gpu
 def test_one_value_to_a_channel_is_left_to_the_module_which_refuses_it() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     norm, x = random_norm(8).cuda(), torch.randn(1, 8, 1, 1, device="cuda").to(memory_format=torch.channels_last)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         norm_activation(norm, x, F.relu)
@@ -56,8 +54,6 @@ def test_one_value_to_a_channel_is_left_to_the_module_which_refuses_it() -> None
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_numbers_and_gradients(dtype: torch.dtype) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     torch.manual_seed(0)
     for shape, activation, with_plus in itertools.product(SHAPES, KINDS, (False, True)):
         x = torch.randn(shape, device="cuda") * 2 + torch.randn(1, shape[1], 1, 1, device="cuda") * 5
@@ -87,8 +83,6 @@ def test_numbers_and_gradients(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 def test_statistics_of_several_processes_are_those_of_all_pictures() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     ops, rows, norm = torch.ops.rtdetr, torch.randn(1000, 64, device="cuda") * 3 + 7, random_norm(64).cuda()
     rows[:300] += 4
     parts = torch.cat([ops.channel_statistics(part) for part in rows.split((300, 600, 100))])
@@ -106,8 +100,6 @@ def test_statistics_of_several_processes_are_those_of_all_pictures() -> None:
 
 @pytest.mark.gpu
 def test_not_a_number_stays_one_and_frozen_weights_get_no_gradient() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     norm = random_norm(16).cuda().requires_grad_(False)
     x = torch.randn(2, 16, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
     x[1, 3, 4, 5] = torch.nan

@@ -39,8 +39,6 @@ def test_without_a_kernel() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("kind", ["normal", "scores", "ties", "equal", "extreme"])
 def test_the_kernel_takes_what_a_stable_sort_takes(kind: str, dtype: torch.dtype) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     for number, length, k in ((1, 24000, 300), (3, 8400, 300), (40, 2100, 1), (2, 1, 1), (2, 700, 700), (2, 5000, 513),
                               (1, MAX_ROW, MAX_K), (5, 100, 0)):  # fmt: skip
         values = rows(kind, number, length).to("cuda", dtype)
@@ -52,8 +50,6 @@ def test_the_kernel_takes_what_a_stable_sort_takes(kind: str, dtype: torch.dtype
 
 @pytest.mark.gpu
 def test_what_the_kernel_leaves_to_torch() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     values = torch.randn(2, MAX_ROW + 1, device="cuda")
     for each, k in (
         (values, 3),
