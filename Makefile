@@ -1,5 +1,6 @@
 # make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
-# make test   formatter, linter, type checker and all tests that run on this machine
+# make test   formatter, linter, type checker and all tests that need no GPU
+# make test-all that, every mutant, the documentation and, with a GPU, its tests
 # make docs   the documentation as a site in site/, every link checked
 # make browser the example in the browser, tested with onnxruntime-web, which npm fetches, and Chromium
 # make wheels a wheel for processors and one for GPUs, in dist/, each tried away from the clone
@@ -21,7 +22,7 @@ PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
 READY_DEV := $(BIN)/.rtdetr-ready-dev
 
-.PHONY: demo test browser docs lint mutants setup wheels clean
+.PHONY: demo test test-all browser docs lint mutants setup wheels clean
 
 setup: $(READY)
 
@@ -53,6 +54,9 @@ lint: $(READY_DEV)
 
 test: lint
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+
+test-all: test mutants docs
+	$(PY) -m pytest -q -m gpu
 
 browser: $(READY_DEV)
 	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix build/browser onnxruntime-web@1
