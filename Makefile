@@ -1,6 +1,6 @@
 # make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
-# make test   formatter, linter, type checker and all tests that need no GPU
-# make test-all that, every mutant, the documentation and, with a GPU, its tests
+# make test   formatter, linter, type checker, tests
+# make test-all that, tests that take minutes, every mutant, the documentation and, with a GPU, its tests
 # make docs   the documentation as a site in site/, every link checked
 # make browser the example in the browser, tested with onnxruntime-web, which npm fetches, and Chromium
 # make wheels a wheel for processors and one for GPUs, in dist/, each tried away from the clone
@@ -53,10 +53,10 @@ lint: $(READY_DEV)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -m "not gpu and not heavy" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: test mutants docs
-	$(PY) -m pytest -q -m gpu
+	$(PY) -m pytest -q -m "gpu or heavy"
 
 browser: $(READY_DEV)
 	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix build/browser onnxruntime-web@1

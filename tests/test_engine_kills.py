@@ -69,7 +69,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(data: Path, whole: Path,
     assert_killed_and_finished(data, whole, tmp_path, random.Random(seed).sample(EVENTS, 2))
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_twenty_kills(data: Path, whole: Path, tmp_path: Path) -> None:
     assert_killed_and_finished(data, whole, tmp_path, random.Random(1).sample(EVENTS, 20))
 
