@@ -13,7 +13,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -60,15 +59,21 @@ def furnish(folder: Path) -> None:
     for name in ("best.pth", "WEIGHTS", "RUN/best.pth", "runs/demo/best.pth"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint(folder / name, checkpoint)
-    with av.open(str(folder / "clip.mp4"), "w") as clip:
+    _write_clip(folder / "clip.mp4")
+    for name in ("configs", "tools", "examples"):
+        os.symlink(ROOT / name, folder / name)
+
+
+def _write_clip(file: Path) -> None:
+    import av
+
+    with av.open(str(file), "w") as clip:
         stream = clip.add_stream("mpeg4", rate=10)
         stream.width, stream.height, stream.pix_fmt = 96, 96, "yuv420p"
         for _ in range(4):
             frame = av.VideoFrame.from_ndarray(np.full((96, 96, 3), 90, np.uint8), format="rgb24")
             clip.mux(stream.encode(frame))
         clip.mux(stream.encode())
-    for name in ("configs", "tools", "examples"):
-        os.symlink(ROOT / name, folder / name)
 
 
 def run_block(block: Block, names: dict[str, object]) -> None:
