@@ -7,10 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from rtdetr.engine import lifeline
 
 ROOT = Path(__file__).resolve().parents[1]
 # argv: what rank 1 does in the third round, and what the others do then
@@ -86,6 +93,57 @@ def test_a_process_that_fails_takes_the_others_along() -> None:
 def test_who_ends_well_is_not_missed() -> None:
     codes, said, _ = run("return", "alone")
     assert codes == [0, 0, 0] and said == ["ends with 0\n"] * 3
+
+
+class Late(threading.Thread):
+    """Begins when it is waited for."""
+
+    def start(self) -> None:
+        pass
+
+    def join(self, timeout: float | None = None) -> None:
+        super().start()
+        super().join(20)
+        assert not self.is_alive()
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lifeline.Lifeline]]:
+    """Of three processes, here in one, none of which watches before it is waited for."""
+    monkeypatch.setattr(lifeline, "threading", SimpleNamespace(Event=threading.Event, Thread=Late))
+    monkeypatch.setattr(lifeline.faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
+    errors: list[Any] = []
+    said: list[Any] = [None] * 3
+    all_said = threading.Barrier(3, timeout=20)
+
+    def line(rank: int) -> lifeline.Lifeline:
+        def gather(value: Any) -> list[Any]:
+            said[rank] = value
+            all_said.wait()
+            return said
+
+        return lifeline.Lifeline(rank, 3, gather)
+
+    with ThreadPoolExecutor(3) as pool:
+        three = list(pool.map(line, range(3)))
+    yield three
+    assert not errors and not any(each.why_not for each in three)
+
+
+def test_the_watch_may_begin_after_the_end(lines: list[lifeline.Lifeline]) -> None:
+    for each in lines:
+        each.close(well=True)
+    assert [each.lost(0) for each in lines] == [None] * 3
+
+
+def test_a_goodbye_hides_no_loss(lines: list[lifeline.Lifeline]) -> None:
+    """Both are heard at once, whichever comes first."""
+    first, second, third = lines
+    second.close(well=False)
+    third.close(well=True)
+    first._watcher.join()
+    assert "process 1 of 3 has died" in str(first.lost(0))
 
 
 def test_the_sentence_waits_for_no_import() -> None:

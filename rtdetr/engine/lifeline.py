@@ -37,6 +37,7 @@ class Lifeline:
         self._lost: int | None = None
         self._found, self._told, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._lines: dict[socket.socket, int] = {}  # and the rank at the other end
+        self._selector = selectors.DefaultSelector()
         server = _server(world_size) if rank == 0 else None
         port, key = gather((server.getsockname()[1], secrets.token_bytes(KEY)) if server else None)[0]
         try:
@@ -48,7 +49,8 @@ class Lifeline:
                 self._keep(line, 0)
         except OSError as error:
             self.why_not = f"no line to the first process ({error}): when one dies, others may wait for minutes"
-        threading.Thread(target=self._watch, name="lifeline", daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._watcher.start()
 
     def lost(self, seconds: float) -> str | None:
         """A sentence about the process that has died, or does so within that time; None: they are all there."""
@@ -60,11 +62,14 @@ class Lifeline:
     def close(self, well: bool) -> None:
         """well: this process did all it had to; the others are not to mind its end."""
         self._closed.set()
-        for line in list(self._lines):
+        for line in self._lines:
             with contextlib.suppress(OSError):
                 if well:
                     line.sendall(GOODBYE.to_bytes(NUMBER, "big"))
-                line.close()
+                line.shutdown(socket.SHUT_RDWR)  # which ends the watch
+        self._watcher.join()
+        for line in self._lines:
+            line.close()
 
     def _accept(self, server: socket.socket, key: bytes) -> None:
         """Lines of all others; strangers who knock are sent away."""
@@ -86,16 +91,16 @@ class Lifeline:
             if hasattr(socket, name):
                 line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._lines[line] = rank
+        self._selector.register(line, selectors.EVENT_READ)
 
     def _watch(self) -> None:
         """Waits for the first line that breaks, passes the news on, and ends this process when it does not itself."""
-        with selectors.DefaultSelector() as selector:
-            for line in self._lines:
-                selector.register(line, selectors.EVENT_READ)
+        with self._selector as selector:
             while selector.get_map() and self._lost is None:
-                for key, _ in selector.select():
-                    selector.unregister(key.fileobj)
-                    self._lost = self._news(cast(socket.socket, key.fileobj))
+                heard = [cast(socket.socket, key.fileobj) for key, _ in selector.select()]
+                for line in heard:
+                    selector.unregister(line)
+                self._lost = next((rank for rank in map(self._news, heard) if rank is not None), None)
         if self._lost is None or self._closed.is_set():
             return
         for line in self._lines:
