@@ -102,7 +102,8 @@ class Late(threading.Thread):
         pass
 
     def join(self, timeout: float | None = None) -> None:
-        super().start()
+        if self.ident is None:
+            super().start()
         super().join(20)
         assert not self.is_alive()
 
@@ -128,6 +129,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lifeline.Lifeline]]:
     with ThreadPoolExecutor(3) as pool:
         three = list(pool.map(line, range(3)))
     yield three
+    for each in three:
+        each.close(well=True)
     assert not errors and not any(each.why_not for each in three)
 
 
@@ -143,6 +146,7 @@ def test_a_goodbye_hides_no_loss(lines: list[lifeline.Lifeline]) -> None:
     second.close(well=False)
     third.close(well=True)
     first._watcher.join()
+    first._nowhere.close()
     assert "process 1 of 3 has died" in str(first.lost(0))
 
 
