@@ -1,7 +1,7 @@
 """ReLU of a convolution, a bias and a residual in one kernel where cuDNN has it, and of a linear layer by cuBLAS.
 
 PyTorch knows both fused calls, but torch.compile does not know the first one's result and takes the second one apart,
-hence operators of our own. They are defined without torch.library.custom_op, whose first call imports the compiler, and
+hence operators of our own. They are defined without `custom_op` of torch, whose first call imports the compiler, and
 that takes as long as importing torch.
 """
 
