@@ -37,6 +37,7 @@ Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
 CountOrNone = Annotated[int, Range(0, 100_000)]
+EpochsOrAuto = Annotated[int | Literal["auto"], Range(0, 100_000)]
 Iterations = Annotated[int, Range(0, 1_000_000_000)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
 SeedOrAuto = Annotated[int | Literal["auto"], Range(0, 2**32 - 1)]
@@ -149,8 +150,8 @@ class AugmentConfig:
     # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/automatic.py).
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
-    turn_after: CountOrNone = 0
-    zoom_ramp: Annotated[int | Literal["auto"], Range(0, 100_000)] = 0
+    turn_after: EpochsOrAuto = 0
+    zoom_ramp: EpochsOrAuto = 0
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
     backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
@@ -207,7 +208,7 @@ class EmaConfig:
 class TrainConfig:
     epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of pictures
     precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most processors take ten times as long
-    accumulate: Count = 1  # batches per optimiser step
+    accumulate: CountOrAuto = 1  # batches per optimiser step
     # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
     # kernel, and several processes train through DistributedDataParallel
     graphs: Switch = "auto"

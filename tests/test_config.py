@@ -182,7 +182,7 @@ def test_presets_for_small_sets_differ_in_the_model_alone(depth: int) -> None:
     assert {attrgetter(key)(small) for key in BY_WEIGHTS} == {"auto"}
     assert (small.optimizer.schedule, small.loss.class_weight) == ("constant", 1)
     augment = small.data.augment
-    assert (augment.paste_prob, augment.turn_prob, augment.turn_after) == (0.5, 0.5, 30)
+    assert (augment.paste_prob, augment.turn_prob) == (0.5, 0.5)
 
 
 def test_a_misspelt_key_names_file_path_and_neighbour(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
     assert by_weights(cfg) == RANDOM
     assert lines == [
         "auto, for random weights: model.backbone.freeze_stages 0, optimizer.backbone_lr_multiplier 1, "
-        "optimizer.muon_lr_multiplier 3, optimizer.warmup_iterations 50, ema.warmup 100, data.augment.zoom_ramp 0"
+        "optimizer.muon_lr_multiplier 3, optimizer.warmup_iterations 50, ema.warmup 100, data.augment.zoom_ramp 0, "
+        "data.augment.turn_after 30, train.accumulate 1"
     ]
     cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
     assert by_weights(cfg) == KNOWING
@@ -151,6 +153,31 @@ def test_the_rate_counts_all_pictures_of_a_step(data: Path) -> None:
     updates = ["data.train_batch_size=auto", "train.accumulate=3", "optimizer.lr_batch=24", "optimizer.lr=0.002"]
     cfg, lines = automatic.settle(tiny_config(data, *updates), CPU)
     assert cfg.optimizer.lr == pytest.approx(0.001) and len(lines) == 1
+
+
+def test_batches_that_auto_puts_together_change_neither_rate_nor_length(data: Path, tmp_path: Path) -> None:
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.accumulate=auto", "optimizer.lr=0.002"]
+    updates += ["optimizer.lr_batch=8"]
+    random, tuned = (automatic.settle(tiny_config(data, *updates), CPU, None, start) for start in (None, wholly))
+    assert (random[0].train.accumulate, tuned[0].train.accumulate) == (1, 2)
+    assert dataclasses.replace(random[0], train=tuned[0].train) == tuned[0] and tuned[0].optimizer.lr == 0.001
+    assert random[0].train.epochs == tuned[0].train.epochs == 500
+    steps = NUM_TRAIN // 4
+    assert random[1][-1] == f"train.epochs: auto is 500, {500 * steps} iterations"
+    assert tuned[1][-1] == f"train.epochs: auto is 500, {500 * -(-steps // 2)} iterations"
+
+
+def test_a_step_that_auto_puts_together_has_no_more_pictures_than_one_batch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    monkeypatch.setattr(automatic, "rehearse", lambda *_: lambda number: True)
+    monkeypatch.setattr(automatic, "MOST_PICTURES", 4)
+    for accumulate, start, size in (("auto", wholly, 2), ("auto", None, 4), ("2", wholly, 4)):
+        cfg = tiny_config(data, "data.train_batch_size=auto", f"train.accumulate={accumulate}")
+        settled, _ = automatic.settle(cfg, torch.device("cuda"), None, start)
+        assert settled.data.train_batch_size == size, (accumulate, start)
 
 
 def test_a_given_batch_keeps_its_rate(data: Path) -> None:

@@ -279,7 +279,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
         augment.crop_prob,
         augment.flip_prob,
         augment.turn_prob,
-        augment.turn_after,
+        settled(augment.turn_after),
         settled(augment.zoom_ramp),
     )
     batches = TrainingBatches(

@@ -1,14 +1,15 @@
 """`auto` in a config becomes a number: how many epochs, how many pictures in a batch, and what follows from the weights
 that a run starts from.
 
-Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12.
+Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12. Batches
+that an `auto` puts together into one step count one by one: a run takes as long with it as without.
 Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
 of the training pictures where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate is
 meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
 Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
 did: a few hundred pictures teach nothing that another set has to keep. Of other weights it is kept in part.
 From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
-grown are moved less by one.
+grown are moved less by one, each from the gradients of two batches at the rate of one.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ BY_WEIGHTS = {
     "optimizer.warmup_iterations": (50, 50, 20),
     "ema.warmup": (100.0, 100.0, 50.0),
     "data.augment.zoom_ramp": (0, 0, 30),
+    "data.augment.turn_after": (30, 30, 60),
+    "train.accumulate": (1, 1, 2),
 }
 
 
@@ -59,14 +62,16 @@ def settle(
     if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
         return cfg, []
     stored = config_from_dict(load_checkpoint(resume)["config"], str(resume)) if resume is not None else None
+    given = 1 if cfg.train.accumulate == "auto" else cfg.train.accumulate  # batches a step, for rate and epochs
     cfg, lines = _settle_by_weights(cfg, tuning, stored)
     if "auto" not in sizes:
         return cfg, lines
     source = open_train_set(cfg)
     if cfg.data.train_batch_size == "auto":
-        size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device)
+        most = MOST_PICTURES * given // settled(cfg.train.accumulate)
+        size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device, most)
         cfg = _with(cfg, "data.train_batch_size", size)
-        total = size * distributed.world_size() * cfg.train.accumulate
+        total = size * distributed.world_size() * given
         lr = min(cfg.optimizer.lr * total / cfg.optimizer.lr_batch, 0.1)
         lines.append(
             f"data.train_batch_size: auto is {size}; optimizer.lr {cfg.optimizer.lr:g}, meant for "
@@ -75,10 +80,11 @@ def settle(
         cfg = _with(cfg, "optimizer.lr", lr)
     if cfg.train.epochs == "auto":
         batches = len(source) // (settled(cfg.data.train_batch_size) * distributed.world_size())
-        steps = max(1, math.ceil(batches / cfg.train.accumulate))  # no batch at all is refused with the loader
-        epochs = settled(stored.train.epochs) if stored else epochs_for(steps)
+        batches = max(1, batches)  # no batch at all is refused with the loader
+        epochs = settled(stored.train.epochs) if stored else epochs_for(math.ceil(batches / given))
         cfg = _with(cfg, "train.epochs", epochs)
-        lines.append(f"train.epochs: auto is {epochs}, {epochs * steps} iterations")
+        steps = epochs * math.ceil(batches / settled(cfg.train.accumulate))
+        lines.append(f"train.epochs: auto is {epochs}, {steps} iterations")
     return cfg, lines
 
 
@@ -118,10 +124,10 @@ def epochs_for(steps: int) -> int:
     return max(LEAST_EPOCHS, min(max(EPOCHS, math.ceil(LEAST_STEPS / steps)), max(1, MOST_STEPS // steps)))
 
 
-def _batch_size(cfg: Config, source: DetectionSet, device: torch.device) -> int:
+def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: int) -> int:
     """The same in every process: the smallest that one of them finds."""
     share = len(source) // distributed.world_size()
-    most = max(1, min(MOST_PICTURES, max(SMALL, share // STEPS_OF_EPOCH), share))
+    most = max(1, min(limit, max(SMALL, share // STEPS_OF_EPOCH), share))
     if device.type != "cuda":
         return min(ON_CPU, most)
     return min(distributed.gather_objects(largest(most, rehearse(cfg, source, device))))

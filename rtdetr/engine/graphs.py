@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rtdetr.config import ConfigError, SupervisionConfig, TrainConfig
+from rtdetr.config import ConfigError, SupervisionConfig, TrainConfig, settled
 from rtdetr.engine import distributed
 from rtdetr.engine.flat_gradients import FlatGradients
 from rtdetr.ops.assignment import MAX_COLUMNS
@@ -32,7 +32,7 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, match_backend: str) 
         reason = "there is no GPU"
     elif distributed.world_size() > 1 and cfg.find_unused_parameters:
         reason = "train.find_unused_parameters is done by DistributedDataParallel"
-    elif cfg.accumulate > 1:
+    elif settled(cfg.accumulate) > 1:
         reason = "train.accumulate adds up the gradients of several batches"
     elif match_backend in ("scipy", "cpu"):
         reason = f"loss.match_backend={match_backend} works on the host"

@@ -104,7 +104,8 @@ def estimate(half: Point, whole: Point) -> str:
 
 def _iterations(cfg: Config, num_pictures: int) -> int:
     epochs = settled(cfg.train.epochs)
-    steps = Pace(settled(cfg.data.train_batch_size), 1, cfg.train.accumulate, num_pictures, epochs).steps(epochs, 0)
+    batch_size, accumulate = settled(cfg.data.train_batch_size), settled(cfg.train.accumulate)
+    steps = Pace(batch_size, 1, accumulate, num_pictures, epochs).steps(epochs, 0)
     return min(steps, cfg.train.max_iterations or steps)
 
 

@@ -66,7 +66,7 @@ class RunState:
         self.pace = Pace(
             settled(cfg.data.train_batch_size),
             distributed.world_size(),
-            train.accumulate,
+            settled(train.accumulate),
             num_pictures,
             settled(train.epochs),
         )

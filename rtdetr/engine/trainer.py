@@ -198,7 +198,7 @@ class Trainer:
         group: list[Batch] = []
         for batch in batches:
             group.append(batch)
-            if len(group) == self.cfg.train.accumulate:
+            if len(group) == self.state.pace.accumulate:
                 yield group
                 group = []
         if group:
