@@ -2,7 +2,7 @@
 that a run starts from.
 
 Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12. Batches
-that an `auto` puts together into one step count one by one: a run takes as long with it as without.
+that an `auto` puts together into one step count one by one: a run takes about as long with it as without.
 Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
 of the training pictures where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate is
 meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
