@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,14 @@ def shared_data(name: str) -> Path:
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(int(os.environ.get("RTDETR_TEST_THREADS", "1")))
+
+
+@pytest.fixture(autouse=True)
+def _float32_as_it_was() -> Iterator[None]:
+    """A trainer on a GPU lets its whole process round to TF32, and so the tests that come after it."""
+    precision = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(precision)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
