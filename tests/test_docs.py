@@ -19,11 +19,11 @@ from rtdetr.extras import MissingPackage
 LANGUAGES = ("", "python", "text", "yaml", "html", "cpp")
 ENGLISH, CHINESE = READMES
 RUN = [page for page in (ENGLISH, *PAGES) if any(each.language in ("", "python") for each in blocks_of(page))]
-SLOW = {"export.md": "an export to ONNX takes half a minute"}
+SLOW = {ROOT / "docs/export.md": "an export to ONNX takes half a minute"}
 
 
 def _as_case(page: Path) -> ParameterSet:
-    return pytest.param(page, id=page.name, marks=[pytest.mark.slow] if page.name in SLOW else [])
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=[pytest.mark.slow] if page in SLOW else [])
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_every_block_runs(page: Path, furnished: Path, tmp_path: Path, monkeypat
         pytest.skip("; ".join(missing))
 
 
-@pytest.mark.parametrize("page", [*READMES, *PAGES], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*READMES, *PAGES], ids=lambda page: str(page.relative_to(ROOT)))
 def test_mentioned_commands_links_and_markers(page: Path) -> None:
     wrong = []
     for text in INLINE.findall(prose_of(page)):

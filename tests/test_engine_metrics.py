@@ -100,7 +100,7 @@ def test_files_of_before_go_on_with_the_columns_of_today(tmp_path: Path) -> None
 def test_every_column_is_documented(tmp_path: Path, precision: str) -> None:
     cfg = tiny_config(tiny_data(tmp_path / "shapes"), "train.max_iterations=1", f"train.precision={precision}")
     Trainer(cfg, tmp_path / "run", torch.device("cpu")).run()
-    section = DOCS.read_text(encoding="utf-8").partition("## What a run leaves")[2].partition("\n## ")[0]
+    section = DOCS.read_text(encoding="utf-8").partition("## The run folder")[2].partition("\n## ")[0]
     documented = set(re.findall(r"`(\w+)`", section))
     for suffix in ("_aux", "_dn", "_aux_dn", "_o2m", "_aux_o2m"):
         documented |= {name + suffix for name in ("class", "l1", "giou")}

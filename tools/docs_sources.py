@@ -23,5 +23,9 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with these links, and without what only tests read."""
-    return LINK.sub(r"](source/\1.txt", re.sub(r"<!--\s*(not run|setup).*?-->\n", "", markdown, flags=re.DOTALL))
+    """The page with these links, and without what only tests read. `../page.md` of a folder within docs stays."""
+
+    def to_source(link: re.Match[str]) -> str:
+        return f"](source/{link[1]}.txt" if (ROOT / link[1]).is_file() else link[0]
+
+    return LINK.sub(to_source, re.sub(r"<!--\s*(not run|setup).*?-->\n", "", markdown, flags=re.DOTALL))

@@ -22,7 +22,7 @@ from rtdetr.engine.watch import say, writing
 from rtdetr.weights.load import read_weights
 
 LEARNT = 0.05  # AP below which a run has not learnt enough to say anything about pictures
-NOISE = 0.012  # by which the AP of two seeds of one setting differ, as measured on BCCD (docs/training.md)
+NOISE = 0.012  # by which the AP of two seeds of one setting differ, as measured on BCCD (docs/measurements/training.md)
 
 
 class Point(NamedTuple):
