@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rtdetr.cli import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -30,11 +32,16 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
         ROOT / "examples/quickstart.ipynb"
     ).read_bytes()
     assert "https://fonts." not in front  # nothing is loaded from elsewhere
+    commands = (tmp_path / "cli.html").read_text(encoding="utf-8")
+    assert all(f"usage: rtdetr {name} " in commands for name in COMMANDS)
+    listed, text = ((tmp_path / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
+    assert "](finetuning.html)" in listed and "measurements" not in listed
+    assert "# Command line" in text and "# Training\n" in text and "copytree" not in text
 
 
 @pytest.mark.parametrize("link", ["data.md#no-such-heading", "no-such-page.md", "../rtdetr/no_such_file.py"])
 def test_a_broken_link_ends_the_build(tmp_path: Path, link: str) -> None:
-    for name in ("mkdocs.yml", "tools/docs_sources.py", "docs/data.md"):
+    for name in ("mkdocs.yml", "tools/docs_sources.py", "tools/docs_pages.py", "docs/data.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     config = (tmp_path / "mkdocs.yml").read_text(encoding="utf-8")
