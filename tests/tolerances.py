@@ -1,4 +1,4 @@
-"""How far our numbers may lie from the official ones, and why. The parity tests use it, docs/fidelity.md prints it.
+"""How far our numbers may lie from the official ones, and why: used by the parity tests, printed in the docs.
 
 "Relative" is to the reference value for single numbers, and to the largest reference value for arrays, unless a line
 says otherwise. The golden README measures how far the reference lies from itself under rounding noise; those figures
