@@ -25,6 +25,7 @@ from rtdetr.commands import (
     doctor,
     evaluate,
     export,
+    foreign,
     learning_curve,
     predict,
     serve,
@@ -125,7 +126,8 @@ def _help() -> str:
 
 
 def _unknown(name: str) -> str:
-    near = ["predict"] if name == "demo" else difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    near = [foreign.COMMANDS[name]] if name in foreign.COMMANDS else []
+    near = near or difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     nearest = f"did you mean `rtdetr {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"
     return f"error: `{name}` is not a command; {nearest}"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import difflib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 
 from rtdetr.config_file import ConfigError, Origins, Range, apply_updates, build, origin, read_config_file
+from rtdetr.config_keys import full_key
 
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -45,7 +45,6 @@ Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
 Number = TypeVar("Number", int, float)
-SHORT_KEYS = {"batch_size": "data.train_batch_size"}  # of keyword_updates
 CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
 
 
@@ -294,23 +293,11 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
     it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several
     and for one of none.
     """
-    tree = config_to_dict(Config())
-    keys = list(_dotted_keys(tree))
-    updates = []
-    for name, value in settings.items():
-        dotted = SHORT_KEYS.get(name, name.replace("__", "."))
-        if dotted not in keys and "." not in dotted:
-            meant = [key for key in keys if key.rpartition(".")[2] == dotted]
-            if len(meant) > 1:
-                raise ConfigError(f"{name}: is the end of several keys, {', '.join(meant)}; write one of them in full")
-            if not meant and dotted not in tree:
-                ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
-                near = difflib.get_close_matches(dotted, ends, n=1, cutoff=0.0)[0]
-                raise ConfigError(f"{name}: no key of a config ends so, the nearest is {near} ({ends[near]})")
-            dotted = meant[0] if meant else dotted
-        text = json.dumps(value, ensure_ascii=False, default=str)
-        updates.append(f"{dotted}={text}")
-    return updates
+    keys = list(_dotted_keys(config_to_dict(Config())))
+    return [
+        f"{full_key(name.replace('__', '.'), keys)}={json.dumps(value, ensure_ascii=False, default=str)}"
+        for name, value in settings.items()
+    ]
 
 
 def _dotted_keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -326,12 +313,18 @@ def save_config(config: Config, path: str | Path) -> None:
 
 
 def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
-    apply_updates(tree, origins, updates or [], by)
+    keys = list(_dotted_keys(config_to_dict(Config())))
+    apply_updates(tree, origins, [_in_full(update, keys, by) for update in updates or []], by)
     config: Config = build(Config, tree, origins)
     for key, other, sentence in _contradictions(config):
         where = [origin(origins, key), origin(origins, other)]
         raise ConfigError(f"{by if by in where else where[0]}: {key} {sentence}")
     return config
+
+
+def _in_full(update: str, keys: list[str], by: str) -> str:
+    name, separator, value = update.partition("=")
+    return f"{full_key(name, keys, f'{by}: ')}={value}" if separator and name else update
 
 
 def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:

@@ -311,9 +311,7 @@ def test_keys_of_the_config_as_keywords() -> None:
     assert keyword_updates({"name": "mine", "model.backbone.depth": 18}) == ['name="mine"', "model.backbone.depth=18"]
     with pytest.raises(ConfigError, match="hidden_dim: is the end of several keys"):
         keyword_updates({"hidden_dim": 3})
-    with pytest.raises(
-        ConfigError, match=r"^epoch: no key of a config ends so, the nearest is epochs \(train.epochs\)$"
-    ):
+    with pytest.raises(ConfigError, match=r"^unknown config key epoch; did you mean epochs \(train.epochs\)\?$"):
         keyword_updates({"epoch": 3})
     assert keyword_updates({"train": {"epochs": 3}}) == ['train={"epochs": 3}']
 

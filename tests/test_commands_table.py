@@ -57,6 +57,16 @@ TABLE = {
     "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
     "misspelt": Row("trian -c x.yml", 2, ("`trian` is not a command; did you mean `rtdetr train`?",)),
     "formerly demo": Row("demo pictures", 2, ("did you mean `rtdetr predict`?",)),
+    "formerly val": Row("val x", 2, ("did you mean `rtdetr eval`?",)),
+    "detect, as elsewhere": Row("detect x", 2, ("did you mean `rtdetr predict`?",)),
+    "conf": Row(f"{PREDICT} pictures --conf 0.3", 2, ("--conf is not an option; did you mean --threshold?",)),
+    "conf is not config": Row("eval model.pth --conf=.3", 2, ("did you mean --threshold?",)),
+    "save txt": Row(f"{PREDICT} pictures --save-txt", 2, ("did you mean --format yolo?",)),
+    "epochs": Row("train shapes --epochs 3", 2, ("did you mean -u train.epochs=N?",)),
+    "imgsz": Row("train shapes -u imgsz=640", 2, ("-u: unknown config key imgsz; did you mean data.image_size",)),
+    "short key": Row("train shapes -u epochs=many", 2, ("train.epochs must be a whole number",)),
+    "no data": Row("train", 2, ("-c CONFIG or DATA is needed",)),
+    "weights twice": Row("eval model.pth -w model.pth", 2, ("not allowed with",)),
     "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict,",)),
     "unknown option": Row(
         f"{PREDICT} pictures --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")

@@ -17,6 +17,7 @@ FLOORS = {
     "types": 0,
     "config": 0,
     "config_file": 0,
+    "config_keys": 0,
     "extras": 0,
     "threads": 0,
     "models": 1,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update
+from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update, add_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
     parser = Parser(prog="rtdetr eval", description="COCO figures of a checkpoint.")
-    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint, or an exported file")
+    add_weights(parser, "a checkpoint, or an exported file")
     parser.add_argument(
         "-c", "--config", help="YAML file, or the name of a shipped config, in place of the config in the checkpoint"
     )
@@ -42,6 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_overwrite(parser)
     add_device(parser)
     args = parser.parse_args(arguments)
+    args.weights = args.weights or args.named_weights
 
     from rtdetr.engine.signals import StopSignal
 

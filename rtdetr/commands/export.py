@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_overwrite
+from rtdetr.commands.arguments import Parser, add_overwrite, add_weights
 
 FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt")
 ABOUT = """Write a model in a format that runs without this program, and prove that it agrees.
@@ -64,9 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was begun.",
     )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("weights", type=Path, nargs="?", metavar="WEIGHTS", help="a checkpoint of this project")
-    which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
+    add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
     text = "default: beside WEIGHTS, under its name; a folder for openvino"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)

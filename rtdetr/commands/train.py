@@ -13,13 +13,21 @@ from rtdetr.commands.arguments import Parser, add_device, add_update
 if TYPE_CHECKING:
     from rtdetr.engine.signals import StopSignal
 
+DEFAULT_CONFIG = "rtdetrv3_r18vd_small"  # where DATA is given alone
+
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Trains a model; see `rtdetr train --help`."""
     parser = Parser(prog="rtdetr train", description="Train RT-DETRv3; on several GPUs with torchrun.")
     parser.add_argument(
-        "-c", "--config", help="YAML file, or the name of a shipped config; with -r the default is the checkpoint's"
+        "-c",
+        "--config",
+        help="YAML file, or the name of a shipped config; default: the checkpoint's with -r, else rtdetrv3_r18vd_small",
     )
+    which = parser.add_mutually_exclusive_group()
+    text = "a folder or file with training and validation images, in any known format"
+    which.add_argument("data", nargs="?", metavar="DATA", help=text)
+    which.add_argument("--data", dest="named_data", metavar="DATA", help="the same")
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth (or last-1.pth)"
@@ -39,10 +47,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overfit", type=_number, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
-    if args.replay is not None and (args.config or args.update or args.output_dir or args.overfit):
-        parser.error("--replay FILE knows its config and writes nothing; leave out -c, -u, --output-dir, --overfit")
+    data = args.data or args.named_data
+    if args.replay is not None and (data or args.config or args.update or args.output_dir or args.overfit):
+        parser.error(
+            "--replay FILE knows its config and writes nothing; leave out DATA, -c, -u, --output-dir, --overfit"
+        )
     if args.config is None and args.resume is None and args.replay is None:
-        parser.error("-c CONFIG is needed (or -r CHECKPOINT, which knows its own)")
+        if data is None:
+            parser.error("-c CONFIG or DATA is needed (or -r CHECKPOINT, which knows its own)")
+        args.config = DEFAULT_CONFIG
     if args.overfit is not None and args.resume is not None:
         parser.error("--overfit starts anew and goes on with nothing: leave out -r")
 
@@ -50,6 +63,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     signals = StopSignal()
     with signals.setting_up():
+        if data is not None:
+            from rtdetr.data.locate import data_updates
+
+            args.update = ["num_classes=0", *data_updates(data), *args.update]
         if args.replay is not None:
             return _replay(args)
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)

@@ -1,0 +1,47 @@
+"""The short names of config keys: `epochs` for `train.epochs`, and what other projects call them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+from rtdetr.config_file import ConfigError
+
+SHORT_KEYS = {"batch_size": "data.train_batch_size"}
+# What other detectors call a setting -> what it is here.
+FOREIGN_KEYS = {
+    "imgsz": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
+    "img_size": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
+    "resolution": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
+    "batch": "data.train_batch_size=N",
+    "lr0": "optimizer.lr=X",
+    "lr_encoder": "optimizer.backbone_lr_multiplier=X, a factor of optimizer.lr",
+    "workers": "data.num_workers=N",
+    "grad_accum_steps": "train.accumulate=N",
+    "freeze": "model.backbone.freeze_stages=N, 0 to 4",
+    "amp": "train.precision=auto, which is the default",
+    "nc": "nothing: classes come from the annotations",
+    "conf": "--threshold (threshold= in Python), where it detects",
+    "project": "--output-dir (output_dir= in Python)",
+}
+
+
+def full_key(name: str, keys: Collection[str], by: str = "") -> str:
+    """The dotted key that `name` stands for: the only one of `keys` that ends so. Names with a dot, and sections, stay.
+
+    by: what gave it, as the start of a message. Raises ConfigError for a name of several keys and for one of none.
+    """
+    if name in SHORT_KEYS:
+        return SHORT_KEYS[name]
+    if "." in name or name in keys or any(key.startswith(f"{name}.") for key in keys):
+        return name
+    meant = [key for key in keys if key.rpartition(".")[2] == name]
+    if len(meant) == 1:
+        return meant[0]
+    if meant:
+        raise ConfigError(f"{by}{name}: is the end of several keys, {', '.join(meant)}; write one of them in full")
+    if name in FOREIGN_KEYS:
+        raise ConfigError(f"{by}unknown config key {name}; did you mean {FOREIGN_KEYS[name]}?")
+    ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
+    near = difflib.get_close_matches(name, ends, n=1, cutoff=0.0)[0]
+    raise ConfigError(f"{by}unknown config key {name}; did you mean {near} ({ends[near]})?")
