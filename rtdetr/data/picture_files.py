@@ -16,6 +16,7 @@ KINDS = {
     "the file is empty": "picture_not_a_picture",
     "No such file": "picture_missing",
     "cannot be trusted": "picture_size",
+    "save it in 8 or 16 bits": "picture_range",
 }
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rtdetr.data.classes import DataError
+from rtdetr.data.depth import scaled_from
 from rtdetr.data.preprocess import as_rgb_array
 
 MAX_MEGAPIXELS = 179.0  # of PIL itself, unless its MAX_IMAGE_PIXELS is changed
@@ -56,6 +57,7 @@ SIDEWAYS_BACK = {
 }
 
 JPEG_START = b"\xff\xd8\xff"
+BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # whose pixels PIL may not know: 12 bits, say
 
 _lifting_the_limit = threading.RLock()
 
@@ -202,6 +204,11 @@ def _reason(path: Path, error: BaseException) -> str:
     if isinstance(error, UnidentifiedImageError):
         if path.stat().st_size == 0:
             return "the file is empty"
+        with open(path, "rb") as file:
+            start = file.read(4)
+        for beginning, name in BEGINNINGS.items():
+            if start.startswith(beginning):
+                return f"a {name} that is damaged, or of pixels that Pillow does not read; save it anew in 8 or 16 bits"
         return f"its bytes are of none of the formats {', '.join(FORMATS)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -215,20 +222,17 @@ class PictureFacts(NamedTuple):
     mode: str  # as PIL calls it: RGB, L, P, CMYK, 1, ...
     orientation: int  # of EXIF, 1: upright
     is_animated: bool
-    is_16bit: bool
+    scaled_from: int  # the value that becomes 255; 0: the file has 8 bits or less
     has_alpha: bool
 
 
 def picture_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> PictureFacts:
     """From its header alone. Raises DataError."""
     with _opened(path, max_megapixels) as opened:
-        raw = " ".join(str(tile[-1]) for tile in getattr(opened, "tile", ()))
         animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # phones: a preview
         has_alpha = opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
-        is_16bit = opened.mode.startswith(("I", "F")) or ";16" in raw
-        return PictureFacts(
-            opened.width * opened.height, opened.mode, _orientation(opened), animated, is_16bit, has_alpha
-        )
+        white = scaled_from(opened)  # before the orientation, for which PIL may decode
+        return PictureFacts(opened.width * opened.height, opened.mode, _orientation(opened), animated, white, has_alpha)
 
 
 def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from rtdetr.data.depth import as_8_bits
+
 # The official pipeline multiplies by the rounded reciprocal; dividing by 255 differs in the last bit of some values.
 SCALE = np.float32(1.0 / 255.0)
 
@@ -30,14 +32,13 @@ def preprocess(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]], size: t
 
 
 def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """RGB pixels (H, W, 3) uint8. Transparency is dropped; 16-bit grey is scaled to 8 bits.
+    """RGB pixels (H, W, 3) uint8. Transparency is dropped; more bits are scaled to 8. Raises ValueError for an array of
+    another form, and for integers and floats whose range is not known.
 
     EXIF orientation is left alone; `pictures.read_picture`, which opens files, turns them.
     """
     if isinstance(image, Image.Image):
-        if image.mode.startswith("I;16"):  # PIL's convert() would clip at 255 instead of scaling
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(as_8_bits(image).convert("RGB"))
     if not isinstance(image, np.ndarray):
         raise ValueError(f"image: expected a PIL picture or a uint8 array (H, W, 3), got {type(image).__name__}")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:

@@ -67,8 +67,8 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
     notes = [MODES[facts.mode]] if facts.mode in MODES else []
     if facts.orientation in UPRIGHT:
         notes.append(("picture_exif", f"has EXIF orientation {facts.orientation}, turned as its boxes need it"))
-    if facts.is_16bit:
-        notes.append(("picture_16bit", "has 16 bits or more a channel, taken as 8"))
+    if facts.scaled_from:
+        notes.append(("picture_16bit", f"has values from 0 to {facts.scaled_from}, scaled to 8 bits"))
     if facts.has_alpha:
         notes.append(("picture_alpha", "has transparency, which is left out"))
     if facts.is_animated:

@@ -1,0 +1,60 @@
+"""Images of more than 8 bits a channel become 8 bits by the range of their type, or of what their file says.
+
+Never by the values of one image: two of a set would then be scaled apart. PIL itself brings colour to 8 bits so, but
+cuts grey off at 255, and knows no range of floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # tags of TIFF
+SLACK = 0.5 / 255  # by which floats may leave 0 to 1: half a level
+ZERO_IS_WHITE = 0  # a PhotometricInterpretation, which PIL heeds up to 8 bits
+
+
+def as_8_bits(image: Image.Image) -> Image.Image:
+    """The image itself, or 8 bits of its grey. Raises ValueError for values of which nobody knows what is white."""
+    if 0 in image.size:
+        return image
+    if image.mode == "F":
+        grey = _of_floats(np.asarray(image))
+    elif image.mode.startswith("I;16"):
+        grey = (np.asarray(image) >> (_tag(image, BITS_PER_SAMPLE, 16) - 8)).astype(np.uint8)
+    elif image.mode == "I" and image.format == "PPM":  # PIL has made 65535 of the largest value that the file names
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+    elif image.mode == "I":
+        raise ValueError("32-bit or signed integers, where nothing says which is white; save it in 8 or 16 bits")
+    else:
+        return image
+    return Image.fromarray(255 - grey if _tag(image, PHOTOMETRIC, 1) == ZERO_IS_WHITE else grey)
+
+
+def _of_floats(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    low, high = values.min(), values.max()
+    if not (low >= -SLACK and high <= 1 + SLACK):  # nan is neither
+        raise ValueError(f"floats from {low:g} to {high:g}, expected 0 to 1; scale them, or save it in 8 or 16 bits")
+    return np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8)
+
+
+def scaled_from(opened: Image.Image) -> int:
+    """The value that becomes 255 in a file that PIL has opened and not decoded; 0 where it has 8 bits or less."""
+    if opened.mode == "F":
+        return 1
+    bits = _tag(opened, BITS_PER_SAMPLE, 8)
+    arguments = [each for tile in getattr(opened, "tile", ()) for each in np.ravel(np.array(tile[-1], object))]
+    if bits > 8:
+        return 2**bits - 1
+    if opened.mode.startswith("I;16") or any(";16" in str(each) for each in arguments):
+        return 65535
+    largest = max((each for each in arguments if isinstance(each, int)), default=0)
+    return largest if opened.format == "PPM" and largest > 255 else 0
+
+
+def _tag(image: Image.Image, tag: int, default: int) -> int:
+    """A number, or the first of several, of the header of a TIFF; the default for all others."""
+    value = getattr(image, "tag_v2", {}).get(tag, default) if image.format == "TIFF" else default
+    return int(value[0] if isinstance(value, tuple) else value)
