@@ -41,9 +41,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.commands.outputs import writing
     from rtdetr.commands.progress import progress
     from rtdetr.data.formats.convert import load, write
+    from rtdetr.data.formats.sources import not_read, not_read_line
 
     _check(args.source, args.output, args.overwrite)
     parts = load(args.source, args.split, args.images)
+    passed_over = not_read(args.source)
     total = sum(len(part.files) for part in parts)
     with writing(args.output), _beside(args.output) as folder, progress(total) as bar:
         for _ in write(parts, folder, args.to, args.link):
@@ -52,6 +54,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         crowds = part.document.num_boxless_crowds
         left_out = f"; left out {crowds} crowds without a box" if crowds else ""
         print(f"{args.output}: {part.split}: {len(part.files)} pictures, {part.num_boxes} boxes{left_out}")
+    if passed_over:
+        print(not_read_line(passed_over))
     return 0
 
 

@@ -88,8 +88,8 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
     if split:
         return {split: source_of(given, split)}
     sources = find_sources(given)
-    if len(sources) > 1:
-        sources.pop("trainval", None)  # the same pictures again
+    if "trainval" in sources and len(sources) > 1:  # train and val together
+        sources.pop("trainval" if "val" in sources else "train", None)
     names = {"": split_of(given) or "train", "trainval": "train"}
     return {names.get(name, name): source for name, source in sources.items()}
 

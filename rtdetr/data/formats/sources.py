@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rtdetr.data.classes import Classes, DataError, Match, some
@@ -13,8 +14,8 @@ from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
 from rtdetr.data.formats.kinds import annotations_in
 from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source, as_defect
-from rtdetr.data.formats.voc import find_voc, read_voc
-from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo
+from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
+from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo, undeclared_sets
 from rtdetr.data.picture_files import stays_in
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
@@ -61,6 +62,34 @@ def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXE
         if name in sources:
             return sources[name]
     raise DataError(f"{path}: has no set `{split}`, only {some(sources)}")
+
+
+def not_read(path: str | Path) -> list[Path]:
+    """What looks like a set in a folder and is none of those that `find_sources` finds there. Raises DataError."""
+    path = Path(path)
+    if not os.path.isdir(path):
+        return []
+    sources = list(find_sources(path).values())
+    roboflow = [each for names in SPLITS.values() for name in names if (each := path / name / ROBOFLOW).is_file()]
+    found = {*_json_sets(path), *roboflow}
+    if sources[0].format == "yolo":
+        found.update(path / name for name in ANNOTATIONS if has_xml(path / name))
+        found.update(_undeclared(path))
+    return sorted(found - {each.path for each in sources})
+
+
+def _undeclared(path: Path) -> list[Path]:
+    """Folders of pictures with labels that a data.yaml does not name; none where it names lists of pictures."""
+    yolo = find_yolo(path)
+    named = [each.resolve() for places in (yolo.sets.values() if yolo else ()) for each in places]
+    if not all(each.is_dir() for each in named):
+        return []
+    there = [each for places in undeclared_sets(path).values() for each in places]
+    return [each for each in there if not any(each.resolve().is_relative_to(own) for own in named)]
+
+
+def not_read_line(paths: Sequence[Path]) -> str:
+    return f"not read: {some(map(str, paths))}"
 
 
 def read_document(
@@ -117,6 +146,8 @@ def open_set(
     source = with_pictures(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
     source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
+    if passed_over := not_read(annotations):
+        document = document._replace(notes=(*document.notes, not_read_line(passed_over)))
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
@@ -193,6 +224,11 @@ def _voc(path: Path) -> dict[str, Source]:
     }
 
 
+def _json_sets(path: Path) -> list[Path]:
+    """JSON files of a folder that may be sets."""
+    return [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
+
+
 def _coco(path: Path) -> dict[str, Source]:
     if path.is_file():
         return {}
@@ -201,7 +237,7 @@ def _coco(path: Path) -> dict[str, Source]:
         nested = [path / name / ROBOFLOW for name in names if (path / name / ROBOFLOW).is_file()]
         if nested:
             files[split] = nested[0]
-    single = [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
+    single = _json_sets(path)
     for each in single:
         files.setdefault(split_of(each), each)
     unnamed = [each for each in single if not split_of(each)]

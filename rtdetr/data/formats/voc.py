@@ -59,7 +59,7 @@ def find_voc(path: Path) -> VocFolder | None:
             return None
         folder = _one_folder(root)
         return folder and VocFolder(root, {path.stem: folder._replace(list_file=path)})
-    if path.name in ANNOTATIONS and _has_xml(path):
+    if path.name in ANNOTATIONS and has_xml(path):
         path = path.parent
     if (folder := _one_folder(path)) is not None:
         lists = path / "ImageSets" / "Main"
@@ -83,7 +83,7 @@ def _one_folder(root: Path) -> VocSet | None:
     if not root.is_dir():
         return None
     annotations = _sub_folder(root, ANNOTATIONS)
-    if annotations is not None and _has_xml(annotations):
+    if annotations is not None and has_xml(annotations):
         return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
     return VocSet(root, _sub_folder(root, IMAGES) or root, None) if any(root.glob("*.xml")) else None
 
@@ -92,7 +92,7 @@ def _sub_folder(root: Path, names: Iterable[str]) -> Path | None:
     return next((root / name for name in names if (root / name).is_dir()), None)
 
 
-def _has_xml(folder: Path) -> bool:
+def has_xml(folder: Path) -> bool:
     return any(True for _ in folder.rglob("*.xml"))
 
 

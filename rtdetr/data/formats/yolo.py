@@ -50,7 +50,7 @@ def find_yolo(path: Path) -> YoloFolder | None:
         content = _read_yaml(file)
         if isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}:
             return _of_yaml(file, content)
-    sets = _undeclared_sets(path)
+    sets = undeclared_sets(path)
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
         sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
     return YoloFolder(path, path, _names_near(path), sets) if sets else None
@@ -90,7 +90,7 @@ def _of_yaml(path: Path, content: Any) -> YoloFolder:
                     raise
                 notes = (str(error),)  # many exporters name a test set that they did not make
     if not sets:
-        sets = _undeclared_sets(root)
+        sets = undeclared_sets(root)
     if not sets:
         raise DataError(f"{path}: names no `train`, `val` or `test`, and there are no images and labels in {root}")
     return YoloFolder(path, root, _names(path, content), sets, _num_more(path, content.get("kpt_shape")), notes)
@@ -175,7 +175,7 @@ def _names_beside(root: Path) -> dict[int, str] | None:
     return None
 
 
-def _undeclared_sets(root: Path) -> dict[str, list[Path]]:
+def undeclared_sets(root: Path) -> dict[str, list[Path]]:
     """images/train with labels/train, train/images with train/labels, or one pair of images and labels."""
     found = {}
     for split, names in SPLITS.items():
