@@ -171,6 +171,10 @@ def _bomb(path: Path) -> bytes:
     return start + struct.pack(">I", 9) + b"IDAT" + bytes(9)
 
 
+def _pgm(path: Path) -> bytes:
+    return f"P5\n{WIDTH} {HEIGHT}\n65535\n".encode() + np.arange(WIDTH * HEIGHT, dtype=">u2").tobytes()
+
+
 def _cut(path: Path) -> bytes:
     Image.fromarray(np.random.default_rng(5).integers(0, 255, (HEIGHT, WIDTH, 3), np.uint8)).save(path)
     content = path.read_bytes()
@@ -369,7 +373,7 @@ PICTURES = [
     Case("CMYK", "picture_cmyk", 0, _picture("CMYK", "jpg")),
     Case("gray", "picture_gray", 0, _picture("L")),
     Case("16 bits", "picture_16bit", 0, _picture("I;16")),
-    Case("16 bits, netpbm", "picture_16bit", 0, _picture("I;16", "pgm")),
+    Case("16 bits, netpbm", "picture_16bit", 0, _file(_pgm)),
     Case("floats to 255", "picture_range", 1, _picture("F", "tif")),
     Case("32-bit integers", "picture_range", 1, _picture("I", "tif")),
     Case("palette", "picture_palette", 0, _picture("P")),
@@ -406,6 +410,10 @@ TEXTS = [
     Case("a number", "json_not_coco", 2, _text(lambda text: "7")),
     Case("null", "json_not_coco", 2, _text(lambda text: "null")),
     Case("no images", "json_not_coco", 2, lambda document, _: document.pop("images") and json.dumps(document)),
+    Case("images null", "json_not_coco", 2, _set("images", None)),
+    Case("categories null", "json_not_coco", 2, _set("categories", None)),
+    Case("no categories", "json_not_coco", 2, lambda document, _: document.pop("categories") and json.dumps(document)),
+    Case("annotations a mapping", "json_not_coco", 2, _set("annotations", {"1": {"bbox": [1, 2, 3, 4]}})),
     Case("annotations null", "json_not_coco", 2, _set("annotations", None)),
     Case("categories a mapping", "json_not_coco", 2, _set("categories", {"1": "cup"})),
     Case("no images in it", "too_much", 2, _set("images", [])),

@@ -103,8 +103,8 @@ def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
     ("path", "value", "sentence"),
     [
         (("categories",), [], "`categories` is empty"),
-        (("categories",), {}, "no list `categories` at the top"),
-        (("images",), None, "no list `images` at the top"),
+        (("categories",), {}, "`categories` is an object at the top, expected a list of"),
+        (("images",), None, "`images` is null at the top, expected a list of"),
         (("annotations",), [3], "every entry of `annotations` must be a mapping"),
         (("images",), [], "annotation 1 belongs to image id 7, which is not among the images"),
         (("images", 0, "id"), "40", "an image needs an integer `id` and a `file_name`"),
@@ -228,7 +228,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         ("[1, 2, 3]", "it is a list of 3 entries"),
         ("7", "it is a single int"),
         ('{"shapes": [], "imagePath": "a.jpg", "version": "5"}', "looks like a LabelMe annotation of one picture"),
-        ('{"info": {}, "images": [], "categories": []}', "list of pictures without annotations, as of a test set"),
+        ('{"info": {}, "images": [], "categories": []}', "list of images without annotations, as of a test set"),
         (
             '{"image": [], "b": 1, "c": 1, "d": 1, "e": 1, "f": 1}',
             "at its top are 'image', 'b', 'c', 'd', 'e' and 1 more",

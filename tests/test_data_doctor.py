@@ -236,7 +236,7 @@ def test_train_and_val_of_a_config(tmp_path: Path, pictures: Path, capsys: pytes
     config.write_text("data:\n" + "\n".join(lines))
     assert cli.main(["doctor", str(config)]) == 1
     out = capsys.readouterr().out
-    assert "picture_in_two_sets" in out and "is in train too" in out and out.count("image_size_missing") == 2
+    assert "picture_in_two_sets" in out and "is in train too" in out and out.count("kept    image_size_missing") == 2
     document["categories"] = [{"id": 3, "name": "cup"}, {"id": 99, "name": "dog"}]
     (tmp_path / "val.json").write_text(json.dumps(document))
     assert cli.main(["doctor", str(config)]) == 2
@@ -245,7 +245,7 @@ def test_train_and_val_of_a_config(tmp_path: Path, pictures: Path, capsys: pytes
     config.write_text(text.replace(str(annotations), "nowhere.json"))
     assert cli.main(["doctor", str(config)]) == 2
     out = capsys.readouterr().out
-    assert "nowhere.json: no such annotation file" in out and out.count("image_size_missing") == 2
+    assert "nowhere.json: no such annotation file" in out and out.count("kept    image_size_missing") == 2
     config.write_text(text + "\n  on_defect: refuse\n")
     document["categories"] = sound_document()["categories"]
     document["annotations"].append({"id": 2, "image_id": 0, "category_id": 3, "bbox": None})
@@ -287,7 +287,7 @@ def test_the_clean_copy_says_where_its_pictures_are(
 ) -> None:
     write_yolo(tmp_path / "set", pictures)
     assert cli.main(["doctor", str(tmp_path / "set"), "--fix", str(tmp_path / "clean")]) == 0
-    line = capsys.readouterr().out.splitlines()[-1]
+    line = capsys.readouterr().out.splitlines()[-2]
     assert line.startswith(str(tmp_path / "clean")) and f"pictures, in {tmp_path / 'set'}, " in line
     copy = tmp_path / "clean" / "annotations" / "instances_train.json"
     assert cli.main(["doctor", str(copy), "--images", str(tmp_path / "set")]) == 0

@@ -48,7 +48,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if missing and all(each.kind != "folder_missing" for each in report.defects()):
         defect = Defect(str(args.images), None, "folder_missing", "no such picture folder", "refused")
         report = report._replace(others=[*report.others, defect])
-    for line in report.lines():
+    *lines, verdict = report.lines()
+    for line in lines:
         print(line)
     if args.json:
         with writing(args.json):
@@ -64,6 +65,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             pictures = files[file].data
             where = f", in {pictures.folder}" if pictures else ""
             print(f"{file}: {len(document['images'])} pictures{where}, {len(document['annotations'])} boxes")
+    print(verdict)
     return report.code()
 
 

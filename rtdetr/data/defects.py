@@ -45,9 +45,13 @@ class Defect(NamedTuple):
     what: str
     action: Action
 
+    @property
+    def is_note(self) -> bool:
+        return self.kind in NOTES
+
     def line(self) -> str:
         """As a person reads it; without line breaks, whatever the names in it are."""
-        return one_line(f"{self.action:8s}{self.kind:22s}{self.file}: {self.what}")
+        return one_line(f"{'note' if self.is_note else self.action:8s}{self.kind:22s}{self.file}: {self.what}")
 
     def plain(self) -> dict[str, Any]:
         """For a machine."""

@@ -11,16 +11,25 @@ from typing import Any, NamedTuple
 
 from rtdetr.config import ConfigError, load_config
 from rtdetr.config_file import parse_yaml
-from rtdetr.data.classes import DataError, match_classes
+from rtdetr.data.classes import DataError, match_classes, some
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import LIMITS, MOST_DROPPED, NOTES, WITHOUT_AREA, Defect, Refused, as_defect
+from rtdetr.data.defects import LIMITS, MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
 from rtdetr.data.doctor.counts import describe
 from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
 from rtdetr.data.formats.records import Source
-from rtdetr.data.formats.sources import find_sources, picture_folder_of, read_document, source_of, with_pictures
+from rtdetr.data.formats.sources import (
+    find_sources,
+    not_read,
+    not_read_line,
+    picture_folder_of,
+    read_document,
+    source_of,
+    with_pictures,
+)
 from rtdetr.data.pictures import MAX_MEGAPIXELS
 
+WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
 SHOWN = 50  # defects of a kind; --json has them all
 
 
@@ -46,28 +55,44 @@ class Examined(NamedTuple):
 class Report(NamedTuple):
     sets: list[Examined]
     others: list[Defect]  # of no single set
+    not_read: Sequence[Path] = ()  # in the folder of the sets
 
     def defects(self) -> list[Defect]:
         return [each for part in self.sets for each in part.defects] + self.others
 
+    def reasons(self) -> list[Defect]:
+        """Why training refuses it, for each set that it refuses."""
+        of_sets = [part.refused for part in self.sets if part.refused is not None]
+        return of_sets + [each for each in self.others if each.action == "refused"]
+
     def code(self) -> int:
         """0 sound, 1 training would survive, 2 unusable."""
-        if any(part.refused for part in self.sets) or any(each.action == "refused" for each in self.others):
-            return 2
-        return int(any(each.kind not in NOTES for each in self.defects()))
+        return 2 if self.reasons() else int(not all(each.is_note for each in self.defects()))
+
+    def verdict(self) -> str:
+        """Why the exit code is what it is."""
+        reasons = self.reasons()
+        bad = Counter(each.kind for each in self.defects() if not each.is_note)
+        notes = _count(len(self.defects()) - bad.total(), "note")
+        said = f"sound: no defects, {notes}"
+        if reasons:
+            more = f"; and {_count(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
+            said = f"unusable: {reasons[0].file}: {reasons[0].what}{more}"
+        elif bad:
+            kinds = some((f"{count} {kind}" for kind, count in bad.most_common()), 10)
+            said = f"training would survive: {_count(bad.total(), 'defect')} ({kinds}) and {notes}"
+        return one_line(f"{said}; exit code {self.code()}")
 
     def lines(self) -> Iterator[str]:
-        """For a person."""
-        shown: Counter[str] = Counter()
-        for each in self.defects():
-            shown[each.kind] += 1
-            if shown[each.kind] <= SHOWN:
-                yield each.line()
-        for kind, count in shown.items():
-            if count > SHOWN:
-                yield f"... and {count - SHOWN} more of {kind}; --json FILE lists them all"
+        """For a person: the defects, the notes, each set, and why the exit code is what it is."""
+        bad = [each for each in self.defects() if not each.is_note]
+        yield from _listed(sorted(bad, key=lambda each: WORST_FIRST.index(each.action)))
+        yield from _listed([each for each in self.defects() if each.is_note])
         for part in self.sets:
             yield from _lines_of(part)
+        if self.not_read:
+            yield one_line(not_read_line(self.not_read))
+        yield self.verdict()
 
 
 def examine(
@@ -88,8 +113,11 @@ def examine(
             warnings.simplefilter("ignore")  # of PIL, on files that are odd; what matters becomes a defect
             opened = [_with_files(part, done) for part in opened]
     judged = [_judged(part, limit) for part in opened]
-    others = [] if fast else copies([(part.asked.name, part.data) for part in judged if part.data])
-    return Report(_matched(judged), unknown + others)
+    if not fast:
+        twice = copies([(part.asked.name, part.data) for part in judged if part.data])
+        judged = [part._replace(defects=part.defects + twice.get(part.asked.name, [])) for part in judged]
+    passed_over = [each for folder in dict.fromkeys(each.given for each in asked) for each in not_read(folder)]
+    return Report(_matched(judged), unknown, passed_over)
 
 
 def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[Asked], float]:
@@ -202,19 +230,33 @@ def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
     return Defect(str(path), None, "yaml_broken", str(error).removeprefix(f"{path}: "), "refused")
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _listed(defects: Sequence[Defect]) -> Iterator[str]:
+    shown: Counter[str] = Counter()
+    for each in defects:
+        shown[each.kind] += 1
+        if shown[each.kind] <= SHOWN:
+            yield each.line()
+    for kind, count in shown.items():
+        if count > SHOWN:
+            yield f"... and {count - SHOWN} more of {kind}; --json FILE lists them all"
+
+
 def _lines_of(part: Examined) -> Iterator[str]:
     name = f"{part.asked.source}" if part.asked.source.split else f"{part.asked.name} {part.asked.source}".strip()
-    bad = [each for each in part.defects if each.kind not in NOTES]
+    bad = [each for each in part.defects if not each.is_note]
     actions = Counter(each.action for each in bad)
     counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    notes = len(part.defects) - len(bad)
+    notes = _count(len(part.defects) - len(bad), "note")
     if part.refused is not None:
-        yield f"{name}: unusable: {part.refused.what}"
+        yield one_line(f"{name}: unusable: {part.refused.what}")
     elif bad:
-        yield f"{name}: {len(bad)} defects ({counted}); training would survive them"
+        yield f"{name}: {_count(len(bad), 'defect')} ({counted}) and {notes}; training would survive them"
     else:
-        about = f", {notes} notes" if notes else ""
-        yield f"{name}: sound{about}"
+        yield f"{name}: sound" + (f", {notes}" if len(part.defects) else "")
     if part.data is not None:
         yield f"  {part.data.summary()}"
         yield from describe(part.data)

@@ -77,8 +77,8 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
         yield Defect(str(path), info.image_id, kind, f"image {info.image_id}: {what}", "kept")
 
 
-def copies(sets: Sequence[tuple[str, DetectionSet]]) -> list[Defect]:
-    """Pictures that are there twice, in a set or in two of them, by the bytes of their files."""
+def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
+    """By set, the pictures that are there twice, in it or in two of the sets, by the bytes of their files."""
     by_size: defaultdict[int, list[Copy]] = defaultdict(list)
     for name, data in sets:
         for i in range(len(data)):
@@ -87,14 +87,14 @@ def copies(sets: Sequence[tuple[str, DetectionSet]]) -> list[Defect]:
             size = path.stat().st_size if path.is_file() else 0
             if size:
                 by_size[size].append(Copy(name, path, info.image_id))
-    defects = []
+    defects: defaultdict[str, list[Defect]] = defaultdict(list)
     for alike in by_size.values():
         first: dict[bytes, Copy] = {}
         for each in alike if len(alike) > 1 else ():
             digest = _digest(each.path)
             earlier = first.setdefault(digest, each) if digest else each
             if earlier is not each:
-                defects.append(_twice(each, earlier))
+                defects[each.set_name].append(_twice(each, earlier))
     return defects
 
 

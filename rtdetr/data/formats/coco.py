@@ -19,7 +19,7 @@ from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, los
 from rtdetr.data.formats import lvis
 from rtdetr.data.formats.json_lists import Doubled, one_object, read_lists
 from rtdetr.data.formats.judge import Annotations, BoxTable, Images, as_table, is_id
-from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json
+from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 from rtdetr.data.formats.records import Problem, Source, as_defect
 from rtdetr.data.picture_files import Folders
 from rtdetr.data.pictures import MAX_MEGAPIXELS
@@ -198,14 +198,24 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
         document = json.loads(content, object_pairs_hook=one_object)
     except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
         raise Refused(path, "json_broken", f"not valid JSON ({error}){kind_of_bytes(content)}") from error
-    for key in ("images", "annotations", "categories"):
-        if not isinstance(document, dict) or not isinstance(document.get(key), list):
-            what = f"no list `{key}` at the top, expected a COCO detection JSON{kind_of_json(document)}"
-            raise Refused(path, "json_not_coco", what)
+    if what := _no_lists(document):
+        raise Refused(path, "json_not_coco", what)
     if isinstance(document, Doubled):
         what = "has a key twice at the top, and readers know but the last of the two; remove one"
         raise Refused(path, "json_keys_twice", what)
     return document
+
+
+def _no_lists(document: Any) -> str:
+    """What is wrong with the top of a JSON that lacks COCO's three lists; empty where they are there."""
+    keys = ("images", "annotations", "categories")
+    if not isinstance(document, dict):
+        return f"no `images`, `annotations` and `categories`, expected a COCO detection JSON{kind_of_json(document)}"
+    wrong = [key for key in keys if not isinstance(document.get(key), list)]
+    instead = [f"`{key}` is {kind_of_value(document[key]) if key in document else 'missing'}" for key in wrong]
+    expected = f"expected {'a list' if len(wrong) == 1 else 'lists'} of a COCO detection JSON"
+    kind = "" if document.keys() >= set(keys) else kind_of_json(document)
+    return f"{' and '.join(instead)} at the top, {expected}{kind}" if wrong else ""
 
 
 def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:

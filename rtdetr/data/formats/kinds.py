@@ -24,7 +24,6 @@ KEYS = {
     ("shapes", "imagePath"): "a LabelMe annotation of one picture",
     ("_via_img_metadata",): "a VIA project",
     ("features", "type"): "GeoJSON",
-    ("images", "info"): "a COCO list of pictures without annotations, as of a test set",
 }
 ENTRY_KEYS = {
     ("image_id", "category_id", "score"): "a COCO results list, detections instead of annotations",
@@ -53,7 +52,17 @@ def kind_of_json(document: object) -> str:
     if not isinstance(document, dict):
         return f"; it is a single {type(document).__name__}"
     kinds = [kind for keys, kind in KEYS.items() if document.keys() >= set(keys)]
+    if "annotations" not in document and "images" in document and document.keys() & {"info", "categories"}:
+        kinds.append("a COCO list of images without annotations, as of a test set")
     return f"; it looks like {kinds[0]}" if kinds else f"; at its top are {some(map(repr, document)) or 'no keys'}"
+
+
+def kind_of_value(value: object) -> str:
+    """What JSON calls a value that is no list."""
+    if value is None:
+        return "null"
+    kinds = {dict: "an object", str: "text", bool: "true or false"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a number")
 
 
 def annotations_in(folder: Path) -> list[Path]:
