@@ -32,6 +32,7 @@ from rtdetr.commands import (
     train,
 )
 from rtdetr.threads import making_room
+from rtdetr.wording import command_running
 
 
 class Command(NamedTuple):
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
-        with making_room():
+        with making_room(), command_running():
             done = COMMANDS[name].run(rest)
         sys.stdout.flush()
         return done

@@ -20,6 +20,7 @@ FLOORS = {
     "config_keys": 0,
     "extras": 0,
     "threads": 0,
+    "wording": 0,
     "models": 1,
     "losses": 1,
     "data": 1,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rtdetr.commands.outputs import OutputError, check_folder, unused_folder, writing
 from rtdetr.engine.occupied import occupied
+from rtdetr.wording import option
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
 BESIDE = ("last-1.pth", "curves.png", "data_report.json", "load_report.txt", "failed_batch*.pth")
@@ -25,7 +26,8 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
     folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
     if overwrite and _goes_on_there(folder, resume):
         raise OutputError(
-            f"{folder}: -r goes on in there and replaces no run; leave out --overwrite or name another --output-dir"
+            f"{folder}: {option('-r', 'resume')} goes on in there and replaces no run; leave out "
+            f"{option('--overwrite', 'overwrite=True')} or name another {option('--output-dir', 'output_dir')}"
         )
     _check_unused(folder, resume, overwrite)
     check_folder(folder)
@@ -60,10 +62,11 @@ def _check_unused(folder: Path, resume: Path | None, overwrite: bool) -> None:
     if not found or overwrite or _goes_on_there(folder, resume):
         return
     last = folder / "last.pth"
-    go_on = f"go on with -r {last}, " if last.name in found else ""
+    go_on = f"go on with {option(f'-r {last}', f'resume={str(last)!r}')}, " if last.name in found else ""
     raise OutputError(
-        f"{folder}: holds a run already ({', '.join(found)}); {go_on}choose another --output-dir, or move it aside "
-        f"with --overwrite (to {_old_folder(folder).name})"
+        f"{folder}: holds a run already ({', '.join(found)}); {go_on}choose another "
+        f"{option('--output-dir', 'output_dir')}, or move it aside with {option('--overwrite', 'overwrite=True')} "
+        f"(to {_old_folder(folder).name})"
     )
 
 

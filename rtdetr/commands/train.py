@@ -111,11 +111,11 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import config_from_dict, load_config
     from rtdetr.engine import distributed
-    from rtdetr.engine.run_state import load_run
     from rtdetr.engine.trainer import Trainer
+    from rtdetr.weights.checkpoint import load_checkpoint
 
     if args.config is None:
-        cfg = config_from_dict(load_run(args.resume)["config"], str(args.resume), args.update)
+        cfg = config_from_dict(load_checkpoint(args.resume)["config"], str(args.resume), args.update)
     else:
         cfg = load_config(find_config(args.config), args.update)
     with distributed.process_group(args.device, training=True) as device:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rtdetr.wording import option
+
 logger = logging.getLogger(__name__)
 
 Match = Literal["id", "name"]  # what tells which category of a file is which class of a model
@@ -91,11 +93,8 @@ def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> N
     """Every category of the file must be a class of the model, under the same id."""
     name_of = dict(zip(model.category_ids, model.names))
     id_of = dict(zip(model.names, model.category_ids))
-    advice = (
-        "; all names agree: `rtdetr eval --match-classes name` goes by them, training wants equal ids"
-        if names_agree
-        else ""
-    )
+    by_name = option("`rtdetr eval --match-classes name`", "evaluate(match_classes='name')")
+    advice = f"; all names agree: {by_name} goes by them, training wants equal ids" if names_agree else ""
     unknown = [f"{i} ({name!r})" for i, name in zip(own.category_ids, own.names) if i not in name_of]
     if unknown:
         known = some((f"{i} ({name!r})" for i, name in name_of.items()), 10)

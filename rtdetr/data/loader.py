@@ -29,6 +29,7 @@ from rtdetr.data.preprocess import preprocess, to_planes
 from rtdetr.data.transforms import Augmentation, Boxes, Labels, move_boxes
 from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.wording import option
 
 MOST_IN_A_ROW = 10  # pictures that cannot be used, before it is the folder and not a picture
 
@@ -323,8 +324,7 @@ def _open(
 ) -> DetectionSet:
     split, data = (cfg.data.train if name == "train" else cfg.data.val), cfg.data
     if not split.annotations:
-        raise DataError(
-            f"data.{name}.annotations is empty; set it in the config or with -u data.{name}.annotations=PATH"
-        )
+        given = option(f"-u data.{name}.annotations=PATH", "data=")
+        raise DataError(f"data.{name}.annotations is empty; set it in the config or with {given}")
     chosen, limit = split.split or name, LIMITS[data.on_defect]
     return open_set(split.annotations, split.images, chosen, classes, drop_empty, data.max_megapixels, match, limit)

@@ -29,7 +29,7 @@ from rtdetr.data.loader import open_train_set
 from rtdetr.engine import distributed
 from rtdetr.engine.rehearsal import rehearse
 from rtdetr.weights.checkpoint import load_checkpoint
-from rtdetr.weights.load import stored_config
+from rtdetr.weights.load import stored_content
 
 EPOCHS, LEAST_EPOCHS = 72, 12
 LEAST_STEPS, MOST_STEPS = 1500, 6000
@@ -112,11 +112,26 @@ def _with(config: Any, key: str, value: Any) -> Any:
 
 
 def _learnt_in_full(weights: Path) -> bool:
-    """Whether the backbone in a weight file comes from a run that started without one and kept nothing back."""
-    stored = stored_config(weights)
-    if stored is None or stored["model"]["backbone"].get("weights"):
+    """Whether a weight file comes from a run that started from random weights, or from those of such a run, and kept
+    nothing of the backbone back."""
+    content = stored_content(weights)
+    if content is None:
         return False
-    return bool(stored["optimizer"].get("backbone_lr_multiplier", SLOWLY) >= 1)
+    if content.get("began") is not None:
+        return bool(content["began"].get("in_full"))
+    config = content["config"]  # all that older files say
+    rate = config["optimizer"].get("backbone_lr_multiplier", SLOWLY)
+    return not config["model"]["backbone"].get("weights") and isinstance(rate, (int, float)) and rate >= 1
+
+
+def how_it_began(cfg: Config, tuning: Path | None) -> dict[str, Any]:
+    """What the checkpoints of a run with a settled config say of its start: `weights`, a file's name, empty for random
+    ones, and `in_full`, see `_learnt_in_full`."""
+    backbone = cfg.model.backbone
+    given = tuning or backbone.weights
+    free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(backbone.freeze_stages)
+    in_full = free and not backbone.weights and (tuning is None or _learnt_in_full(tuning))
+    return {"weights": Path(given).name if given else "", "in_full": in_full}
 
 
 def epochs_for(steps: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rtdetr.engine.lifeline import Lifeline, ProcessLost
 from rtdetr.ops import exchange
+from rtdetr.wording import option
 
 Result = TypeVar("Result")
 LOOKING = 5.0  # seconds, when a collective has failed, for the news that a process is gone
@@ -115,7 +116,8 @@ def choose_device(device: str) -> torch.device:
         if index >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise DeviceError(
-                f"device {device}: GPU number {index} was asked for, this machine has {count}; use --device cpu"
+                f"device {device}: GPU number {index} was asked for, this machine has {count}; use "
+                + option("--device cpu", "device='cpu'")
             )
         chosen = torch.device("cuda", index)
     return chosen

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rtdetr.config import ConfigError
+from rtdetr.wording import option
 
 GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its folder, too
 
@@ -24,7 +25,7 @@ def occupied(folder: Path) -> Iterator[None]:
             if time.monotonic() > end:
                 raise ConfigError(
                     f"{folder}: another training is at work there, which may be this one, started twice; wait for its "
-                    "end, stop it, or choose another --output-dir"
+                    f"end, stop it, or choose another {option('--output-dir', 'output_dir')}"
                 )
             time.sleep(0.1)
         yield

@@ -22,8 +22,7 @@ from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.optim import build_optimizer, load_optimizer
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint
 from rtdetr.weights.load import load_exactly
-
-LAST, BEFORE = "last.pth", "last-1.pth"  # the newest state of a run, and the one saved before it
+from rtdetr.wording import option
 
 
 class Pace(NamedTuple):
@@ -80,6 +79,7 @@ class RunState:
         self.saved_iteration = 0  # what the resumed run called its last step
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
         self.early_stop = EarlyStop(train.patience, train.min_delta)
+        self.began: dict[str, Any] | None = None  # see how_it_began() in automatic.py
 
     def content(self) -> dict[str, Any] | None:
         """The content of a checkpoint, whose tensors are those of the run; None but on the main process. Every process
@@ -101,16 +101,18 @@ class RunState:
             "rng": generators,
         }
         ema = self.ema.model.state_dict()
-        return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training)
+        return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training, began=self.began)
 
     def load(self, path: Path) -> str | None:
         """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
         decide how it goes on. Raises CheckpointError."""
-        content = load_run(path)
+        content = load_checkpoint(path)
         state = content["training"]
         if state is None:
             raise CheckpointError(
-                f"{path}: holds weights but no training state; start from them with -t, or resume last.pth"
+                f"{path}: holds weights but no training state; "
+                + option("start from them with -t", "train() the model that from_pretrained() makes of them")
+                + ", or resume last.pth"
             )
         if tuple(content["classes"]["category_ids"]) != self.classes.category_ids:
             raise CheckpointError(
@@ -127,7 +129,7 @@ class RunState:
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
         self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
-        self.evaluation_due = state["evaluation_due"]
+        self.evaluation_due, self.began = state["evaluation_due"], content.get("began")
         if "early_stop" in state:  # older files have none
             self.early_stop.load(state["early_stop"])
         if distributed.rank() < len(state["rng"]):
@@ -156,18 +158,6 @@ class RunState:
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_pictures} pictures, at iteration "
             f"{self.iteration} of {self.total_iterations}"
         )
-
-
-def load_run(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint to go on from. Raises CheckpointError, which names the run's other one if there is
-    one."""
-    try:
-        return load_checkpoint(path)
-    except CheckpointError as error:
-        other = path.with_name({LAST: BEFORE, BEFORE: LAST}.get(path.name, path.name))
-        if other == path or not other.is_file():
-            raise
-        raise CheckpointError(f"{error}; the run's other state can go on: -r {other}") from error
 
 
 def with_absolute_paths(cfg: Config) -> Config:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from rtdetr.engine import distributed
 from rtdetr.engine.occupied import occupied
-from rtdetr.engine.run_state import BEFORE, LAST, RunState
+from rtdetr.engine.run_state import RunState
 from rtdetr.engine.watch import CannotWrite, say, writing
-from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
+from rtdetr.weights.checkpoint import BEFORE, LAST, make_checkpoint, save_checkpoint
 
 BEST = "best.pth"
 
@@ -52,7 +52,7 @@ class Saver:
         self.wait()
         if distributed.is_main():
             ema = self.state.ema.model.state_dict()
-            self._best = on_host(make_checkpoint(self.state.cfg, self.state.classes, ema))
+            self._best = on_host(make_checkpoint(self.state.cfg, self.state.classes, ema, began=self.state.began))
 
     def save(self, background: bool = False, final: bool = False) -> None:
         """Saves the present state; every process has to call it. Raises CannotWrite when a final one fails."""

@@ -18,7 +18,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.advice import StuckAtZero, on_data
-from rtdetr.engine.automatic import settle
+from rtdetr.engine.automatic import how_it_began, settle
 from rtdetr.engine.casts import precision_on
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.gradients import Gradients
@@ -26,13 +26,14 @@ from rtdetr.engine.graphs import layout_of
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
 from rtdetr.engine.rehearsal import forecast
-from rtdetr.engine.run_state import LAST, RunState, be_deterministic, seed_everything, with_absolute_paths
+from rtdetr.engine.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model, check_backend
 from rtdetr.types import Batch
+from rtdetr.weights.checkpoint import LAST
 from rtdetr.weights.load import warm_start
 
 
@@ -80,7 +81,9 @@ class Trainer:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
         seed_everything(cfg.train.seed + distributed.rank())
-        if resume is not None and (changed := self.state.load(resume)) is not None:
+        if resume is None:
+            self.state.began = how_it_began(cfg, tuning)
+        elif (changed := self.state.load(resume)) is not None:
             say(changed)
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.gradients = Gradients(cfg, self.model, len(self.classes), self.state, device, draws)

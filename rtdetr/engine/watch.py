@@ -33,6 +33,7 @@ from rtdetr.engine.run_state import RunState
 from rtdetr.losses.matcher import SPOILT
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import save_checkpoint
+from rtdetr.wording import option
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
 
@@ -56,7 +57,7 @@ class CannotWrite(TrainingFailed):
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
-        saved = "what was saved before is whole, make room and go on with -r"
+        saved = f"what was saved before is whole, make room and go on with {option('-r', 'resume')}"
         super().__init__(f"{path}: cannot be written ({reason}); {saved}")
 
 
@@ -75,7 +76,7 @@ def writing(path: Path) -> Iterator[None]:
 def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
     """What a run that does not fit into its GPU can change."""
     what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg, captured)
-    go_on = f"; go on with -r {last}" if last.is_file() else ""
+    go_on = f"; go on with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
     return TrainingFailed(
         f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
         f"else uses the GPU{go_on}"

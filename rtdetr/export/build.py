@@ -27,11 +27,12 @@ from rtdetr.export.targets import FORMATS, Source
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256, weights_sha256
+from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
 from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.digest import weights_sha256
 from rtdetr.weights.load import model_from_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torch import Tensor
-
 import rtdetr
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
@@ -30,7 +28,7 @@ class Metadata:
     input: InputType  # uint8 pictures, or float32 in [0, 1]
     raw: bool  # logits and boxes as the model says them, or detections
     precision: Precision
-    weights_sha256: str  # of the weights' names and numbers, see weights_sha256()
+    weights_sha256: str  # of the weights' names and numbers, see rtdetr/weights/digest.py
     checkpoint_sha256: str = ""  # of the weight file; empty for a model that came from none
     version: str = rtdetr.__version__
 
@@ -89,15 +87,6 @@ def _one_of(kind: Any, value: str) -> Any:
     if value not in get_args(kind):
         raise ValueError(f"expected one of {', '.join(get_args(kind))}, got {value!r}")
     return value
-
-
-def weights_sha256(weights: Mapping[str, Tensor]) -> str:
-    """Hash of the names, types, shapes and numbers of a state dict, whatever file it is in."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def file_sha256(path: Path) -> str:

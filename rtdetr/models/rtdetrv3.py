@@ -18,6 +18,7 @@ from rtdetr.models.fold import DeployedModel, deploy
 from rtdetr.models.query_groups import QueryGroups
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Predictions, Targets, TrainingOutputs
+from rtdetr.wording import option
 
 
 class RTDETRv3(nn.Module):
@@ -77,7 +78,7 @@ def check_backend(cfg: ModelConfig, device: torch.device) -> None:
     backend = cfg.decoder.msda_backend
     if backend not in ("cuda", "cpu"):
         return
-    reason = f"it needs --device {backend}"
+    reason = f"it needs {option(f'--device {backend}', f'device={backend!r}')}"
     if device.type == backend:
         reason = why_not_compiled(torch.empty(0, device=device)) or ""
     if reason:

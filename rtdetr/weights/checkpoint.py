@@ -1,31 +1,40 @@
 """Checkpoint files: written whole or not at all, read without running code, and refused with a sentence.
 
-A file is a dict: format "rtdetr", version, config, classes, preprocess, model, ema, training and source; the last three
-may be None.
+A file is a dict: format "rtdetr", version, config, classes, preprocess, model, ema, training, source and began; the
+last four may be None, and older files have no `began`. torch.save notes a checksum of every part: a file in which a
+byte of one has changed is refused.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
+import logging
 import math
 import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
+from torch.serialization import get_crc32_options, set_crc32_options
 
 from rtdetr.config import Config, config_to_dict
 from rtdetr.data.classes import Classes
 
+logger = logging.getLogger(__name__)
+
+LAST, BEFORE = "last.pth", "last-1.pth"  # the newest state of a run, and the one saved before it
 FORMAT, VERSION = "rtdetr", 1
 NONE = type(None)
 PARTS = {"config": (dict,), "classes": (dict,), "model": (dict,), "ema": (dict, NONE), "training": (dict, NONE)}
 WEIGHT_SUFFIXES = (".pth", ".pt", ".pdparams", ".pdema")
+FOLDER = 0x10  # in the attributes of a zip's part
 LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number before a torch file that is no zip
 
 # What torch.load and zipfile raise for damaged files besides UnpicklingError, found by mutating bytes as
@@ -44,7 +53,9 @@ def make_checkpoint(
     ema: Mapping[str, Tensor] | None = None,
     training: dict[str, Any] | None = None,
     source: dict[str, str] | None = None,
+    began: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """began: what `how_it_began` in rtdetr/engine/automatic.py says of the run that made the weights."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -55,6 +66,7 @@ def make_checkpoint(
         "ema": None if ema is None else dict(ema),
         "training": training,
         "source": source,
+        "began": began,
     }
 
 
@@ -66,7 +78,7 @@ def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = N
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file:
+        with open(beside, "wb") as file, _checksums():
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -76,6 +88,17 @@ def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = N
         _sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _checksums() -> Iterator[None]:
+    """In here torch.save notes them, also where somebody has switched them off."""
+    before = get_crc32_options()
+    set_crc32_options(True)
+    try:
+        yield
+    finally:
+        set_crc32_options(before)
 
 
 def _keep(path: Path, before: Path) -> None:
@@ -107,8 +130,8 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     content = read_torch_file(path)
     if not is_checkpoint(content):
         raise CheckpointError(
-            f"{path}: not a checkpoint of this project; weights of other origin can start a training with -t, "
-            "or become a checkpoint with tools/convert.py"
+            f"{path}: not a checkpoint of this project; weights of other origin can start a training "
+            "(`rtdetr train -t`) or become a checkpoint (`rtdetr convert`)"
         )
     return checked(content, path)
 
@@ -124,6 +147,8 @@ def checked(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
     for part, kinds in PARTS.items():
         if not isinstance(content.get(part, ...), kinds):  # None is a kind of some parts
             raise CheckpointError(f"{path}: the checkpoint is damaged, its part {part!r} is not there; copy it again")
+    if not isinstance(content.get("began"), (dict, NONE)):
+        raise CheckpointError(f"{path}: the checkpoint is damaged, its part 'began' is no dict; copy it again")
     names, ids = content["classes"].get("names"), content["classes"].get("category_ids")
     if not _all_are(str, names) or not _all_are(int, ids) or len(names) != len(ids):
         raise CheckpointError(f"{path}: the checkpoint is damaged, its classes do not fit their ids; copy it again")
@@ -150,20 +175,29 @@ def check_tensors(entries: Mapping[Any, Any], path: str | Path) -> None:
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """What torch.save wrote, on the CPU, read without running code. Raises CheckpointError."""
+    """What torch.save wrote, on the CPU, read without running code and with its checksums verified. Raises
+    CheckpointError, which names the run's other state where the file is one of two."""
     path = Path(path)
     if reason := why_no_weight_file(path) or _why_no_torch_file(path):
-        raise CheckpointError(f"{path}: {reason}")
+        raise CheckpointError(f"{path}: {reason}{_other_state(path)}")
     # torch's own sentences are not passed on: one advises to load with weights_only=False, which runs the file.
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: damaged, or holds Python objects beside tensors and plain values; nothing of it was run; copy it "
-            "again, or save its weights alone (a state dict) where it was made"
+            f"again, or save its weights alone (a state dict) where it was made{_other_state(path)}"
         ) from error
     except DAMAGE as error:
-        raise CheckpointError(f"{path}: the file is damaged; copy or download it again") from error
+        raise CheckpointError(f"{path}: the file is damaged; copy or download it again{_other_state(path)}") from error
+
+
+def _other_state(path: Path) -> str:
+    """What to go on with in place of a state of a run that cannot be read, empty where there is nothing else."""
+    other = path.with_name({LAST: BEFORE, BEFORE: LAST}.get(path.name, path.name))
+    if other == path or not other.is_file():
+        return ""
+    return f"; or go on with {other}, the run's {'newest state' if other.name == LAST else 'state before it'}"
 
 
 def why_no_weight_file(path: Path) -> str | None:
@@ -185,18 +219,35 @@ def _why_no_torch_file(path: Path) -> str | None:
         with open(path, "rb") as file:
             head = file.read(len(LEGACY_HEAD))
         if head == LEGACY_HEAD:
+            warn_unverified(path, "torch's old format has no checksums")
             return None
         if not head.startswith(b"PK"):
             return f"not a checkpoint nor other torch weights, it begins with {head!r}; check the path or copy it again"
         with zipfile.ZipFile(path) as parts:
-            packed = sum(part.file_size for part in parts.infolist())
+            return _why_not_as_written(path, parts)
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except (zipfile.BadZipFile, *DAMAGE):
         return "the file is cut off or damaged; copy or download it again"
-    if packed > path.stat().st_size:  # torch.save does not pack; a packed file can grow a thousandfold in memory
+
+
+def _why_not_as_written(path: Path, parts: zipfile.ZipFile) -> str | None:
+    """A sentence about a file whose parts are not as torch.save writes them, or not as it wrote them, else None."""
+    entries = parts.infolist()
+    packed = any(part.compress_type != zipfile.ZIP_STORED for part in entries)
+    if packed or sum(part.file_size for part in entries) > path.stat().st_size:  # it could grow a thousandfold
         return "holds packed or overlapping parts, which torch.save does not write; save it again with torch.save"
+    if not any(part.CRC for part in entries):
+        warn_unverified(path, "it was saved without checksums")
+    # What is marked as a folder, torch does not read: the numbers would be whatever was in memory.
+    elif damaged := parts.testzip() or next((part.filename for part in entries if part.external_attr & FOLDER), None):
+        return f"damaged, its part {damaged!r:.100} has other bytes than were written; copy or download it again"
     return None
+
+
+@functools.cache  # once for each file: a run reads its weights more than once
+def warn_unverified(path: Path, why: str) -> None:
+    logger.warning("%s: %s, so damage would go unnoticed; saving its weights anew adds them", path, why)
 
 
 def _all_are(kind: type, values: Any) -> bool:

@@ -42,11 +42,11 @@ def read_weights(path: str | Path) -> WeightFile:
     return WeightFile(weights, COCO_CLASSES.names, f"the file's {len(COCO_CLASSES)} are taken for COCO's; ")
 
 
-def stored_config(path: str | Path) -> dict[str, Any] | None:
-    """The config in a checkpoint, or in what save_pretrained() wrote; None: in a foreign weight file. Raises
+def stored_content(path: str | Path) -> dict[str, Any] | None:
+    """The content of a checkpoint, or of what save_pretrained() wrote; None: of a foreign weight file. Raises
     CheckpointError."""
     content = _content(path)
-    return content["config"] if is_checkpoint(content) else None
+    return content if is_checkpoint(content) else None
 
 
 def _content(path: str | Path) -> Any:

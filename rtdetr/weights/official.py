@@ -80,7 +80,8 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
             f"{source}: has {_num_classes(official_of(conversion))} classes, the annotation file names {len(classes)}"
         )
     origin = {"file": Path(source).name, "sha256": conversion.sha256, "licence": licence}
-    content = make_checkpoint(conversion.config, classes, conversion.weights, source=origin)
+    began = {"weights": origin["file"], "in_full": False}
+    content = make_checkpoint(conversion.config, classes, conversion.weights, source=origin, began=began)
     save_checkpoint(Path(output), content)
 
 

@@ -8,11 +8,23 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from rtdetr import __version__
 from rtdetr.extras import optional
-from rtdetr.weights.checkpoint import DAMAGE, FORMAT, CheckpointError, checked, why_no_weight_file
+from rtdetr.weights.checkpoint import (
+    DAMAGE,
+    FORMAT,
+    CheckpointError,
+    checked,
+    warn_unverified,
+    why_no_weight_file,
+)
+from rtdetr.weights.digest import json_sha256, weights_sha256
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+# That of the weights is in both files, that of the config in itself, where a person who changes it writes "edited".
+WEIGHTS_DIGEST, CONFIG_DIGEST, EDITED = "weights_sha256", "config_sha256", "edited"
 MAX_CONFIG_BYTES = 10_000_000  # of a config.json; 1203 classes of LVIS have 100,000
 
 
@@ -47,11 +59,16 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
         "id2label": {str(index): name for index, name in enumerate(names)},  # by the network's index, as others have it
         "preprocess": content["preprocess"],
         "config": _without_paths(content["config"]),
+        "began": content.get("began"),
+        WEIGHTS_DIGEST: weights_sha256(plain),
     }
+    about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(about, indent=1, ensure_ascii=False)
-        _write_whole(folder / WEIGHTS, safetensors.save(plain, metadata={"format": "pt"}))
+        _write_whole(
+            folder / WEIGHTS, safetensors.save(plain, metadata={"format": "pt", WEIGHTS_DIGEST: about[WEIGHTS_DIGEST]})
+        )
         _write_whole(folder / CONFIG, text.encode("utf-8", "surrogatepass"))
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
@@ -68,12 +85,34 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
     load = optional("safetensors.torch", "hub", f"{file}: reading safetensors").load_file
     try:
         weights = load(file, device="cpu")
+        with safetensors.safe_open(file, "pt") as opened:
+            noted = (opened.metadata() or {}).get(WEIGHTS_DIGEST)
     except (safetensors.SafetensorError, OSError, *DAMAGE) as error:
         raise CheckpointError(f"{file}: damaged, or no safetensors file; copy or download it again") from error
-    parts = {key: about.get(key) for key in ("version", "config", "classes", "preprocess", "source")}
+    parts = {key: about.get(key) for key in ("version", "config", "classes", "preprocess", "source", "began")}
     if about.get("licence"):
         parts["source"] = {**(parts["source"] or {}), "licence": about["licence"]}
-    return checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
+    content = checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
+    _verify(file, weights, noted, about)
+    return content
+
+
+def _verify(file: Path, weights: dict[str, Tensor], noted: str | None, about: dict[str, Any]) -> None:
+    """Raises CheckpointError where config or weights are not those that were written; without digests, as older
+    programs wrote them, all are taken. noted: the digest in the file of the weights."""
+    config, own = file.with_name(CONFIG), about.get(CONFIG_DIGEST)
+    digests = [each for each in (noted, about.get(WEIGHTS_DIGEST)) if each is not None]
+    if not digests and own is None:
+        warn_unverified(file, f"neither it nor its {CONFIG} has a digest")
+    elif own not in (EDITED, json_sha256(about, without=CONFIG_DIGEST)):
+        raise CheckpointError(
+            f"{config}: damaged, or changed since it was written; copy or download it again, or, if you changed it "
+            f'yourself, write "{CONFIG_DIGEST}": "{EDITED}" into it'
+        )
+    elif set(digests) - {weights_sha256(weights)}:
+        raise CheckpointError(
+            f"{file}: damaged, or not the weights that {config.name} was written with; copy or download both again"
+        )
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
