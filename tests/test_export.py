@@ -146,6 +146,14 @@ def test_predict_and_eval_take_the_file_for_the_checkpoint(folder: Path, capsys:
             assert one["box"] == pytest.approx(other["box"], abs=0.06)
 
 
+def test_python_makes_no_mistyped_folder(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mistyped is no folder"):
+        Api.from_pretrained(folder / "model.pth").export(output=folder / "mistyped" / "new.onnx")
+    with pytest.raises(ValueError, match="output: expected a path, got 5"):
+        Api.from_pretrained(folder / "model.pth").export(output=5)  # type: ignore[arg-type]
+    assert not (folder / "mistyped").exists()
+
+
 def test_python_api_takes_the_file(folder: Path) -> None:
     picture = min((folder / "shapes" / "val").glob("*.jpg"))
     own, exported = (Api.from_pretrained(folder / name, device="cpu") for name in ("model.pth", "model.onnx"))
@@ -196,13 +204,22 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_other_weights_fail(folder: Path, tmp_path: Path, model: RTDETRv3, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what is there of the certificate that they do not concern stays as it is."""
     cfg = model_from_checkpoint(folder / "model.pth")[1]
     torch.manual_seed(1)
     save_checkpoint(tmp_path / "other.pth", make_checkpoint(cfg, CLASSES, build_model(cfg.model, 5).state_dict()))
-    file = tmp_path / "model.onnx"
+    file, certificate = tmp_path / "model.onnx", tmp_path / "model.onnx.certificate.json"
     file.write_bytes((folder / "model.onnx").read_bytes())
-    assert main(["export", str(tmp_path / "other.pth"), "--check", str(file)]) == 1
-    assert "it was exported from other weights" in one_line(capsys)
+    check = ["export", str(tmp_path / "other.pth"), "--check", str(file)]
+    assert main(check) == 1
+    assert f"it was exported from other weights than those of {tmp_path / 'other.pth'}; no cert" in one_line(capsys)
+    assert not certificate.exists()
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 0
+    good = certificate.read_bytes()
+    assert main(check) == 1
+    assert f"{certificate} is about other weights than those of {tmp_path / 'other.pth'}" in one_line(capsys)
+    assert certificate.read_bytes() == good
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 0
 
 
 def test_a_failed_comparison_leaves_another_name(
@@ -249,6 +266,8 @@ def test_files_that_are_no_exports(
         ("-w model.onnx --check model.onnx", "model.onnx: is an exported file; expected the checkpoint"),
         ("-o model.onnx", "exists already"),
         ("-o model.engine --format tensorrt", "writes a file .onnx"),
+        ("-o mistyped/new.onnx", "mistyped is no folder, so new.onnx cannot be written there"),
+        ("-o mistyped/new --format openvino", "mistyped is no folder"),
         ("-o model.onnx --format openvino", "writes a folder"),
     ],
 )

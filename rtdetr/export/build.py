@@ -18,7 +18,7 @@ from PIL import Image
 from rtdetr.config import ConfigError, config_from_dict, config_to_dict
 from rtdetr.export import targets
 from rtdetr.export.cases import calibration_pictures, example_pictures
-from rtdetr.export.certificate import Certificate, certify, noted_sha256
+from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
 from rtdetr.export.graph import make_graph, set_backend
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
@@ -96,26 +96,39 @@ def check_file(
 ) -> Exported:
     """Compares an exported file with the model once more and writes its certificate anew.
 
-    Raises ExportFailed when they do not agree, when the file is not the one that was certified or has changed weights.
+    A good certificate of another model stays as it is, and a file of one gets none. Raises ExportFailed when they do
+    not agree, when the file is not the one that was certified or has changed weights.
     """
     file = Path(file)
     if not file.exists():
         raise CheckpointError(f"{file}: no such file")
     if not is_exported(file):
         raise CheckpointError(f"{file}: expected an exported file by its name: .onnx, .pt2, or a folder of openvino")
-    noted = noted_sha256(file)
+    noted = read_noted(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
+    good = noted.sha256 if noted is not None else ""
+    if noted is not None and good and noted.weights_sha256 != metadata.weights_sha256:
+        raise ExportFailed(
+            f"{file}: {targets.certificate_path(file)} is about other weights than those of {_named(weights)} and was "
+            "left as it is; name the checkpoint that the file was exported from, or remove the certificate"
+        )
     examples = example_pictures(pictures, metadata.config)
     say(f"comparing {file} with PyTorch on {examples.says}, and on random ones")
     certificate = certify(file, "", model, metadata, examples)
-    if not certificate.fault and noted not in (None, certificate.sha256):
+    if not good and certificate.fault == OTHER_WEIGHTS:
+        raise ExportFailed(f"{file}: {OTHER_WEIGHTS} than those of {_named(weights)}; no certificate was written")
+    if not certificate.fault and good not in ("", certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
-    certificate.certified_sha256 = noted or (certificate.sha256 if certificate.passed else "")
+    certificate.certified_sha256 = good or (certificate.sha256 if certificate.passed else "")
     say(certificate.table())
     certificate.save(targets.certificate_path(file))
     if not certificate.passed:
         raise ExportFailed(f"{file}: {certificate.reason()}; {targets.certificate_path(file)} has the details")
     return Exported(file, certificate)
+
+
+def _named(weights: Source) -> str:
+    return "the model" if isinstance(weights, tuple) else str(weights)
 
 
 def describe(weights: Source, precision: Precision, raw: bool, input_type: InputType) -> tuple[RTDETRv3, Metadata]:

@@ -36,6 +36,7 @@ LEAST = 5  # and so many of every picture, whatever their scores, in float32
 LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
 TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
+OTHER_WEIGHTS = "it was exported from other weights"
 PACKAGES = ("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino")
 
 
@@ -149,17 +150,23 @@ class Certificate:
         path.write_text(json.dumps({"certificate": 1, **content}, indent=1), encoding="utf-8")
 
 
-def noted_sha256(file: Path) -> str | None:
-    """The hash of a file when it was found good, None where no certificate says so. Raises CheckpointError."""
+class Noted(NamedTuple):
+    """What the certificate beside a file says of it."""
+
+    sha256: str  # of the file when it was found good, empty where it never was
+    weights_sha256: str  # of the model that it was compared with
+
+
+def read_noted(file: Path) -> Noted | None:
+    """None where there is no certificate. Raises CheckpointError."""
     path = certificate_path(file)
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_bytes())
-        noted = content["certified_sha256"]
+        return Noted(content["certified_sha256"], content["weights_sha256"])
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes it anew") from error
-    return noted or None
 
 
 def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictures: Pictures) -> Certificate:
@@ -173,7 +180,7 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
         files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
         precision = files[0].metadata.precision
         if files[0].metadata.weights_sha256 != metadata.weights_sha256:
-            fault = "it was exported from other weights"
+            fault = OTHER_WEIGHTS
         elif path.suffix == ".onnx":
             fault = changed_weights(path)
     except CheckpointError as error:

@@ -33,7 +33,12 @@ def check_source(weights: Source) -> None:
 
 
 def check(output: Path, format: str) -> None:
-    """Raises ConfigError for a name by which the file would not be known for what it is."""
+    """Raises ConfigError for a name by which the file would not be known for what it is, and for a folder that is not
+    there, which is a mistyped one more often than a new one."""
+    if not output.parent.is_dir():
+        raise ConfigError(
+            f"output: {output.parent} is no folder, so {output.name} cannot be written there; make it first"
+        )
     ending = Path(f"x{FORMATS[format]}").suffix  # none for the folder of openvino
     if output.suffix != ending and (ending or output.suffix in (".onnx", ".pt2", ".xml")):
         raise ConfigError(
