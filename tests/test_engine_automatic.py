@@ -13,6 +13,7 @@ import torch
 from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
 from torch.utils.checkpoint import checkpoint
 
+from rtdetr import RTDETRv3
 from rtdetr.config import Config, ConfigError, load_config
 from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
@@ -23,6 +24,7 @@ from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.functional import by_itself, mean_over_processes
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
+from rtdetr.weights.load import read_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -112,6 +114,49 @@ def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
         (line,) = lines
         assert line.startswith("auto, for the weights it starts from: ") and line.count(", ") == len(AUTO)
     cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU, None, wholly)
+    assert by_weights(cfg) == KNOWING
+
+
+FULL = "optimizer.backbone_lr_multiplier=1"
+
+
+@pytest.mark.parametrize(
+    ("updates", "start", "in_full"),
+    [
+        ([FULL], None, True),
+        (["optimizer.backbone_lr_multiplier=0.1"], None, False),
+        ([FULL, "model.backbone.freeze_stages=1"], None, False),
+        ([FULL, "model.backbone.weights={known}"], None, False),
+        ([FULL], "known", False),  # official weights, and a rate that keeps nothing back
+        ([FULL], "learnt", True),
+        (["optimizer.backbone_lr_multiplier=auto"], "learnt", True),
+        (["optimizer.backbone_lr_multiplier=auto"], "known", False),
+    ],
+)
+def test_checkpoints_tell_how_their_run_began(
+    data: Path, tmp_path: Path, updates: list[str], start: str | None, in_full: bool
+) -> None:
+    paths = {
+        "known": weights_of(data, tmp_path / "known.pth", "optimizer.backbone_lr_multiplier=0.1"),
+        "learnt": weights_of(data, tmp_path / "learnt.pth", FULL),
+    }
+    cfg = tiny_config(data, *(each.format(**paths) for each in updates), "train.max_iterations=2", "train.eval_every=1")
+    tuning = paths[start] if start is not None else None
+    Trainer(cfg, tmp_path / "run", CPU, tuning=tuning).run()
+    Trainer(cfg, tmp_path / "on", CPU, resume=tmp_path / "run" / "last.pth").saver.save()  # a resumed run began so, too
+    RTDETRv3.from_pretrained(tmp_path / "run" / "best.pth").save_pretrained(tmp_path / "shared")
+    name = paths[start].name if start is not None else "known.pth" if "{known}" in updates[-1] else ""
+    for file in ("run/best.pth", "run/last.pth", "on/last.pth", "shared"):
+        content = read_checkpoint(tmp_path / file)
+        assert content["began"] == {"weights": name, "in_full": in_full}, file
+        settled, _ = automatic.settle(tiny_config(data, *AUTO), CPU, None, tmp_path / file)
+        assert by_weights(settled) == (LIKE_THIS if in_full else KNOWING), file
+
+
+def test_random_weights_that_were_changed_may_have_auto_in_their_config(data: Path, tmp_path: Path) -> None:
+    """As when somebody loads a backbone of their own into a new model, and trains that."""
+    changed = weights_of(data, tmp_path / "changed.pth", *AUTO)
+    cfg, _ = automatic.settle(tiny_config(data, *AUTO), CPU, None, changed)
     assert by_weights(cfg) == KNOWING
 
 
