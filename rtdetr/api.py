@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -18,7 +19,7 @@ from PIL import Image
 from rtdetr.commands.configs import find_config
 from rtdetr.commands.run_folder import choose_folder, prepare_folder
 from rtdetr.config import Config, config_from_dict, config_to_dict, keyword_updates, load_config
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, new_classes
 from rtdetr.data.locate import data_updates
 from rtdetr.engine import distributed
 from rtdetr.inference.draw import Detection
@@ -66,6 +67,7 @@ class RTDETRv3:
         self.model = model
         self.weights = weights  # the file that the network came from, None for random weights
         self.source = source  # provenance and licence of the weights
+        self._began: dict[str, Any] | None = None  # how the run began that the network came from
         self._as_loaded = self._as_prepared = _version(model)
         # By the size of the network's input, and half.
         self._predictors: dict[tuple[tuple[int, int], bool | str], Predictor] = {
@@ -88,12 +90,13 @@ class RTDETRv3:
         The name of an official model brings the official weights, which are downloaded once. With `classes`, the names
         that it is to learn, and for other configs, the weights are random.
         """
+        path = _path("name", name)
         chosen = distributed.choose_device(device)
-        path = Path(name)
         try:
             there = path.exists()
-        except OSError as error:
-            raise CheckpointError(f"{name}: cannot be looked at ({error.strerror})") from error
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{str(name)!r}: cannot be looked at ({reason})") from error
         bare = path.name == str(name) and not path.suffix and not there
         if path.suffix in (".yml", ".yaml") or bare:
             if classes is not None or str(name) not in OFFICIAL:
@@ -103,6 +106,11 @@ class RTDETRv3:
         if classes is not None:
             raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
         if not there and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
+            if revision is None and Path(path.parts[0]).exists():
+                raise CheckpointError(
+                    f"{name}: no such file or folder; the Hub was not asked for a model of that name, because "
+                    f"{path.parts[0]} is here: for one of the Hub, give its revision, such as revision='main'"
+                )
             path = from_hub(str(name), revision)
         if _is_exported(path):
             from rtdetr.inference.runtimes import load as load_runtime
@@ -111,15 +119,14 @@ class RTDETRv3:
         content = read_checkpoint(path)
         file = weight_file(path)
         source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}
-        return cls._of(*model_from_content(content, path), chosen, path, source)
+        made = cls._of(*model_from_content(content, path), chosen, path, source)
+        made._began = content.get("began")
+        return made
 
     @classmethod
     def _random(cls, name: str, names: Sequence[str] | None, device: torch.device) -> RTDETRv3:
         cfg = load_config(find_config(name))
-        if isinstance(names, str) or not all(isinstance(each, str) for each in names or ()):
-            raise DataError(f"classes: expected a list of names, got {names!r}")
-        given = Classes(tuple(names), tuple(range(1, len(names) + 1))) if names else None
-        classes = given or guess_classes(cfg.num_classes or 80)
+        classes = guess_classes(cfg.num_classes or 80) if names is None else new_classes(names)
         cfg = dataclasses.replace(cfg, num_classes=0)
         logger.warning("%s: random weights, which find nothing before they are trained", name)
         return cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device)
@@ -201,10 +208,11 @@ class RTDETRv3:
 
         self._network("train")
         given = settings | ({} if epochs is None else {"epochs": epochs})
-        base = read_checkpoint(resume)["config"] if resume is not None else config_to_dict(self.cfg)
+        from_file = None if resume is None else _path("resume", resume)
+        base = read_checkpoint(from_file)["config"] if from_file is not None else config_to_dict(self.cfg)
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
-        chosen, from_file = (Path(each) if each is not None else None for each in (output_dir, resume))
+        chosen = None if output_dir is None else _path("output_dir", output_dir)
         with (
             tempfile.TemporaryDirectory() as temporary,
             distributed.process_group(str(self.device), training=True) as device,
@@ -251,6 +259,9 @@ class RTDETRv3:
         from rtdetr.export import export_model  # here because it may bring onnx along
 
         network = self._network("export")
+        for argument, given in (("output", output), ("calibrate", calibrate), ("pictures", pictures)):
+            if given is not None:
+                _path(argument, given)
         own: Any = (network, self.cfg, self.classes)
         if self.weights is not None and not self._changed():
             own = self.weights
@@ -262,8 +273,9 @@ class RTDETRv3:
     def save_pretrained(self, folder: str | Path, licence: str | None = None) -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, where
         they do not bring theirs."""
-        save_pretrained(Path(folder), self._content(), licence or (self.source or {}).get("licence"))
-        return Path(folder)
+        path = _path("folder", folder)
+        save_pretrained(path, self._content(), licence or (self.source or {}).get("licence"))
+        return path
 
     def push_to_hub(
         self, repo_id: str, licence: str | None = None, private: bool = False, token: str | None = None
@@ -285,7 +297,7 @@ class RTDETRv3:
         weights, source = self._network("save_pretrained").state_dict(), self.source
         if source is not None and self._changed():
             source = {key: value for key, value in source.items() if not key.startswith("checkpoint")}
-        return make_checkpoint(self.cfg, self.classes, weights, source=source)
+        return make_checkpoint(self.cfg, self.classes, weights, source=source, began=self._began)
 
     def _changed(self) -> bool:
         """Whether somebody has worked on the network since it was loaded."""
@@ -321,6 +333,12 @@ class RTDETRv3:
 def _version(model: Network | None) -> int:
     """Another number after every change in place, such as load_state_dict or the step of an optimiser."""
     return 0 if model is None else sum(tensor._version for tensor in (*model.parameters(), *model.buffers()))
+
+
+def _path(argument: str, given: Any) -> Path:
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
+        raise DataError(f"{argument}: expected a path, got {given!r:.100}")
+    return Path(given)
 
 
 def _is_exported(path: Path) -> bool:

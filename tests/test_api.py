@@ -248,6 +248,8 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
         RTDETRv3.from_pretrained(checkpoint, classes=["a"])
     with pytest.raises(CheckpointError, match="cannot be looked at"):
         RTDETRv3.from_pretrained("x" * 300)
+    with pytest.raises(CheckpointError, match=r"x\\x00/y': cannot be looked at|no such weight file"):
+        RTDETRv3.from_pretrained("x\0/y")
     with pytest.raises(ConfigError, match="no config of that name is shipped, the nearest are rtdetrv3_r1"):
         RTDETRv3.from_pretrained("rtdetrv3_r19vd_6x_coco")
     with pytest.raises(ConfigError, match="no config of that name is shipped"):

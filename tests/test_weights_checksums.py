@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,18 @@ def test_commands_refuse_a_damaged_state_and_name_the_other(
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("error: last.pth: damaged, its part ")
     assert line.endswith("; or go on with last-1.pth, the run's state before it")
+
+
+def test_parts_that_are_marked_as_folders_are_refused(tmp_path: Path) -> None:
+    """torch reads nothing for them, and the numbers would be whatever was in memory."""
+    save_checkpoint(tmp_path / "w.pth", {"w": torch.arange(1000)})
+    content = (tmp_path / "w.pth").read_bytes()
+    for found in re.finditer(b"PK\x01\x02", content):
+        changed = bytearray(content)
+        changed[found.start() + 38] |= 0x10
+        (tmp_path / "w.pth").write_bytes(changed)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(tmp_path / "w.pth")
 
 
 def test_python_names_the_other_state_too(folder: Path, tmp_path: Path) -> None:

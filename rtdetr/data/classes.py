@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rtdetr.wording import option
 
@@ -42,6 +42,18 @@ class Classes:
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def new_classes(names: Any) -> Classes:
+    """Those of a model that is to learn them, with ids from 1. Raises DataError for what is no list of names."""
+    listed = isinstance(names, Sequence) and not isinstance(names, str)
+    if not listed or not names or not all(isinstance(each, str) for each in names):
+        raise DataError(f"classes: expected a list of names, got {shown(names)}")
+    if blank := [i for i, name in enumerate(names) if not name.strip()]:
+        raise DataError(f"classes: every class needs a name, number {blank[0]} of the list is {names[blank[0]]!r}")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"classes: names that are there more than once: {some(map(repr, twice))}")
+    return Classes(tuple(names), tuple(range(1, len(names) + 1)))
 
 
 def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Classes:

@@ -109,7 +109,7 @@ def choose_device(device: str) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         chosen = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N") from error
     if chosen.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", chosen.index or 0))

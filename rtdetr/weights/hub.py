@@ -47,9 +47,9 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
 def to_hub(repo_id: str, content: dict[str, Any], licence: str | None, private: bool, token: str | None) -> str:
     """Uploads a checkpoint's content with a short card; the address of the commit. Raises CheckpointError or
     MissingPackage."""
-    hub = optional("huggingface_hub", "hub", "push_to_hub()")
-    if not HUB_ID.fullmatch(repo_id):
+    if not isinstance(repo_id, str) or not HUB_ID.fullmatch(repo_id):
         raise CheckpointError(f"repo_id: expected owner/model, got {repo_id!r}")
+    hub = optional("huggingface_hub", "hub", "push_to_hub()")
     names = content["classes"]["names"]
     listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
     shown = f"license: {licence.lower()}\n" if licence else ""
