@@ -61,7 +61,7 @@ def test_names_that_do_not_match_are_listed(
 
 
 def test_matching_by_name_is_offered_where_all_names_agree(tmp_path: Path) -> None:
-    offer = "all names agree: `rtdetr eval --match-classes name`"
+    offer = "all names agree: evaluate(match_classes='name') goes by them"
     agree = Classes(("triangle", "Circle", "cross"), (1, 2, 3)), Classes(("triangle", "circle", "cross"), (2, 5, 11))
     for classes, offered in (*((each, True) for each in agree), (Classes(("circle", "dog"), (1, 2)), False)):
         with pytest.raises(DataError) as caught:

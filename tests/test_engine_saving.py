@@ -154,7 +154,7 @@ def test_a_save_that_fails_is_said_and_the_next_one_succeeds(
     with trouble():
         trainer.saver.save(background=background)
         trainer.saver.wait()
-        with pytest.raises(CannotWrite, match=rf"best\.pth: cannot be written \({reason}\).*go on with -r"):
+        with pytest.raises(CannotWrite, match=rf"best\.pth: cannot be written \({reason}\).*go on with resume"):
             trainer.saver.save(final=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{tmp_path}/best.pth: cannot be written ({reason}); training goes on, ")

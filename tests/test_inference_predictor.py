@@ -64,7 +64,7 @@ def test_a_backend_that_cannot_run_here_is_named(checkpoint: Path, tmp_path: Pat
     content = load_checkpoint(checkpoint)
     content["config"]["model"]["decoder"]["msda_backend"] = "cuda"
     save_checkpoint(tmp_path / "cuda.pth", content)
-    with pytest.raises(ConfigError, match="msda_backend=cuda cannot run on cpu: it needs --device cuda"):
+    with pytest.raises(ConfigError, match="msda_backend=cuda cannot run on cpu: it needs device='cuda'"):
         Predictor(tmp_path / "cuda.pth", "cpu")
 
 
