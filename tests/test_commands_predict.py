@@ -161,6 +161,26 @@ def test_what_is_no_video_leaves_nothing(checkpoint: Path, folder: Path, capsys:
     assert "error: words.mp4: cannot be opened as a video" in capsys.readouterr().err and not (folder / "new").exists()
 
 
+def test_a_malformed_address_costs_itself_alone(
+    checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (64, 64)).save("a.png")
+    bad = [
+        "http://a..b/x.png",
+        f"http://{'a' * 64}.test/film.mp4",
+        "http://１２７.0.0.1/",
+        "http://[::1/",
+        "rtsp://a:b/",
+    ]
+    assert run(checkpoint, bad[0], "a.png", *bad[1:]) == 1
+    results = json.loads(Path("output/predict/results.json").read_text())
+    assert [each["file"] for each in results if "error" in each] == bad and len(results) == 6
+    assert capsys.readouterr().err.count("not an address") == 5
+    Path("list.txt").write_text("\n".join([bad[0], "a.png", *bad[1:]]))
+    assert run(checkpoint, "--manifest", "list.txt", "--output-dir", "listed") == 1
+    assert ["error" in each for each in lines(Path("listed/results.jsonl"))] == [True, False] + [True] * 4
+
+
 def test_a_name_that_is_too_long_is_one_sentence(
     checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

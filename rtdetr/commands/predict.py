@@ -125,7 +125,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _name_of(source: str) -> str:
     """What the results of a video, stream or address are called; with a suffix, as files have."""
     if "://" in source:
-        address = urlsplit(source)
+        try:
+            address = urlsplit(source)
+        except ValueError:  # malformed: it is reported, and leads to nothing
+            return "address.stream"
         return Path(address.path).name or f"{address.hostname}.stream"
     return f"camera-{source}.stream" if source.isdecimal() else Path(source).name
 

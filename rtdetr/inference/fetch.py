@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import re
 import socket
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rtdetr import __version__
 from rtdetr.data.classes import DataError
 
 SILENCE = 10.0  # seconds without a byte after which a server counts as gone
 ANY_BYTES = ("application/octet-stream", "binary/octet-stream")  # what stores say that do not know
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # its last 32 bits are an IPv4 address
+UNICAST = ipaddress.IPv6Network("2000::/3")  # where every public IPv6 address lies
+NOT_PUBLIC = ("192.0.0.0/24", "3fff::/20")  # though some versions of Python count them as global
 
 
 class Limits(NamedTuple):
@@ -40,10 +44,11 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
     Raises DataError with one sentence.
     """
     outcome: Future[None] = Future()
+    opened = Connections()
 
     def work() -> None:
         try:
-            _download(url, target, limits, allow_private)
+            _download(url, target, limits, _opener(opened, not allow_private))
             outcome.set_result(None)
         except BaseException as error:  # raised again below
             outcome.set_exception(error)
@@ -54,116 +59,223 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
         outcome.result(limits.seconds)
     except NotDone as error:
         raise DataError(_too_slow(url, limits)) from error
+    finally:
+        opened.end()
 
 
 def host_of(url: str) -> str:
-    """The machine that a URL names. Raises DataError."""
+    """The machine that a URL names, in ASCII. Raises DataError, also for spellings that programs read differently:
+    127.1, 0x7f.0.0.1, %31, digits of other scripts."""
     try:
-        host = urllib.parse.urlsplit(url).hostname
-    except ValueError as error:
-        raise DataError(f"{url}: not an address ({error})") from error
-    if not host:
-        raise DataError(f"{url}: not an address, it names no machine")
-    return host
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname or "", parts.port  # which raises ValueError, too
+        if host:
+            return _plain_host(host, parts)
+    except ValueError as error:  # UnicodeError is one
+        raise DataError(f"{url}: not an address ({_line(error)})") from error
+    raise DataError(f"{url}: not an address, it names no machine")
 
 
-def refuse_private(url: str) -> None:
-    """Raises DataError when the host of a URL is this machine or in a private network, as far as its name tells."""
-    host = host_of(url)
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):  # nobody of that name, or a proxy knows it; whoever connects will say
-        return
-    for *_, address in found:
-        _refuse_address(str(address[0]), host)
+def _plain_host(host: str, parts: urllib.parse.SplitResult) -> str:
+    """Raises ValueError."""
+    if parts.scheme in ("http", "https") and "@" in parts.netloc:
+        raise ValueError("a user or password before the host is not sent; leave it out")
+    if "[" in parts.netloc:
+        if "%" in host or not re.fullmatch(r"(.*@)?\[[^]]*\](:[0-9]*)?", parts.netloc):
+            raise ValueError("expected an IPv6 address in brackets, without %")
+        return str(ipaddress.IPv6Address(host))
+    name = host.encode("idna").decode()
+    if not re.fullmatch(r"[a-z0-9._-]+", name) or any(each.isdigit() and not each.isascii() for each in host):
+        raise ValueError(f"its host {host!r} is neither a name nor four decimal numbers")
+    if re.fullmatch(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?", name):  # such names mean numbers to many programs
+        return str(ipaddress.IPv4Address(host))
+    return name
 
 
-def _refuse_address(text: str, host: str) -> None:
+def public_addresses(host: str) -> list[str]:
+    """The addresses of a machine, each once. Raises DataError when one of them is of this machine or of a private
+    network, and OSError for a name that is not known."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
+    for each in addresses:
+        _refuse_private(each, host)
+    return addresses
+
+
+def _refuse_private(text: str, host: str) -> None:
     address = ipaddress.ip_address(text.partition("%")[0])  # fe80::1%eth0
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if address.is_multicast or not address.is_global:
+    if not _is_public(address):
         raise DataError(
             f"{host}: is on this machine or in a private network ({address}), which is refused; "
             "allow_private=True allows it for addresses that you trust"
         )
 
 
-class _Guard(urllib.request.BaseHandler):
-    """Looks at every request before it is sent, those after a redirect included."""
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if any(address in ipaddress.ip_network(each) for each in NOT_PUBLIC) or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return address.is_global
+    inner = address.ipv4_mapped or address.sixtofour
+    if address in NAT64:
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return _is_public(inner) if inner is not None else address in UNICAST and address.is_global
 
-    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
-        refuse_private(request.full_url)
-        return request
 
-    https_request = http_request
+class Connections:
+    """What a fetch has opened, so that whoever gives it up can close it: the thread may be waiting for a byte."""
+
+    def __init__(self) -> None:
+        self.lock, self.ended = threading.Lock(), False
+        self.sockets: list[socket.socket] = []
+
+    def add(self, connected: socket.socket) -> None:
+        """Raises OSError after the end."""
+        with self.lock:
+            if self.ended:
+                connected.close()
+                raise OSError("given up")
+            self.sockets.append(connected.dup())  # TLS takes the socket itself
+
+    def end(self) -> None:
+        with self.lock:
+            self.ended = True
+            for each in self.sockets:
+                with suppress(OSError):  # the other end was first
+                    each.shutdown(socket.SHUT_RDWR)
+                each.close()
 
 
-class _Checked(http.client.HTTPConnection):
-    """Looks at the machine it reached: a name may lead elsewhere when it is asked for the second time."""
+class _Connection(http.client.HTTPConnection):
+    """Looks its machine up once, and connects to an address that it found, if `public` to none that is private. Its
+    host stays the name, for which TLS verifies the certificate."""
+
+    opened: Connections
+    public = True
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._create_connection = self._connected
 
     def connect(self) -> None:
         super().connect()
-        _refuse_address(self.sock.getpeername()[0], self.host)
+        if self.public:
+            _refuse_private(self.sock.getpeername()[0], self.host)
+
+    def _connected(self, address: tuple[str, int], *options: Any) -> socket.socket:
+        host, port = address
+        problem = OSError(f"{host} has no address")
+        for each in public_addresses(host) if self.public else [host]:
+            try:
+                connected = socket.create_connection((each, port), *options)
+            except OSError as error:
+                problem = error
+                continue
+            self.opened.add(connected)
+            return connected
+        raise problem
 
 
-class _CheckedTls(http.client.HTTPSConnection, _Checked):
+class _TlsConnection(http.client.HTTPSConnection, _Connection):
     pass
 
 
-class _Http(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(http.client.HTTPConnection if _by_proxy(req) else _Checked, req)
+class _Web(urllib.request.AbstractHTTPHandler):
+    """http and https. Looks at every request before it is sent, those after a redirect included."""
+
+    def __init__(self, opened: Connections, public: bool) -> None:
+        super().__init__()
+        self.opened, self.public = opened, public
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        host_of(request.full_url)
+        return self.do_request_(request)
+
+    https_request = http_request
+
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self._open(_Connection, request)
+
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self._open(_TlsConnection, request)
+
+    def _open(self, kind: type[_Connection], request: urllib.request.Request) -> http.client.HTTPResponse:
+        by_proxy = request.has_proxy() or request._tunnel_host is not None  # type: ignore[attr-defined]
+        if by_proxy and self.public:
+            self._check_before_proxy(host_of(request.full_url))
+
+        def connection(*arguments: Any, **options: Any) -> _Connection:
+            made = kind(*arguments, **options)
+            made.opened, made.public = self.opened, self.public and not by_proxy  # a proxy itself may be private
+            return made
+
+        return self.do_open(connection, request)
+
+    def _check_before_proxy(self, host: str) -> None:
+        """A proxy looks the name up again, and may know private names that nobody here knows."""
+        try:
+            public_addresses(host)
+        except OSError as error:
+            raise DataError(
+                f"{host}: this machine does not know the name, so it may be private to the network of the proxy; "
+                "allow_private=True leaves that to the proxy"
+            ) from error
 
 
-class _Https(urllib.request.HTTPSHandler):
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(http.client.HTTPSConnection if _by_proxy(req) else _CheckedTls, req)
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Reads nothing of a redirect but its head: the rest may be endless."""
+
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        fp.close()
+        return super().http_error_302(req, fp, code, msg, headers)
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-def _by_proxy(request: urllib.request.Request) -> bool:
-    return request.host != urllib.parse.urlsplit(request.full_url).netloc
-
-
-def _opener(allow_private: bool) -> urllib.request.OpenerDirector:
+def _opener(opened: Connections, public: bool) -> urllib.request.OpenerDirector:
     """Knows http and https and nothing else: no file:, no ftp:."""
     opener = urllib.request.OpenerDirector()
-    common = (
+    for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.UnknownHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPRedirectHandler(),
+        _Redirects(),
         urllib.request.HTTPErrorProcessor(),
-    )
-    free = (urllib.request.HTTPHandler(), urllib.request.HTTPSHandler())
-    for handler in (*common, *(free if allow_private else (_Guard(), _Http(), _Https()))):
+        _Web(opened, public),
+    ):
         opener.add_handler(handler)
     return opener
 
 
-def _download(url: str, target: Path, limits: Limits, allow_private: bool) -> None:
-    host_of(url)
-    deadline = time.monotonic() + limits.seconds
-    plain = urllib.parse.quote(url, safe="%/:=&?~#+!$,;'@()*[]")  # letters beyond ASCII, spaces
-    request = urllib.request.Request(plain, headers={"User-Agent": f"rtdetr/{__version__}"})
+def _download(url: str, target: Path, limits: Limits, opener: urllib.request.OpenerDirector) -> None:
+    request = urllib.request.Request(_plain(url), headers={"User-Agent": f"rtdetr/{__version__}"})
     try:
-        with _opener(allow_private).open(request, timeout=SILENCE) as response, open(target, "wb") as file:
+        with opener.open(request, timeout=SILENCE) as response, open(target, "wb") as file:
             _check_head(response, url, limits)
             received = 0
             while chunk := response.read1(1 << 16):
                 received += len(chunk)
                 if received > limits.max_bytes:
                     raise DataError(_too_large(url, limits, f"{received:,} and more"))
-                if time.monotonic() > deadline:
-                    raise DataError(_too_slow(url, limits))
                 file.write(chunk)
             if response.length:
                 raise DataError(f"{url}: the answer ended {response.length:,} bytes too early; try again")
+    except DataError:
+        raise
     except urllib.error.HTTPError as error:
+        error.close()
         raise DataError(f"{url}: the server answers {error.code} ({_line(error.reason)}); check the address") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an address that a server made up
         reason = getattr(error, "reason", error)
         raise DataError(f"{url}: cannot be fetched ({_line(reason)}); check the address and the network") from error
+
+
+def _plain(url: str) -> str:
+    """A URL as it is sent: its host in ASCII, letters beyond ASCII and spaces escaped. Raises DataError."""
+    host, parts = host_of(url), urllib.parse.urlsplit(url)
+    place = f"[{host}]" if ":" in host else host
+    place += f":{parts.port}" if parts.port is not None else ""
+    return urllib.parse.quote(parts._replace(netloc=place).geturl(), safe="%/:=&?~#+!$,;'@()*[]")
 
 
 def _line(reason: object) -> str:

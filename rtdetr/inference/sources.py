@@ -20,7 +20,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.pictures import MAX_MEGAPIXELS, UNREADABLE, read_picture, read_pixels
 from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.inference import video
-from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of, refuse_private
+from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of
 from rtdetr.inference.files import find_pictures, look_at
 
 EXPECTED = (
@@ -68,7 +68,8 @@ class Opener(NamedTuple):
 
     def open(self, source: Any) -> Source:
         """Raises DataError or MissingPackage for a source that cannot be opened; for a picture that cannot be read,
-        when it is its turn. A picture found in a folder or by a glob costs itself alone."""
+        when it is its turn. A picture found in a folder or by a glob, and an address among other pictures, costs itself
+        alone."""
         if isinstance(source, (str, os.PathLike)):
             return self._named(os.fspath(source))
         if isinstance(source, Integral) and not isinstance(source, bool):
@@ -80,9 +81,9 @@ class Opener(NamedTuple):
                 raise DataError(f"source: the list is empty; {EXPECTED}")
             paths = [Path(each) for each in source if isinstance(each, (str, os.PathLike)) and "://" not in str(each)]
             files = tuple(paths) if len(paths) == len(source) else ()
-            return Source("list", map(self._picture, source), files)
+            return Source("list", map(self._listed, source), files)
         if isinstance(source, Iterable) and not isinstance(source, NO_SERIES):
-            return Source("stream", map(self._picture, source))
+            return Source("stream", map(self._listed, source))
         return Source("one", iter([self._picture(source)]))
 
     def picture(self, source: Path | str) -> Image.Image:
@@ -106,7 +107,7 @@ class Opener(NamedTuple):
             return video.open_film(name)
         ending = Path(urlsplit(name).path).suffix.lower()
         if _is_stream(name):
-            self._check_stream(name, ending)
+            self._check_stream(name)
             return video.open_film(name)._replace(live=True)
         video.reader(name)
         fetch(name, folder / f"video{ending}", VIDEO, self.allow_private)
@@ -133,21 +134,19 @@ class Opener(NamedTuple):
         host_of(url)
         ending = Path(urlsplit(url).path).suffix.lower()
         if _is_stream(url):
-            self._check_stream(url, ending)
+            self._check_stream(url)
             return Source("live", _numbered("frame", video.video_frames(url)))
         if ending in video.ENDINGS:
             video.reader(url)  # missing, it is missed before anything is fetched
             return Source("stream", self._fetched_video(url, ending))
         return Source("one", iter([self._picture(url)]))
 
-    def _check_stream(self, url: str, ending: str) -> None:
-        """Raises DataError for a stream that may lead into a private network."""
-        if self.allow_private:
-            return
-        refuse_private(url)
-        if ending in PLAYLISTS:
+    def _check_stream(self, url: str) -> None:
+        """Raises DataError for a stream that nobody vouches for: FFmpeg looks up its name and follows it by itself."""
+        if not self.allow_private:
             raise DataError(
-                f"{url}: a playlist may lead to any other address; allow_private=True opens one that you trust"
+                f"{url}: a stream or playlist may lead to any other address, on this machine and in private networks, "
+                "too; allow_private=True opens one that you trust"
             )
 
     def _picture(self, source: Any) -> Item:
@@ -169,6 +168,15 @@ class Opener(NamedTuple):
                 except ValueError as error:
                     raise DataError(str(error)) from error
         raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
+
+    def _listed(self, source: Any) -> Item:
+        """A picture among others; an address that cannot be opened, or holds none, costs itself alone."""
+        try:
+            return self._picture(source)
+        except DataError as error:
+            if isinstance(source, str) and "://" in source:
+                return Item(source, None, str(error))
+            raise
 
     def _found(self, file: Path) -> Item:
         try:
@@ -197,9 +205,12 @@ class Opener(NamedTuple):
 
 def is_film(source: str) -> bool:
     """Whether a source that is named in a command is a video file, the number of a camera, or an address of either.
-    Raises DataError for what is no address."""
+    A malformed address is none: like a picture that cannot be read, it is reported when it is its turn."""
     if "://" in source:
-        host_of(source)
+        try:
+            host_of(source)
+        except DataError:
+            return False
         return _is_stream(source) or Path(urlsplit(source).path).suffix.lower() in video.ENDINGS
     path = Path(source)
     look_at(path)
