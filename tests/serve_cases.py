@@ -71,15 +71,17 @@ class Detector:
 
 
 @contextmanager
-def served(detector: Detector, extra: str = "", told: Tell | None = None, **settings: Any) -> Iterator[str]:
+def served(
+    detector: Detector, extra: str = "", told: Tell | None = None, log_level: str = "critical", **settings: Any
+) -> Iterator[str]:
     """The URL of a server in this process. extra: a script, in the page at /tried; what it posts to /told goes to
     `told`."""
-    import uvicorn
     from fastapi import Request, Response
     from fastapi.responses import HTMLResponse
 
     from rtdetr.commands.serve import listener
     from rtdetr.serve.app import HERE, OWN_ONLY, Settings, build_app
+    from rtdetr.serve.server import build_server
 
     app = build_app(detector, Settings("model.pth", ("cat", "dog"), **settings))
     page = (HERE / "page.html").read_text(encoding="utf-8").replace("</html>", f"<script>{extra}</script></html>")
@@ -93,7 +95,7 @@ def served(detector: Detector, extra: str = "", told: Tell | None = None, **sett
     app.router.add_route("/told", tell, methods=["POST"])
 
     with listener("127.0.0.1", 0) as socket:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+        server = build_server(app, log_level)
         thread = threading.Thread(target=server.run, args=([socket],))
         thread.start()
         socket.listen()  # requests wait until the server takes them

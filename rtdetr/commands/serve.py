@@ -81,17 +81,15 @@ def listener(host: str, port: int) -> socket.socket:
 
 def _serve(app: object, socket_: socket.socket) -> int:
     """Exit code."""
-    import uvicorn
-
     from rtdetr.engine.signals import StopSignal
+    from rtdetr.serve.server import BACKLOG, build_server
 
     host, port = socket_.getsockname()[:2]
     if not ipaddress.ip_address(host).is_loopback:
         print(f"listening at {host}: whoever can reach this machine can use it, there is no password", file=sys.stderr)
     shown = f"[{host}]" if ":" in host else host
-    config = uvicorn.Config(app, log_level="warning", timeout_keep_alive=30)  # type: ignore[arg-type, unused-ignore]
-    server = uvicorn.Server(config)
-    socket_.listen(2048)  # who reads the next line may connect at once
+    server = build_server(app)
+    socket_.listen(BACKLOG)  # who reads the next line may connect at once
     print(f"http://{shown}:{port}  (Ctrl-C ends it)", flush=True)
     # uvicorn repeats the signal that it stopped for, for whoever handled it before: here that is the end of the work.
     with StopSignal().listening():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from PIL import Image
 from pydantic import BaseModel
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rtdetr
@@ -38,12 +41,16 @@ REFUSALS = {
     415: "the file is no picture that can be read",
     422: "a parameter is out of its range",
     500: "detection failed; the server's log says why",
-    503: "too many requests at once; Retry-After says in how many seconds to try again",
+    503: "too many requests, or files on their way, at once; Retry-After says in how many seconds to try again",
 }
 
 
+HUNG_UP = 499  # nginx's status for a client that closed the connection; it is counted, and sent to nobody
+
+
 class Settings(NamedTuple):
-    """What a server allows. slots: requests that may be in work at once, each holding one file in memory at most."""
+    """What a server allows. slots: requests that may be in work at once, each holding one file in memory at most; twice
+    as many files may be on their way, of one address as many as there are slots."""
 
     model: str  # what /health calls it
     class_names: tuple[str, ...]
@@ -104,29 +111,68 @@ class Desk:
     def __init__(self, detect: Detect, settings: Settings, figures: Figures) -> None:
         self.settings = settings
         self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batch)
-        self.inside = 0  # requests; told and asked by the event loop alone
+        self.working = 0  # requests whose file is here; told and asked by the event loop alone, as the next one
+        self.arriving: Counter[str] = Counter()  # files on their way, by address
         figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.waiting
-        figures.gauges["rtdetr_requests_inside"] = "Requests let in and not yet answered.", lambda: self.inside
+        figures.gauges["rtdetr_uploads"] = "Files that are on their way.", self.arriving.total
+        figures.gauges["rtdetr_requests_inside"] = "Requests let in and not yet answered.", self._inside
 
     async def answer(self, request: Request) -> Answer:
         """Raises HTTPException, see REFUSALS."""
         async with Upload(request, self.settings.max_megabytes) as upload:
-            if self.inside >= self.settings.slots:
-                sentence = f"{self.inside} requests are in work, the most that this server takes; try again soon"
-                raise HTTPException(503, sentence, {"Retry-After": "1"})
-            self.inside += 1
+            self._check_room()
             try:
-                return await asyncio.wrap_future(self.batcher.submit(await upload.read()))
+                with self._counted(network_of(request)):
+                    data = await upload.read()
+            except ClientDisconnect as error:  # nobody reads this
+                raise HTTPException(HUNG_UP, "the client closed the connection before its file was here") from error
+            self._check_room()
+            self.working += 1
+            try:
+                return await asyncio.wrap_future(self.batcher.submit(data))
             except DataError as error:
                 raise self._unreadable(error) from error
             finally:
-                self.inside -= 1
+                self.working -= 1
+
+    def _inside(self) -> int:
+        return self.working + self.arriving.total()
+
+    def _check_room(self) -> None:
+        if self.working >= self.settings.slots:
+            raise _busy(f"{self.working} requests are in work, the most that this server takes")
+
+    @contextmanager
+    def _counted(self, network: str) -> Iterator[None]:
+        if self.arriving.total() >= 2 * self.settings.slots:
+            raise _busy(f"{self.arriving.total()} files are on their way, the most that this server takes")
+        if self.arriving[network] >= self.settings.slots:
+            raise _busy(f"{self.arriving[network]} files from {network} are on their way, the most from one address")
+        self.arriving[network] += 1
+        try:
+            yield
+        finally:
+            self.arriving[network] -= 1
+            self.arriving += Counter()  # forgets those that have none
 
     def _unreadable(self, error: DataError) -> HTTPException:
         if isinstance(error.__cause__, Image.DecompressionBombError):
             limit = self.settings.max_megapixels
             return HTTPException(413, f"the picture has more than {limit:g} megapixels; send a smaller one")
         return HTTPException(415, str(error))
+
+
+def _busy(sentence: str) -> HTTPException:
+    return HTTPException(503, f"{sentence}; try again soon", {"Retry-After": "1"})
+
+
+def network_of(request: Request) -> str:
+    """The client's address; of an IPv6 address the first 64 bits, which one customer has for himself."""
+    host = request.client.host if request.client is not None else "unknown"
+    with suppress(ValueError):  # the socket of a test, or what a proxy made up
+        if ":" in host:
+            return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
+    return host
 
 
 def build_app(detect: Detect, settings: Settings) -> FastAPI:

@@ -1,0 +1,105 @@
+"""uvicorn with what it has no setting for: a deadline for heads, and fewer connections than descriptors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_SECONDS = 10.0  # from the connection, or the first byte after an answer, to the end of a request's head
+KEEP_ALIVE = 30  # seconds without a byte after an answer
+BACKLOG = 2048  # connections that the system keeps until they are accepted
+FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+logger = logging.getLogger("uvicorn.error")
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection beyond the limit, and one whose next head is late. uvicorn's own timer ends with the first
+    byte, and its own limit refuses requests, not connections."""
+
+    head_deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self.connections.discard(self)
+            transport.write(FULL)
+            transport.close()
+            return
+        self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._forget_head()
+        elif self.head_deadline is None:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def _expect_head(self) -> None:
+        self.head_deadline = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
+
+    def _forget_head(self) -> None:
+        if self.head_deadline is not None:
+            self.head_deadline.cancel()
+            self.head_deadline = None
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(AcceptErrors())
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(BACKLOG)  # asyncio takes one number for this and for how many it accepts in a row
+
+
+class AcceptErrors:
+    """Logs once a second that no connection can be accepted; asyncio does so for each that waits, with a traceback."""
+
+    def __init__(self) -> None:
+        self.logged = -1.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if "socket" not in context or not isinstance(error, OSError) or error.errno not in NO_DESCRIPTOR:
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self.logged + 1:
+            self.logged = time.monotonic()
+            logger.error(f"connections wait, none can be accepted ({error.strerror}); a higher `ulimit -n` allows more")
+
+
+def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
+    """The server of an application. Half of the descriptors that this process may have are for connections; a
+    sixteenth is accepted in a row, before those beyond the limit are closed."""
+    descriptors = descriptor_limit()
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",  # it would take a connection out of the protocol's hands
+        log_level=log_level,
+        timeout_keep_alive=KEEP_ALIVE,
+        limit_concurrency=max(2, descriptors // 2),
+        backlog=max(1, min(BACKLOG, descriptors // 16)),
+    )
+    return _Server(config)
+
+
+def descriptor_limit() -> int:
+    """How many files and sockets this process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows, where sockets are no descriptors
+        return 8192
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else 2**20
