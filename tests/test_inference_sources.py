@@ -220,7 +220,8 @@ MALFORMED = (
 
 @pytest.mark.parametrize("url", [*MALFORMED, "http://127.0.0.1:9/x.png", "http://%31%32%37.0.0.1/x.png"])
 def test_an_address_in_a_list_costs_itself_alone(model: RTDETRv3, picture: Path, url: str) -> None:
-    for options in ({}, {"slices": 200}):
+    both: list[dict[str, Any]] = [{}, {"slices": 200}]
+    for options in both:
         first, bad, last = model.predict([picture, url, str(picture)], threshold=0, batch_size=1, **options)
         assert bad.error and bad.source == url and len(bad) == 0
         assert first.error == last.error == "" and len(first) == len(last) > 0
