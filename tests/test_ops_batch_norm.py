@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rtdetr.ops import batch_norm
 from rtdetr.ops.batch_norm import KINDS, norm_activation, why_not_by_kernel
 
 # Of the largest number; measured on an H200: 2e-6, 8e-3 and 1e-3.
@@ -96,6 +98,41 @@ def test_statistics_of_several_processes_are_those_of_all_pictures() -> None:
         ends.append((y, *running, sums, ops.channel_norm_backward(rows, y, mean, *learnt, *numbers)))
     for found, wanted in zip(*ends, strict=True):
         assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+def test_processes_gather_statistics_and_average_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels take what all processes have; process 1 has ten times as much."""
+    taken: dict[str, Tensor] = {}
+
+    def norm(rows: Tensor, added: Tensor | None, statistics: Tensor, *_: object) -> Tensor:
+        taken["statistics"] = statistics
+        return rows.clone()
+
+    def backward(rows: Tensor, above: Tensor, sums: Tensor, *_: object) -> Tensor:
+        taken["sums"] = sums
+        return above.clone()
+
+    kernels = {
+        "channel_statistics": lambda rows: torch.stack((rows.sum(0), rows.pow(2).sum(0))).view(1, -1),
+        "channel_norm": norm,
+        "channel_norm_sums": lambda rows, above, *_: (torch.stack((above.sum(0), (above * rows).sum(0))), above),
+        "channel_norm_backward": backward,
+    }
+    processes = {
+        "get_world_size": lambda: 2,
+        "all_gather_into_tensor": lambda result, own: result.copy_(torch.cat((own, own * 10))),
+        "all_reduce": lambda sums, op: sums.mul_(5.5 if op == "mean" else 11),
+        "ReduceOp": SimpleNamespace(AVG="mean"),
+    }
+    monkeypatch.setattr(batch_norm.torch.ops, "rtdetr", SimpleNamespace(**kernels))
+    monkeypatch.setattr(batch_norm, "dist", SimpleNamespace(**processes))
+    x, weight, bias = (torch.rand(shape, requires_grad=True) for shape in ((2, 8, 3, 3), (8,), (8,)))
+    batch_norm.NormActivation.apply(x, weight, bias, None, None, None, 0.1, 1e-5, 0, True).sum().backward()
+    own = torch.stack((x.sum((0, 2, 3)), x.pow(2).sum((0, 2, 3)))).view(1, -1)
+    torch.testing.assert_close(taken["statistics"], torch.cat((own, own * 10)))
+    wanted = 5.5 * torch.stack((torch.full((8,), 18.0), x.sum((0, 2, 3))))
+    torch.testing.assert_close(taken["sums"], wanted)
+    torch.testing.assert_close(torch.stack((bias.grad, weight.grad)), wanted)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rtdetr.engine.lifeline import Lifeline, ProcessLost
-from rtdetr.ops import exchange
 from rtdetr.wording import option
 
 Result = TypeVar("Result")
@@ -69,8 +67,6 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
     line, well = Lifeline(rank(), world_size(), gather_objects), False
     if line.why_not:
         print(f"warning: {line.why_not}", file=sys.stderr)
-    if chosen.type == "cuda":
-        exchange.connect(chosen, socket.gethostname(), gather_objects)
     try:
         yield chosen
         well = True
@@ -84,7 +80,6 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
         for act in _last_acts:
             act()
         _last_acts.clear()
-        exchange.disconnect()
         line.close(well)
         if well:  # with a process missing it may wait for ever
             dist.destroy_process_group()

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops import exchange
 from rtdetr.ops.varifocal import varifocal, why_not_by_kernel
 
 
@@ -143,8 +142,6 @@ def mean_over_processes(x: Tensor) -> Tensor:
     x = x.detach()
     if _by_itself or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return x
-    if exchange.by_memory():
-        return exchange.mean(x.float()).to(x.dtype)
     total = x.clone()
     torch.distributed.all_reduce(total)
     return total / torch.distributed.get_world_size()

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops import exchange
 from rtdetr.ops.backend import why_not_compiled
 
 Activation = Callable[[Tensor], Tensor] | None
@@ -71,7 +70,8 @@ class NormActivation(torch.autograd.Function):
         rows = _rows(x)
         statistics = torch.ops.rtdetr.channel_statistics(rows)
         if several:
-            statistics = exchange.gather(statistics)
+            own, statistics = statistics, statistics.new_empty(dist.get_world_size(), statistics.shape[1])
+            dist.all_gather_into_tensor(statistics, own)
         added = None if plus is None else _rows(plus.to(x.dtype))
         numbers = (running_mean, running_var, momentum, eps, kind)
         y = torch.ops.rtdetr.channel_norm(rows, added, statistics, weight, bias, *numbers)
@@ -90,7 +90,7 @@ class NormActivation(torch.autograd.Function):
         if other is not None:
             above, kind = g, KINDS[None]
         if ctx.several:  # the mean is what weight and bias will get in the end
-            sums = exchange.mean(sums)
+            dist.all_reduce(sums, op=dist.ReduceOp.AVG)
         by_x = torch.ops.rtdetr.channel_norm_backward(rows, above, sums, *learnt, eps, kind)
         by_plus = _maps(above, x) if ctx.needs_input_grad[3] else None
         by_affine = (each if needed else None for each, needed in zip((sums[1], sums[0]), ctx.needs_input_grad[1:3]))
