@@ -6,42 +6,32 @@ import dataclasses
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import numpy as np
-import torch
-from PIL import Image
 
 from rtdetr.commands.configs import find_config
 from rtdetr.commands.run_folder import choose_folder, prepare_folder
 from rtdetr.config import Config, config_from_dict, config_to_dict, keyword_updates, load_config
 from rtdetr.data.classes import Classes, DataError, new_classes
 from rtdetr.data.locate import data_updates
-from rtdetr.engine import distributed
-from rtdetr.inference.draw import Detection
-from rtdetr.inference.predictor import Found, Predictor
-from rtdetr.inference.result import Result
-from rtdetr.inference.slicing import predict_sliced, tile_size
-from rtdetr.inference.sources import Item, Opener
-from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
-from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint, save_checkpoint
-from rtdetr.weights.hub import HUB_ID, from_hub, to_hub
-from rtdetr.weights.load import model_from_content, read_checkpoint
-from rtdetr.weights.official import guess_classes, sha256_of
-from rtdetr.weights.pretrained import save_pretrained, weight_file
-from rtdetr.weights.registry import OFFICIAL, official_checkpoint
+from rtdetr.garbage import uncollected
+from rtdetr.gpu import wake_gpu
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while the GPU starts
+    import torch
+
     from rtdetr.engine.evaluator import EvalResult
+    from rtdetr.inference.predictors import Predictors
+    from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
 
 logger = logging.getLogger(__name__)
 
-SUFFIXES = (*WEIGHT_SUFFIXES, ".safetensors", ".onnx", ".pt2", ".xml")  # of files, not of models on the Hub
+EXPORTED = (".onnx", ".pt2", ".xml")
+Half = bool | Literal["auto"]
+Compile = bool | Literal["max"]
+Size = int | tuple[int, int] | None
 
 
 class TrainResult(NamedTuple):
@@ -58,21 +48,33 @@ class RTDETRv3:
 
     model: the network, an nn.Module, None for exported files. cfg: its config. classes: names and category ids, in the
     order of the network's outputs. device: where it runs. Errors are ValueErrors of one sentence.
+    Several threads may call `predict`; what one of them asks for is its own.
     """
 
     def __init__(
-        self, predictor: Predictor, model: Network | None, weights: Path | None, source: dict[str, str] | None
+        self, predictors: Predictors, model: Network | None, weights: Path | None, source: dict[str, str] | None
     ) -> None:
-        self.cfg, self.classes, self.device = predictor.cfg, predictor.classes, predictor.device
-        self.model = model
+        self.cfg, self.classes, self.device = predictors.cfg, predictors.classes, predictors.device
         self.weights = weights  # the file that the network came from, None for random weights
         self.source = source  # provenance and licence of the weights
         self._began: dict[str, Any] | None = None  # how the run began that the network came from
-        self._as_loaded = self._as_prepared = _version(model)
-        # By the size of the network's input, and half.
-        self._predictors: dict[tuple[tuple[int, int], bool | str], Predictor] = {
-            (self.cfg.data.image_size, "auto"): predictor
-        }
+        self._predictors, self._network_at_hand = predictors, model
+        self._as_loaded = _version(model)
+
+    @property
+    def model(self) -> Network | None:
+        """The network. `predict` knows when it loads a state dict, or another one is put here; after an edit in place,
+        an optimiser's step, say, `refresh` tells it."""
+        return self._network_at_hand
+
+    @model.setter
+    def model(self, network: Network | None) -> None:
+        self._network_at_hand = network
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Call it after an edit of `model.model` in place: `predict` then works with the weights as they are now."""
+        self._predictors.refresh(self.model)
 
     @classmethod
     def from_pretrained(
@@ -82,6 +84,8 @@ class RTDETRv3:
         classes: Sequence[str] | None = None,
         device: str = "auto",
         revision: str | None = None,
+        compile: Compile = False,
+        half: Half = "auto",
     ) -> RTDETRv3:
         """The detector of a checkpoint (.pth), a folder or .safetensors file of `save_pretrained`, an exported file
         (.onnx, .pt2, OpenVINO), a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, with
@@ -89,8 +93,21 @@ class RTDETRv3:
 
         The name of an official model brings the official weights, which are downloaded once. With `classes`, the names
         that it is to learn, and for other configs, the weights are random.
+        compile: detect by torch.compile, as `compile()`. half: float16, by default on a GPU.
         """
-        path = _path("name", name)
+        path, options = _path("name", name), (compile, half)
+        if path.suffix not in EXPORTED:
+            wake_gpu(str(device))
+        with uncollected():
+            from rtdetr.engine import distributed
+            from rtdetr.inference.deploy import waking
+            from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError
+            from rtdetr.weights.hub import HUB_ID, from_hub
+            from rtdetr.weights.load import model_from_content, read_checkpoint
+            from rtdetr.weights.official import sha256_of
+            from rtdetr.weights.pretrained import weight_file
+            from rtdetr.weights.registry import OFFICIAL, official_checkpoint
+
         chosen = distributed.choose_device(device)
         try:
             there = path.exists()
@@ -100,12 +117,13 @@ class RTDETRv3:
         bare = path.name == str(name) and not path.suffix and not there
         if path.suffix in (".yml", ".yaml") or bare:
             if classes is not None or str(name) not in OFFICIAL:
-                return cls._random(str(name), classes, chosen)
+                return cls._random(str(name), classes, chosen, *options)
             path = official_checkpoint(str(name))
             there = True
         if classes is not None:
             raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
-        if not there and HUB_ID.fullmatch(str(name)) and path.suffix not in SUFFIXES:
+        suffixes = (*WEIGHT_SUFFIXES, ".safetensors", *EXPORTED)
+        if not there and HUB_ID.fullmatch(str(name)) and path.suffix not in suffixes:
             if revision is None and Path(path.parts[0]).exists():
                 raise CheckpointError(
                     f"{name}: no such file or folder; the Hub was not asked for a model of that name, because "
@@ -113,23 +131,32 @@ class RTDETRv3:
                 )
             path = from_hub(str(name), revision)
         if _is_exported(path):
-            from rtdetr.inference.runtimes import load as load_runtime
+            from rtdetr.inference.predictors import Predictors
+            from rtdetr.inference.runtimes import load_model
 
-            return cls(load_runtime(path, chosen), None, path, None)
-        content = read_checkpoint(path)
-        file = weight_file(path)
-        source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}
-        made = cls._of(*model_from_content(content, path), chosen, path, source)
+            if compile or half != "auto":
+                raise CheckpointError(f"{name}: runs as it was exported; compile and half are for checkpoints")
+            return cls(Predictors(*load_model(path, chosen), chosen, *options), None, path, None)
+        with waking(chosen):
+            content = read_checkpoint(path)
+            file = weight_file(path)
+            source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}
+            made = cls._of(*model_from_content(content, path), chosen, *options, path, source)
         made._began = content.get("began")
         return made
 
     @classmethod
-    def _random(cls, name: str, names: Sequence[str] | None, device: torch.device) -> RTDETRv3:
+    def _random(
+        cls, name: str, names: Sequence[str] | None, device: torch.device, compile: Compile, half: Half
+    ) -> RTDETRv3:
+        from rtdetr.models.rtdetrv3 import build_model
+        from rtdetr.weights.official import guess_classes
+
         cfg = load_config(find_config(name))
         classes = guess_classes(cfg.num_classes or 80) if names is None else new_classes(names)
         cfg = dataclasses.replace(cfg, num_classes=0)
         logger.warning("%s: random weights, which find nothing before they are trained", name)
-        return cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device)
+        return cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, compile, half)
 
     @classmethod
     def _of(
@@ -138,55 +165,65 @@ class RTDETRv3:
         cfg: Config,
         classes: Classes,
         device: torch.device,
+        compile: Compile,
+        half: Half,
         weights: Path | None = None,
         source: dict[str, str] | None = None,
     ) -> RTDETRv3:
-        model = model.to(device)
-        return cls(Predictor.of(model, cfg, classes, device), model, weights, source)
+        from rtdetr.inference.predictors import Predictors
+
+        predictors = Predictors(model, cfg, classes, device, compile, half)  # folded on the CPU, as by `rtdetr predict`
+        return cls(predictors, model.to(device), weights, source)
 
     def predict(
         self,
         source: Any,
         threshold: float = 0.5,
         batch_size: int = 8,
-        size: int | tuple[int, int] | None = None,
+        size: Size = None,
         slices: int | tuple[int, int] | None = None,
-        half: bool | Literal["auto"] = "auto",
+        half: Half = "auto",
         allow_private: bool = False,
     ) -> Any:
-        """A Result for one picture, a list of them for several, an iterator for what has no known end.
+        """A Result for one image, a list of them for several, an iterator for what has no known end.
 
-        source: path, URL, PIL picture, uint8 RGB array (H, W, 3), tensor (3, H, W) or (B, 3, H, W), uint8 or in [0, 1];
+        source: path, URL, PIL image, uint8 RGB array (H, W, 3), tensor (3, H, W) or (B, 3, H, W), uint8 or in [0, 1];
         a list, folder or glob (a list comes out); a generator, video, stream or camera number (an iterator).
-        threshold: lowest score, 0 to 1. batch_size: pictures at a time; live sources go one by one.
+        threshold: lowest score, 0 to 1. batch_size: images at a time; live sources go one by one.
         size: (h, w) or side of the network's input, in place of the trained one.
-        slices: (h, w) or side in pixels of overlapping tiles, in which large pictures are searched as well.
-        half: float16, by default on a GPU. allow_private: URLs may lead into private networks.
+        slices: (h, w) or side in pixels of overlapping tiles, in which large images are searched as well.
+        half: float16; by default as in `from_pretrained`. allow_private: URLs may lead into private networks.
         """
+        from rtdetr.inference.answer import results_of
+        from rtdetr.inference.slicing import tile_size
+        from rtdetr.inference.sources import Opener
+
         if not isinstance(threshold, Real) or not 0 <= threshold <= 1:
             raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
         if not isinstance(batch_size, Integral) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
-        if not isinstance(half, (bool, np.bool_)) and half != "auto":
-            raise DataError(f'half: expected True, False or "auto", got {half!r}')
-        half = half if half == "auto" else bool(half)
         tile = tile_size(slices) if slices is not None else None
-        predictor = self._predictor(size, half)
+        predictor = self._predictors.get(size, half)
         opened = Opener(self.cfg.data.max_megapixels, allow_private).open(source)
-        if opened.files and tile is None:
-            predictor.threshold = threshold
-            return [*_results_of_files(predictor.predict_files(opened.files, batch_size), opened.tolerant)]
+        return results_of(predictor, opened, float(threshold), int(batch_size), tile)
 
-        def detect(pictures: list[Image.Image]) -> list[list[Detection]]:
-            predictor.threshold = threshold  # here, because calls whose results are iterators may take turns
-            if tile is None:
-                return predictor.predict(pictures)
-            return [predict_sliced(predictor.predict, picture, tile, batch_size) for picture in pictures]
+    def compile(self, mode: Compile = True) -> None:
+        """Detects by torch.compile from now on: minutes once per size and batch, then faster; what is made lies on disk
+        for the next process. "max" also searches for the fastest kernels. False: as before."""
+        self._network("compile")
+        self._predictors.compile = mode
 
-        results = _results(detect, opened.items, 1 if opened.kind == "live" else batch_size)
-        if opened.kind == "one":
-            return next(results)
-        return list(results) if opened.kind == "list" else results
+    def warmup(self, batch_sizes: int | Sequence[int] = 1, sizes: Size | list[Size] = None) -> None:
+        """Does now what the first calls of `predict` would: compiling, and recording CUDA graphs.
+
+        batch_sizes: numbers of images at a time. sizes: of the network's input, several as a list; default: its own.
+        """
+        numbers = batch_sizes if isinstance(batch_sizes, Sequence) else [batch_sizes]
+        if any(not isinstance(each, Integral) or each < 1 for each in numbers):
+            raise DataError(f"batch_sizes: expected whole numbers from 1, got {batch_sizes!r}")
+        for size in sizes if isinstance(sizes, list) else [sizes]:
+            for number in numbers:
+                self._predictors.get(size).warm_up(int(number))
 
     def train(
         self,
@@ -204,7 +241,9 @@ class RTDETRv3:
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to go on with.
         overwrite: move a run that is in the folder aside. settings: keys of the config, see `keyword_updates`.
         """
+        from rtdetr.engine import distributed
         from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
+        from rtdetr.weights.load import read_checkpoint
 
         self._network("train")
         given = settings | ({} if epochs is None else {"epochs": epochs})
@@ -223,7 +262,8 @@ class RTDETRv3:
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
         left = [file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file()]
         best = left[0]
-        trained = type(self).from_pretrained(best, device=str(self.device))
+        compile_, half = self._predictors.compile, self._predictors.half
+        trained = type(self).from_pretrained(best, device=str(self.device), compile=compile_, half=half)
         self.__dict__.update(trained.__dict__)
         return TrainResult(folder, best, _best_figures(folder / "metrics.csv"), stopped_by)
 
@@ -233,9 +273,10 @@ class RTDETRv3:
         """The twelve COCO figures (`.figures`), the AP of every class (`.classes`) and the detections, on `data` as in
         `train`, by default the validation set of the config. Under torchrun the first process gets them alone."""
         from rtdetr.data.loader import build_val_loader  # here, as in train()
+        from rtdetr.engine import distributed
         from rtdetr.engine.evaluator import evaluate
 
-        detector: Any = self.model if self.model is not None else next(iter(self._predictors.values())).model
+        detector: Any = self.model if self.model is not None else self._predictors.model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
         with distributed.process_group(str(self.device)) as device:
@@ -273,6 +314,8 @@ class RTDETRv3:
     def save_pretrained(self, folder: str | Path, licence: str | None = None) -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, where
         they do not bring theirs."""
+        from rtdetr.weights.pretrained import save_pretrained
+
         path = _path("folder", folder)
         save_pretrained(path, self._content(), licence or (self.source or {}).get("licence"))
         return path
@@ -281,6 +324,8 @@ class RTDETRv3:
         self, repo_id: str, licence: str | None = None, private: bool = False, token: str | None = None
     ) -> str:
         """Uploads what `save_pretrained` writes, with a short card, as owner/model; the address of the commit."""
+        from rtdetr.weights.hub import to_hub
+
         return to_hub(repo_id, self._content(), licence or (self.source or {}).get("licence"), private, token)
 
     def __repr__(self) -> str:
@@ -288,12 +333,16 @@ class RTDETRv3:
 
     def _network(self, method: str) -> Network:
         if self.model is None:
+            from rtdetr.weights.checkpoint import CheckpointError
+
             raise CheckpointError(
                 f"{method}(): {self.weights} is an exported file, which detects only; load its weights"
             )
         return self.model
 
     def _content(self) -> dict[str, Any]:
+        from rtdetr.weights.checkpoint import make_checkpoint
+
         weights, source = self._network("save_pretrained").state_dict(), self.source
         if source is not None and self._changed():
             source = {key: value for key, value in source.items() if not key.startswith("checkpoint")}
@@ -301,33 +350,16 @@ class RTDETRv3:
 
     def _changed(self) -> bool:
         """Whether somebody has worked on the network since it was loaded."""
-        return _version(self.model) != self._as_loaded
+        return _version(self.model) != self._as_loaded or self._predictors.told.number > 0  # `.data` has no version
 
     def _file_of_weights(self, folder: Path) -> Path | None:
         """The file that the network came from, or one in the folder with what has become of it since."""
         if not self._changed():
             return self.weights
+        from rtdetr.weights.checkpoint import save_checkpoint
+
         save_checkpoint(folder / "changed.pth", self._content())
         return folder / "changed.pth"
-
-    def _predictor(self, size: int | tuple[int, int] | None, half: bool | Literal["auto"]) -> Predictor:
-        """The predictor for an input size and a precision; each is made once. Raises ConfigError or ValueError."""
-        cfg, first = self.cfg, next(iter(self._predictors.values()))
-        if _version(self.model) != self._as_prepared:  # predictors work with folded copies
-            self._predictors.clear()
-            self._as_prepared = _version(self.model)
-        if size is not None:
-            sides = size if isinstance(size, (list, tuple)) else [size, size]
-            if any(not isinstance(side, Integral) or int(side) % 32 for side in sides):
-                raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
-            updates = [f"data.image_size={[*map(int, sides)]}"]
-            cfg = config_from_dict(config_to_dict(cfg), str(self.weights or cfg.name), updates, "predict()")
-        key = cfg.data.image_size, half
-        if key not in self._predictors:
-            model: Any = self.model if self.model is not None else first.model  # an exported file is its own
-            options: dict[str, Any] = {} if half == "auto" else {"half": half}
-            self._predictors[key] = Predictor.of(model, cfg, self.classes, self.device, **options)
-        return self._predictors[key]
 
 
 def _version(model: Network | None) -> int:
@@ -342,28 +374,7 @@ def _path(argument: str, given: Any) -> Path:
 
 
 def _is_exported(path: Path) -> bool:
-    return path.suffix in (".onnx", ".pt2", ".xml") or (path.is_dir() and any(path.glob("*.xml")))
-
-
-def _results(
-    detect: Callable[[list[Image.Image]], list[list[Detection]]], items: Iterator[Item], batch_size: int
-) -> Iterator[Result]:
-    while batch := list(islice(items, batch_size)):
-        pictures = [item.picture for item in batch if item.picture is not None]
-        found = iter(detect(pictures) if pictures else [])
-        for item in batch:
-            if item.picture is None:
-                logger.warning(item.error)
-            yield Result(item, [] if item.picture is None else next(found))
-
-
-def _results_of_files(found: Iterable[Found], tolerant: bool) -> Iterator[Result]:
-    for each in found:
-        if each.error and not tolerant:
-            raise DataError(each.error)
-        if each.error:
-            logger.warning(each.error)
-        yield Result(Item(str(each.file), each.picture, each.error, Path(each.file)), each.detections)
+    return path.suffix in EXPORTED or (path.is_dir() and any(path.glob("*.xml")))
 
 
 def _best_figures(metrics: Path) -> dict[str, float]:

@@ -65,9 +65,15 @@ def resize_cubic(
 
 def resize_cubic_there(pixels: Tensor, size: tuple[int, int]) -> Tensor:
     """`resize_cubic` of a tensor (H, W, 3) uint8 where it lies, a GPU, say: within one level of 255 of the host's."""
-    planes = pixels.permute(2, 0, 1)[None].to(torch.float32)
-    resized = F.interpolate(planes, size=size, mode="bicubic", align_corners=False)[0]
-    return resized.round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0)
+    return resize_planes_there(pixels.permute(2, 0, 1)[None], size)[0].permute(1, 2, 0)
+
+
+def resize_planes_there(planes: Tensor, size: tuple[int, int]) -> Tensor:
+    """(B, 3, h, w) uint8 of tensors (B, 3, H, W) uint8; see `resize_cubic_there`. None of that size is touched."""
+    if planes.shape[2:] == size:
+        return planes
+    resized = F.interpolate(planes.to(torch.float32), size=size, mode="bicubic", align_corners=False)
+    return resized.round().clamp(0, 255).to(torch.uint8)
 
 
 def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:

@@ -48,8 +48,8 @@ class Plan(NamedTuple):
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`; "auto": with half. resize: where pictures get the network's size, on the host or on the
-    device.
+    `fold.deploy`; "auto": with half. resize: where images get the network's size, on the host or on the device; "auto":
+    tensors of a GPU there, all others on the host.
     """
 
     fold: bool = True
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
     graphs: Auto = "auto"
     compile: Compile = False
     fuse_relu: Auto = "auto"
-    resize: Literal["host", "device"] = "host"
+    resize: Literal["auto", "host", "device"] = "auto"
 
     def on(self, device: torch.device) -> Plan:
         """The plan for a device, without "auto" but for graphs. Raises ConfigError when it cannot be had there."""
@@ -71,8 +71,8 @@ class Plan(NamedTuple):
                 raise ConfigError(f"{name}: expected auto or False on {device}")
         if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
-        if self.resize not in ("host", "device"):
-            raise ConfigError(f"resize: expected host or device, got {self.resize!r}")
+        if self.resize not in ("auto", "host", "device"):
+            raise ConfigError(f"resize: expected auto, host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)
         fuse_relu = half and cuda if self.fuse_relu == "auto" else self.fuse_relu
         return self._replace(half=half, graphs=self.graphs if cuda else False, fuse_relu=fuse_relu)
@@ -170,6 +170,11 @@ class Compiled:
         return found
 
 
+# One for all models: `WithFastProducts` changes settings of the process, which must not reach a float32 model that
+# another thread runs. It is held while kernels are launched, not while they run.
+_launching = threading.RLock()
+
+
 class WithFastProducts:
     """`detect` with TF32 in its float32 matrix products, as heads that read 16-bit features lose nothing by it, and
     without cuDNN's attention, whose kernel needs memory set to zero before and waits for that."""
@@ -178,14 +183,15 @@ class WithFastProducts:
         self.detect = detect
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
-        precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        try:
-            return self.detect(images, sizes)
-        finally:
-            torch.set_float32_matmul_precision(precision)
-            torch.backends.cuda.enable_cudnn_sdp(attention)
+        with _launching:
+            precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+            torch.set_float32_matmul_precision("high")
+            torch.backends.cuda.enable_cudnn_sdp(False)
+            try:
+                return self.detect(images, sizes)
+            finally:
+                torch.set_float32_matmul_precision(precision)
+                torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
 class Size(NamedTuple):
@@ -239,12 +245,12 @@ class Graphs:
         self.possible = True
         self.done = torch.cuda.Event()  # of the last replay
         self.stream: torch.cuda.Stream | None = None  # of the last replay
-        self.lock, self.here = threading.Lock(), torch.cuda.device(device)
+        self.here = torch.cuda.device(device)
 
     def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
         batch, _, height, width = images.shape
         size = Size(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
-        with self.lock, self.here:
+        with _launching, self.here:
             recording = self._recording(size) if self.possible else None
             if recording is None:  # as a recording keeps them, so that the compiler sees one kind of tensor
                 kept = images.to(size.dtype).contiguous(memory_format=torch.channels_last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Detection(NamedTuple):
     box: Area  # pixels of the picture
 
 
-def draw(picture: Image.Image, detections: list[Detection], enlarge: bool = True) -> Image.Image:
+def draw(picture: Image.Image, detections: Sequence[Detection], enlarge: bool = True) -> Image.Image:
     """A copy of the picture with boxes, names and scores on it; one colour per class. A tiny picture comes back
     enlarged by a whole number, if that is wanted."""
     zoom = max(1, round(VIEW / max(picture.size))) if enlarge else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,82 +12,44 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.pictures import read_pixels
-from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_there
 from rtdetr.inference.ahead import one_opencv_thread
-from rtdetr.inference.deploy import Plan, build_detector, waking
+from rtdetr.inference.deploy import RECORD_AT, Plan, build_detector, waking
 from rtdetr.inference.draw import Detection
+from rtdetr.inference.hits import Hits
+from rtdetr.inference.images import AnyImage, Batch, DevicePixels, HostPixels, Pixels, ThereAlready, as_picture
 from rtdetr.inference.processes import ReadingProcesses
+from rtdetr.inference.readers import Readers
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
 from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
 
-MAX_THREADS = 16  # that read files, unless more are asked for
-
 
 class Found(NamedTuple):
-    """What became of one file: a picture with detections, or the sentence why there is none."""
+    """What became of one file: an image with detections, or the sentence why there is none."""
 
     file: Path | str  # str: an address
-    picture: Image.Image | None  # None too where processes read it
-    detections: list[Detection]
+    image: AnyImage | None  # None too where processes read it, and where nobody wants it
+    detections: Sequence[Detection]
     best_score: float = 0.0  # of all detections, those below the threshold included
     error: str = ""
-    size: tuple[int, int] = (0, 0)  # width, height of the picture, where it was searched whole
+    size: tuple[int, int] = (0, 0)  # width, height of the image, where it was searched whole
+
+    @property
+    def picture(self) -> Image.Image | None:
+        """The image as PIL has it, made now."""
+        return None if self.image is None else as_picture(self.image)
 
 
-Picture = NDArray[np.uint8]  # (H, W, 3) RGB
-
-
-class HostPixels:
-    """A batch of pictures that get the network's size on the host.
-
-    They lie in memory that a GPU copies from by itself, where there is one (`pinned`).
-    """
-
-    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
-        self.pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
-        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the pictures
-
-    def put(self, index: int, picture: Picture) -> None:
-        place = self.pixels[index].numpy()
-        resize_cubic(picture, (place.shape[0], place.shape[1]), place)
-        self.sizes[index].numpy()[:] = picture.shape[:2]
-
-    def on(self, device: torch.device) -> Tensor:
-        """(B, h, w, 3) uint8; a place without a picture holds anything."""
-        return self.pixels.to(device, non_blocking=True)
-
-
-class DevicePixels:
-    """A batch of pictures that get the network's size on the device."""
-
-    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
-        self.size, self.pinned = size, pinned
-        self.pictures = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
-        self.sizes = torch.ones(number, 2, pin_memory=pinned)
-
-    def put(self, index: int, picture: Picture) -> None:
-        self.pictures[index] = torch.empty(picture.shape, dtype=torch.uint8, pin_memory=self.pinned)
-        self.pictures[index].numpy()[:] = picture
-        self.sizes[index].numpy()[:] = picture.shape[:2]
-
-    def on(self, device: torch.device) -> Tensor:
-        """(B, h, w, 3) uint8; a place without a picture is black."""
-        there = (each.to(device, non_blocking=True) for each in self.pictures)
-        return torch.stack([resize_cubic_there(each, self.size) for each in there])
-
-
-Pixels = HostPixels | DevicePixels
+MAX_SIZES = 256  # of batches, that are kept on the device
 File = Path | str
-Read = Callable[[File], Picture]  # raises DataError
+Read = Callable[[File], Pixels]  # raises DataError
 
 
 class Pending(NamedTuple):
@@ -99,18 +60,18 @@ class Pending(NamedTuple):
     done: torch.cuda.Event | None
 
 
-# Files, their pixels at the network's size, and their pictures, where they come along, or why there is none.
-Batches = Generator[tuple[list[File], Pixels, Sequence[Image.Image | DataError | None]], None, None]
+# Files, their pixels at the network's size, and their images, where they are wanted, or why there is none.
+Batches = Generator[tuple[list[File], Batch, Sequence[Pixels | DataError | None]], None, None]
 
 
 def _when_read(
-    files: list[File], pixels: Pixels, reading: list[Future[Image.Image | DataError]]
-) -> tuple[list[File], Pixels, list[Image.Image | DataError]]:
-    return files, pixels, [each.result() for each in reading]
+    files: list[File], batch: Batch, reading: list[Future[Pixels | DataError | None]]
+) -> tuple[list[File], Batch, list[Pixels | DataError | None]]:
+    return files, batch, [each.result() for each in reading]
 
 
 class Predictor:
-    """Finds objects in pictures.
+    """Finds objects in images. Several threads may use one.
 
     device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1. options: how the model
     runs, see `deploy.Plan`; by default folded, on a GPU in float16 and with CUDA graphs.
@@ -157,16 +118,18 @@ class Predictor:
         self.plan = Plan(**options).on(self.device)
         self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._known_sizes: dict[tuple[int, int, int], Tensor] = {}
 
-    def predict(self, pictures: list[Image.Image]) -> list[list[Detection]]:
-        """Detections of each picture of one batch, best first. Boxes end where the picture ends; what lies wholly
-        outside is left out."""
-        if not pictures:
+    def predict(self, images: Sequence[AnyImage], threshold: float | None = None) -> list[list[Detection]]:
+        """Detections of each image of one batch, best first. Boxes end where the image ends; what lies wholly
+        outside is left out. threshold: for this call, in place of the predictor's; several threads may call."""
+        return [each.detections for each in self.find(images, threshold)]
+
+    def find(self, images: Sequence[AnyImage] | Tensor, threshold: float | None = None) -> list[Hits]:
+        """As `predict`. images: or a tensor (B, 3, H, W) uint8. Tensors of the predictor's device stay there."""
+        if len(images) == 0:
             return []
-        batch = self._empty_batch(len(pictures))
-        for i, picture in enumerate(pictures):
-            batch.put(i, as_rgb_array(picture))
-        return [detections for detections, _ in self._reported(self._start(batch))]
+        return self._reported(self._start(self._batch_of(images)), self.threshold if threshold is None else threshold)
 
     def predict_files(
         self,
@@ -175,29 +138,41 @@ class Predictor:
         num_threads: int | None = None,
         read: Read | None = None,
         num_processes: int = 0,
+        threshold: float | None = None,
+        with_images: bool = True,
     ) -> Iterator[Found]:
-        """One after the other. A file that is no picture costs that file alone.
+        """One after the other. A file that is no image is skipped and reported.
 
         read: makes RGB pixels (H, W, 3) of each, by default of a file.
-        num_threads: that read the next batches while the present one is at work; by default one per processor, at most
-        MAX_THREADS.
-        num_processes: that do so instead; they do not share Python's lock, and what is found comes without its picture.
+        num_threads: that read the next batches while the present one is at work; by default as `Readers.choose` says.
+        num_processes: that do so instead; they do not share Python's lock, and what is found comes without its image.
+        threshold: for this call, in place of the predictor's. with_images: keep them for what is found.
         """
-        num_threads = num_threads or min(MAX_THREADS, os.cpu_count() or 1)
-        waiting: deque[tuple[list[File], Sequence[Image.Image | DataError | None], Pending]] = deque()
+        threshold = self.threshold if threshold is None else threshold
+        num_threads = num_threads or Readers.choose().threads
+        waiting: deque[tuple[list[File], Sequence[Pixels | DataError | None], Pending]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
-        begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file)
         if num_processes:
             begun = self._read_by_processes(iter(files), batch_size, num_processes, read or self.read_file)
+        else:
+            begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file, with_images)
         try:
-            for batch, pixels, pictures in begun:
-                waiting.append((batch, pictures, self._start(pixels)))
+            for batch, pixels, images in begun:
+                waiting.append((batch, images, self._start(pixels)))
                 while len(waiting) > at_work:
-                    yield from self._found(*waiting.popleft())
+                    yield from self._found(*waiting.popleft(), threshold)
             while waiting:
-                yield from self._found(*waiting.popleft())
+                yield from self._found(*waiting.popleft(), threshold)
         finally:
             begun.close()
+
+    def warm_up(self, batch_size: int = 1) -> None:
+        """Does at once what the first calls of a batch size would: compiling, and recording a CUDA graph."""
+        images = torch.zeros(batch_size, 3, *self.cfg.data.image_size, dtype=torch.uint8, device=self.device)
+        for _ in range(RECORD_AT + 1 if self._upload else 1):
+            self.predict_tensors(images)
+        if self._upload:
+            torch.cuda.synchronize(self.device)
 
     def predict_tensors(self, images: Tensor, sizes: Tensor | None = None) -> Detections:
         """Scores, labels and boxes of every picture, on the predictor's device, without threshold and not clipped.
@@ -220,21 +195,40 @@ class Predictor:
         with torch.no_grad():
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
-    def _empty_batch(self, number: int) -> Pixels:
-        kind = HostPixels if self.plan.resize == "host" else DevicePixels
+    def _empty_batch(self, number: int) -> HostPixels | DevicePixels:
+        kind = DevicePixels if self.plan.resize == "device" else HostPixels
         return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
 
-    def _read_ahead(self, files: Iterator[File], batch_size: int, num_threads: int, read: Read) -> Batches:
-        """Batches of files, what becomes of their pixels and the pictures; so many are begun before the first one is
-        asked for that every thread has two pictures to go on with."""
-        begun: deque[tuple[list[File], Pixels, list[Future[Image.Image | DataError]]]] = deque()
+    def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
+        """Tensors of the device as they are, if all images are that; else what the host makes of them."""
+        size = self.cfg.data.image_size
+        if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
+            there = images if isinstance(images, Tensor) else [each for each in images if isinstance(each, Tensor)]
+            return ThereAlready(there, size)
+        batch = self._empty_batch(len(images))
+        for i, image in enumerate(images):
+            batch.put(i, image)
+        return batch
+
+    def _stays(self, image: AnyImage | Tensor) -> bool:
+        """Whether it is a tensor of this device; OpenCV resizes better than torch on a CPU."""
+        if not isinstance(image, Tensor) or image.device != self.device:
+            return False
+        return self._upload is not None or image.shape[-2:] == self.cfg.data.image_size
+
+    def _read_ahead(
+        self, files: Iterator[File], batch_size: int, num_threads: int, read: Read, with_images: bool
+    ) -> Batches:
+        """Batches of files, what becomes of their pixels and the images; so many are begun before the first one is
+        asked for that every thread has two images to go on with."""
+        begun: deque[tuple[list[File], Batch, list[Future[Pixels | DataError | None]]]] = deque()
         pool = ThreadPoolExecutor(num_threads, "rtdetr-read")
         try:
             with one_opencv_thread():
                 while batch := list(islice(files, batch_size)):
                     pixels = self._empty_batch(len(batch))
-                    reading = [pool.submit(self._read, read, file, pixels, i) for i, file in enumerate(batch)]
-                    begun.append((batch, pixels, reading))
+                    jobs = ((read, file, pixels, i, with_images) for i, file in enumerate(batch))
+                    begun.append((batch, pixels, [pool.submit(self._read, *job) for job in jobs]))
                     if len(begun) > math.ceil(2 * num_threads / batch_size):
                         yield _when_read(*begun.popleft())
                 while begun:
@@ -254,60 +248,74 @@ class Predictor:
                         kept.sizes[i].numpy()[:] = result
                 yield batch, kept, [each if isinstance(each, DataError) else None for each in results]
 
-    def read_file(self, file: File) -> Picture:
+    def read_file(self, file: File) -> Pixels:
         """The RGB pixels of a file. Raises DataError."""
         return read_pixels(Path(file), max_megapixels=self.cfg.data.max_megapixels)
 
-    def _read(self, read: Read, file: File, pixels: Pixels, index: int) -> Image.Image | DataError:
-        """The picture, after its pixels were put in their place; a place without a picture stays as it is."""
+    @staticmethod
+    def _read(
+        read: Read, file: File, batch: HostPixels | DevicePixels, index: int, with_images: bool
+    ) -> Pixels | DataError | None:
+        """The image, if it is wanted, after its pixels were put in their place; a place without one stays as it is."""
         try:
-            picture = read(file)
+            pixels = read(file)
         except DataError as error:
             return error
-        pixels.put(index, picture)
-        return Image.fromarray(picture)
+        batch.put(index, pixels)
+        return pixels if with_images else None
 
-    def _start(self, batch: Pixels) -> Pending:
+    def _start(self, batch: Batch) -> Pending:
         """Detects in a batch; on a GPU this returns before anything is done."""
         if self._upload is None:
-            images = batch.on(self.device).permute(0, 3, 1, 2)
-            return Pending(self.predict_tensors(images, batch.sizes), batch.sizes, None)
+            return Pending(self.predict_tensors(batch.on(self.device), batch.sizes), batch.sizes, None)
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()
-            with torch.cuda.stream(self._upload):  # under the batch before
-                pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
-            here.wait_stream(self._upload)
-            for each in (pixels, sizes):
-                each.record_stream(here)
-            found = self.predict_tensors(pixels.permute(0, 3, 1, 2), sizes)
+            if isinstance(batch, ThereAlready):  # made on this stream
+                pixels, sizes = batch.on(self.device), self._sizes_of(batch)
+            else:
+                with torch.cuda.stream(self._upload):  # under the batch before
+                    pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
+                here.wait_stream(self._upload)
+                for each in (pixels, sizes):
+                    each.record_stream(here)
+            found = self.predict_tensors(pixels, sizes)
             on_host = (torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in found)
             copied = [host.copy_(each, non_blocking=True) for host, each in zip(on_host, found)]
             return Pending(Detections(*copied), batch.sizes, here.record_event())
 
-    def _reported(self, pending: Pending) -> list[tuple[list[Detection], float]]:
-        """Detections of each picture that reach the threshold, clipped, and its best score; waits for the GPU."""
+    def _sizes_of(self, batch: ThereAlready) -> Tensor:
+        """(B, 2) on the device; sizes that came before lie there still, as copying them takes as long as an image."""
+        if (size := batch.uniform) is None:
+            return batch.sizes.to(self.device)
+        key = len(batch.sizes), *size
+        there = self._known_sizes.get(key)
+        if there is None:
+            if len(self._known_sizes) >= MAX_SIZES:
+                self._known_sizes.clear()
+            there = self._known_sizes[key] = batch.sizes.to(self.device)
+        return there
+
+    def _reported(self, pending: Pending, threshold: float) -> list[Hits]:
+        """Detections of each image that reach the threshold, clipped; waits for the GPU."""
         if pending.done is not None:
             pending.done.synchronize()
         # by NumPy: torch would start threads that wait for one another, beside those that read
         scores, labels, boxes = (each.numpy() for each in pending.found)
         boxes = boxes.clip(0, np.tile(pending.sizes.numpy()[:, None, ::-1], 2))  # width, height, width, height
         inside = (boxes[..., :2] < boxes[..., 2:]).all(axis=-1)
-        scores = scores.astype(np.float64)  # compared with the threshold as it was given
-        shown = inside & (scores >= self.threshold)
-        best = np.where(inside, scores, 0).max(axis=1, initial=0)
-        ids, names = self.classes.category_ids, self.classes.names
-        every = (
-            Detection(ids[label], names[label], score, (x1, y1, x2, y2))
-            for score, label, (x1, y1, x2, y2) in zip(*(each[shown].tolist() for each in (scores, labels, boxes)))
-        )
-        return [(list(islice(every, n)), score) for n, score in zip(shown.sum(axis=1).tolist(), best.tolist())]
+        shown = inside & (scores.astype(np.float64) >= threshold)  # compared with the threshold as it was given
+        best = np.where(inside, scores, 0).max(axis=1, initial=0).tolist()
+        return [
+            Hits(boxes[i, each], scores[i, each], labels[i, each], self.classes, best[i])
+            for i, each in enumerate(shown)
+        ]
 
     def _found(
-        self, files: list[File], pictures: Sequence[Image.Image | DataError | None], pending: Pending
+        self, files: list[File], images: Sequence[Pixels | DataError | None], pending: Pending, threshold: float
     ) -> Iterator[Found]:
         sizes = pending.sizes.int().tolist()
-        for file, picture, (height, width), (detections, best) in zip(files, pictures, sizes, self._reported(pending)):
-            if isinstance(picture, DataError):
-                yield Found(file, None, [], error=str(picture))
+        for file, image, (height, width), hits in zip(files, images, sizes, self._reported(pending, threshold)):
+            if isinstance(image, DataError):
+                yield Found(file, None, [], error=str(image))
             else:
-                yield Found(file, picture, detections, best, size=(width, height))
+                yield Found(file, image, hits, hits.best, size=(width, height))

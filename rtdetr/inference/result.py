@@ -5,17 +5,18 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture
 from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.hits import Hits
+from rtdetr.inference.images import AnyImage, as_picture, size_of
 from rtdetr.inference.sources import Item
 
 
@@ -27,18 +28,24 @@ class Result:
     error: why a file of a folder could not be read, else empty.
     """
 
-    def __init__(self, item: Item, detections: Sequence[Detection] = ()) -> None:
-        self.source, self.error, self.detections = item.name, item.error, list(detections)
-        self.width, self.height = item.picture.size if item.picture is not None else (0, 0)
-        # Results of a folder would fill the memory with its pictures.
-        self._picture: Image.Image | Path | None = item.file or item.picture
-        self.boxes: NDArray[np.float32] = np.array([each.box for each in detections], np.float32).reshape(-1, 4)
-        self.scores: NDArray[np.float32] = np.array([each.score for each in detections], np.float32)
-        self.class_ids: NDArray[np.int64] = np.array([each.category_id for each in detections], np.int64)
-        self.names = [each.name for each in detections]
+    def __init__(self, item: Item, hits: Hits, size: tuple[int, int] | None = None) -> None:
+        """size: (height, width), where the item comes without its image."""
+        self.source, self.error, self.hits = item.name, item.error, hits
+        self.height, self.width = size or (size_of(item.image) if item.image is not None else (0, 0))
+        # Results of a folder would fill the memory with its images.
+        self._image: AnyImage | Path | None = item.file or item.image
+        self.boxes, self.scores, self.class_ids = hits.boxes, hits.scores, hits.class_ids
+
+    @property
+    def names(self) -> list[str]:
+        return self.hits.names
+
+    @property
+    def detections(self) -> list[Detection]:
+        return self.hits.detections
 
     def __len__(self) -> int:
-        return len(self.detections)
+        return len(self.scores)
 
     def __iter__(self) -> Iterator[Detection]:
         return iter(self.detections)
@@ -52,12 +59,13 @@ class Result:
 
     @property
     def picture(self) -> Image.Image:
-        """The RGB picture; one that came from a file is read again. Raises DataError when that is gone."""
-        if isinstance(self._picture, Path):
-            return read_picture(self._picture, max_megapixels=max(MAX_MEGAPIXELS, self.width * self.height / 1e6))
-        if self._picture is None:
+        """The RGB image as PIL has it, made now: a file is read again, an array or tensor is as it is by now. Raises
+        DataError when the file is gone."""
+        if isinstance(self._image, Path):
+            return read_picture(self._image, max_megapixels=max(MAX_MEGAPIXELS, self.width * self.height / 1e6))
+        if self._image is None:
             raise ValueError(f"{self.source}: there is no picture to show")
-        return self._picture
+        return as_picture(self._image)
 
     def draw(self) -> Image.Image:
         """The picture with boxes, names and scores; a tiny one enlarged by a whole number."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Sequence
 from math import ceil, floor
 from pathlib import Path
 from typing import Any, Literal
@@ -70,7 +71,7 @@ class JsonLines:
         self.file.close()
 
 
-def as_json(detections: list[Detection]) -> list[dict[str, Any]]:
+def as_json(detections: Sequence[Detection]) -> list[dict[str, Any]]:
     """As they are listed in files: boxes to a hundredth of a pixel."""
     return [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in detections]
 
@@ -140,7 +141,7 @@ def save_jpeg(picture: Image.Image, target: Path) -> None:
         beside.unlink(missing_ok=True)
 
 
-def save_crops(picture: Image.Image, detections: list[Detection], folder: Path) -> None:
+def save_crops(picture: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
     """1.jpg, 2.jpg, ...: what is in the box of each detection, in their order. Raises OSError."""
     for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
         save_jpeg(picture.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")
@@ -152,7 +153,7 @@ class CocoWriter:
     def __init__(self, folder: Path) -> None:
         self.list = JsonList(folder / "coco.json")
 
-    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: list[Detection]) -> None:
+    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
         self.list.extend([
             {
                 "image_id": number,
@@ -177,7 +178,7 @@ class YoloWriter:
         self.classes = {category_id: i for i, category_id in enumerate(classes.category_ids)}
         (folder / "classes.txt").write_text("".join(f"{name}\n" for name in classes.names), encoding="utf-8")
 
-    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: list[Detection]) -> None:
+    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
         lines = []
         for each in detections:
             x1, y1, x2, y2 = (value / extent for value, extent in zip(each.box, size * 2))
@@ -200,7 +201,7 @@ class CsvWriter:
         self.rows = csv.writer(self.file)
         self.rows.writerow(COLUMNS)
 
-    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: list[Detection]) -> None:
+    def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
         for each in detections:
             box = (round(value, 2) for value in each.box)
             self.rows.writerow([file, each.category_id, each.name, round(each.score, 5), *box])

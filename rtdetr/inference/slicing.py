@@ -9,17 +9,17 @@ from numbers import Integral
 from typing import NamedTuple
 
 import torch
-from PIL import Image
 
 from rtdetr.data.classes import DataError
 from rtdetr.inference.ahead import ahead
 from rtdetr.inference.draw import Detection
+from rtdetr.inference.images import AnyImage, crop, size_of
 from rtdetr.inference.predictor import File, Found
 
 OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
 SAME_OBJECT = 0.5  # IoU from which two boxes of a class count as one
 
-Predict = Callable[[list[Image.Image]], list[list[Detection]]]
+Predict = Callable[[list[AnyImage]], list[list[Detection]]]
 
 
 class Slices(NamedTuple):
@@ -77,16 +77,17 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
 
 
 def predict_sliced(
-    predict: Predict, picture: Image.Image, tile: tuple[int, int], batch_size: int, overlap: float = OVERLAP
+    predict: Predict, image: AnyImage, tile: tuple[int, int], batch_size: int, overlap: float = OVERLAP
 ) -> list[Detection]:
-    """Detections of a picture, best first. predict: of a batch of pictures; tile: (h, w) in pixels."""
-    areas = tiles(picture.size, tile, overlap)
+    """Detections of an image, best first. predict: of a batch of images; tile: (h, w) in pixels."""
+    height, width = size_of(image)
+    areas = tiles((width, height), tile, overlap)
     if len(areas) > 1:
-        areas.append((0, 0, *picture.size))  # what is larger than a tile
+        areas.append((0, 0, width, height))  # what is larger than a tile
     found: list[Detection] = []
     for start in range(0, len(areas), batch_size):
         part = areas[start : start + batch_size]
-        for (x, y, _, _), detections in zip(part, predict([picture.crop(area) for area in part])):
+        for (x, y, _, _), detections in zip(part, predict([crop(image, area) for area in part])):
             moved = [(each.box[0] + x, each.box[1] + y, each.box[2] + x, each.box[3] + y) for each in detections]
             found += [each._replace(box=box) for each, box in zip(detections, moved)]
     return merge(found)
@@ -105,21 +106,23 @@ def merge(detections: list[Detection]) -> list[Detection]:
 
 
 def predict_files_sliced(
-    predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Callable[[File], Image.Image]
+    predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Callable[[File], AnyImage]
 ) -> Iterator[Found]:
     """One after the other; a file that is no picture, for which `read` raises DataError, costs that file alone.
     predict: of a batch of pictures."""
 
     def opened(file: File) -> Found:
         try:
-            return Found(file, read(file), [])
+            image = read(file)
+            height, width = size_of(image)
+            return Found(file, image, [], size=(width, height))
         except DataError as error:
             return Found(file, None, [], error=str(error))
 
     for found in ahead(map(opened, files), 2):
-        if found.picture is None:
+        if found.image is None:
             yield found
             continue
-        tile = slices.tile(found.picture.size)
-        detections = predict_sliced(predict, found.picture, tile, batch_size, slices.overlap)
+        tile = slices.tile(found.size)
+        detections = predict_sliced(predict, found.image, tile, batch_size, slices.overlap)
         yield found._replace(detections=detections, best_score=max((each.score for each in detections), default=0.0))

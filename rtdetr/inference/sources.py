@@ -1,4 +1,4 @@
-"""Whatever a person may mean by "this": paths, addresses, pictures, arrays, tensors and streams become RGB pictures."""
+"""Whatever a person may mean by "this": paths, addresses, PIL images, arrays, tensors and streams become RGB images."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.inference import video
 from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of
 from rtdetr.inference.files import find_pictures, look_at
+from rtdetr.inference.images import AnyImage, as_picture
 
 EXPECTED = (
     "expected a path, URL, PIL picture, uint8 array (H, W, 3), tensor (3, H, W), a list or generator of those, a "
@@ -42,10 +43,10 @@ NO_SERIES = (
 
 
 class Item(NamedTuple):
-    """One picture of a source, or the sentence why there is none."""
+    """One image of a source, or the sentence why there is none."""
 
     name: str  # file or URL, or what it was and its number: "array", "frame 12"
-    picture: Image.Image | None
+    image: AnyImage | None  # arrays and tensors as they were given
     error: str = ""
     file: Path | None = None  # where the picture can be read again
 
@@ -57,6 +58,7 @@ class Source(NamedTuple):
     items: Iterator[Item]
     files: tuple[Path, ...] = ()  # where the items of a list are that and nothing else: they can be read ahead
     tolerant: bool = False  # a file that is no picture costs itself alone
+    batch: Tensor | None = None  # (B, 3, H, W) uint8, where the items are that
 
 
 class Opener(NamedTuple):
@@ -74,8 +76,8 @@ class Opener(NamedTuple):
             return self._named(os.fspath(source))
         if isinstance(source, Integral) and not isinstance(source, bool):
             return Source("live", _numbered("frame", video.camera_frames(int(source))))
-        if isinstance(source, Tensor) and source.ndim == 4:
-            source = list(source)
+        if isinstance(source, Tensor):
+            return _of_tensor(source)
         if isinstance(source, (list, tuple)):
             if not source:
                 raise DataError(f"source: the list is empty; {EXPECTED}")
@@ -88,9 +90,9 @@ class Opener(NamedTuple):
 
     def picture(self, source: Path | str) -> Image.Image:
         """The RGB picture of a file or address. Raises DataError."""
-        picture = self._picture(source).picture
-        assert picture is not None
-        return picture
+        image = self._picture(source).image
+        assert image is not None
+        return as_picture(image)
 
     def pixels(self, source: Path | str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The RGB pixels (H, W, 3) of a file or address. Raises DataError."""
@@ -155,16 +157,11 @@ class Opener(NamedTuple):
             name = os.fspath(source)
             if "://" in name:
                 return Item(name, self._fetched_picture(name))
-            return Item(name, read_picture(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
-        kinds: dict[type, tuple[str, Callable[[Any], np.ndarray[Any, Any]]]] = {
-            Image.Image: ("picture", _pixels_of_pil),
-            np.ndarray: ("array", as_rgb_array),
-            Tensor: ("tensor", _pixels_of_tensor),
-        }
-        for kind, (name, pixels_of) in kinds.items():
+            return Item(name, read_pixels(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
+        for kind, (name, checked) in KINDS.items():
             if isinstance(source, kind):
                 try:
-                    return Item(getattr(source, "filename", "") or name, Image.fromarray(pixels_of(source)))
+                    return Item(getattr(source, "filename", "") or name, checked(source))
                 except ValueError as error:
                     raise DataError(str(error)) from error
         raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
@@ -236,17 +233,36 @@ def _pixels_of_pil(picture: Image.Image) -> np.ndarray[Any, Any]:
     return pixels
 
 
-def _pixels_of_tensor(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """RGB pixels (H, W, 3) uint8 of a tensor (3, H, W), uint8 or float in [0, 1], which is rounded to 8 bits."""
-    if tensor.ndim != 3 or tensor.shape[0] != 3 or 0 in tensor.shape:
+def _of_tensor(tensor: Tensor) -> Source:
+    """Of one (3, H, W) or several (B, 3, H, W)."""
+    if tensor.ndim != 4:
+        batch = _uint8_tensor(tensor)[None]
+        return Source("one", iter([Item("tensor", batch[0])]), batch=batch)
+    if len(tensor) == 0:
+        raise DataError(f"source: the list is empty; {EXPECTED}")
+    batch = _uint8_tensor(tensor)
+    return Source("list", (Item("tensor", each) for each in batch), batch=batch)
+
+
+def _uint8_tensor(tensor: Tensor) -> Tensor:
+    """The tensor (3, H, W) or (B, 3, H, W), where it lies; floats in [0, 1] are rounded to 8 bits."""
+    if tensor.ndim not in (3, 4) or tensor.shape[-3] != 3 or 0 in tensor.shape:
         raise DataError(f"tensor: expected RGB of shape (3, H, W), or (B, 3, H, W), got {tuple(tensor.shape)}")
     if tensor.is_meta or tensor.layout != torch.strided:
         raise DataError(f"tensor: expected pixels in memory, got a {tensor.device} tensor of layout {tensor.layout}")
     if tensor.is_floating_point():
-        low, high = (bound.item() for bound in torch.aminmax(tensor.detach().float()))
+        tensor = tensor.detach().float()
+        low, high = torch.stack(torch.aminmax(tensor)).tolist()
         if not 0 <= low <= high <= 1:  # not a number, too
             raise DataError(f"tensor: expected floats from 0 to 1, not yet normalised, got {low:.3g} to {high:.3g}")
-        tensor = (tensor.detach().float() * 255).round().to(torch.uint8)
+        tensor = (tensor * 255).round().to(torch.uint8)
     if tensor.dtype != torch.uint8:
         raise DataError(f"tensor: expected uint8, or floats from 0 to 1, got {tensor.dtype}")
-    return tensor.permute(1, 2, 0).contiguous().cpu().numpy()
+    return tensor
+
+
+KINDS: dict[type, tuple[str, Callable[[Any], AnyImage]]] = {
+    Image.Image: ("picture", _pixels_of_pil),
+    np.ndarray: ("array", as_rgb_array),
+    Tensor: ("tensor", _uint8_tensor),
+}

@@ -1,0 +1,74 @@
+"""Results of whatever source: images one by one, batches of tensors, lists of files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from rtdetr.data.classes import Classes, DataError
+from rtdetr.inference.hits import Hits
+from rtdetr.inference.images import AnyImage
+from rtdetr.inference.predictor import Predictor
+from rtdetr.inference.readers import Readers
+from rtdetr.inference.result import Result
+from rtdetr.inference.slicing import predict_sliced
+from rtdetr.inference.sources import Item, Source
+
+logger = logging.getLogger(__name__)
+
+
+def results_of(
+    predictor: Predictor, source: Source, threshold: float, batch_size: int, tile: tuple[int, int] | None
+) -> Result | list[Result] | Iterator[Result]:
+    """As `RTDETRv3.predict` says. tile: (h, w) in pixels, in which images are searched as well."""
+
+    def detect(images: list[AnyImage]) -> list[Hits]:
+        if tile is None:
+            return predictor.find(images, threshold)
+        search = partial(predict_sliced, partial(predictor.predict, threshold=threshold))
+        return [Hits.of(search(image, tile, batch_size), predictor.classes) for image in images]
+
+    if source.files and tile is None:
+        return [*_of_files(predictor, source.files, threshold, batch_size, source.tolerant)]
+    if source.batch is not None and tile is None:
+        found = [hits for part in source.batch.split(batch_size) for hits in predictor.find(part, threshold)]
+        results: Iterator[Result] = map(Result, source.items, found)
+    else:
+        results = _one_by_one(detect, source.items, 1 if source.kind == "live" else batch_size, predictor.classes)
+    if source.kind == "one":
+        return next(results)
+    return list(results) if source.kind == "list" else results
+
+
+def _one_by_one(
+    detect: Callable[[list[AnyImage]], list[Hits]], items: Iterator[Item], batch_size: int, classes: Classes
+) -> Iterator[Result]:
+    while batch := list(islice(items, batch_size)):
+        images = [item.image for item in batch if item.image is not None]
+        found = iter(detect(images) if images else [])
+        for item in batch:
+            if item.image is None:
+                logger.warning(item.error)
+            yield Result(item, Hits.of([], classes) if item.image is None else next(found))
+
+
+def _of_files(
+    predictor: Predictor, files: Sequence[Path], threshold: float, batch_size: int, tolerant: bool
+) -> Iterator[Result]:
+    """Without their images, which `Result.picture` reads again."""
+    readers = Readers.choose(len(files), predictor.device.type == "cuda")
+    logger.debug("%d files are read by %s", len(files), readers)
+    found = predictor.predict_files(
+        files, batch_size, readers.threads, None, readers.processes, threshold, with_images=False
+    )
+    for each in found:
+        if each.error and not tolerant:
+            raise DataError(each.error)
+        if each.error:
+            logger.warning(each.error)
+        width, height = each.size
+        item = Item(str(each.file), None, each.error, Path(each.file))
+        yield Result(item, Hits.of(each.detections, predictor.classes), (height, width))

@@ -1,0 +1,118 @@
+"""Images as they come, PIL's, arrays and tensors, and batches of them on their way to the network.
+
+Letters: B images, H, W their height and width, h, w those of the network's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_there, resize_planes_there
+
+Pixels = NDArray[np.uint8]  # (H, W, 3) RGB
+AnyImage = Image.Image | Pixels | Tensor  # a tensor: (3, H, W) uint8 RGB, on any device
+
+
+def size_of(image: AnyImage) -> tuple[int, int]:
+    """(height, width)"""
+    if isinstance(image, Tensor):
+        return image.shape[1], image.shape[2]
+    if isinstance(image, Image.Image):
+        return image.height, image.width
+    return image.shape[0], image.shape[1]
+
+
+def as_pixels(image: AnyImage) -> Pixels:
+    if isinstance(image, Tensor):
+        return np.ascontiguousarray(image.permute(1, 2, 0).cpu().numpy())
+    return as_rgb_array(image)
+
+
+def as_picture(image: AnyImage) -> Image.Image:
+    """As PIL has it, RGB."""
+    return image if isinstance(image, Image.Image) else Image.fromarray(as_pixels(image))
+
+
+def crop(image: AnyImage, area: tuple[int, int, int, int]) -> AnyImage:
+    """A part of the image; area: xyxy in pixels."""
+    x1, y1, x2, y2 = area
+    if isinstance(image, Image.Image):
+        return image.crop(area)
+    return image[:, y1:y2, x1:x2] if isinstance(image, Tensor) else image[y1:y2, x1:x2]
+
+
+class HostPixels:
+    """A batch of images that get the network's size on the host.
+
+    They lie in memory that a GPU copies from by itself, where there is one (`pinned`).
+    """
+
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+        self.pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
+
+    def put(self, index: int, image: AnyImage) -> None:
+        place = self.pixels[index].numpy()
+        self.sizes[index].numpy()[:] = size_of(image)
+        if isinstance(image, Tensor):
+            planes = [np.ascontiguousarray(plane) for plane in image.cpu().numpy()]
+            if image.shape[1:] == place.shape[:2]:
+                cv2.merge(planes, place)  # several times as fast as NumPy's transposed copy
+                return
+            image = np.asarray(cv2.merge(planes), np.uint8)
+        resize_cubic(as_rgb_array(image), (place.shape[0], place.shape[1]), place)
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, 3, h, w) uint8; a place without an image holds anything."""
+        return self.pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
+
+
+class DevicePixels:
+    """A batch of images of the host that get the network's size on the device."""
+
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+        self.size, self.pinned = size, pinned
+        self.images = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)
+
+    def put(self, index: int, image: AnyImage) -> None:
+        pixels = as_pixels(image)
+        self.images[index] = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self.pinned)
+        self.images[index].numpy()[:] = pixels
+        self.sizes[index].numpy()[:] = pixels.shape[:2]
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, 3, h, w) uint8; a place without an image is black."""
+        there = (each.to(device, non_blocking=True) for each in self.images)
+        return torch.stack([resize_cubic_there(each, self.size) for each in there]).permute(0, 3, 1, 2)
+
+
+class ThereAlready:
+    """A batch of tensors that lie on the device, and get the network's size there."""
+
+    def __init__(self, images: Tensor | Sequence[Tensor], size: tuple[int, int]) -> None:
+        """images: (B, 3, H, W) uint8, or (3, H, W) each."""
+        self.images, self.size = images, size
+        self.sizes = torch.tensor([each.shape[-2:] for each in images], dtype=torch.float32)
+
+    @property
+    def uniform(self) -> tuple[int, int] | None:
+        """Height and width of all, None where they differ."""
+        shapes = {each.shape for each in self.images}
+        return (self.images[0].shape[1], self.images[0].shape[2]) if len(shapes) == 1 else None
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, 3, h, w) uint8"""
+        if isinstance(self.images, Tensor):
+            return resize_planes_there(self.images, self.size)
+        return torch.cat([resize_planes_there(each[None], self.size) for each in self.images])
+
+
+Batch = HostPixels | DevicePixels | ThereAlready

@@ -1,0 +1,92 @@
+"""The predictors of a model that may be trained, loaded and edited meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from numbers import Integral
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from rtdetr.config import Config, config_from_dict, config_to_dict
+from rtdetr.data.classes import Classes, DataError
+from rtdetr.inference.predictor import Predictor
+
+Half = bool | Literal["auto"]
+Compile = bool | Literal["max"]
+Size = int | tuple[int, int] | None  # of the network's input, (h, w) or one side; None: that of the config
+Key = tuple[int, Compile, tuple[int, ...], Half]  # changes of the weights so far, options, (h, w) of the input, half
+
+
+class Told:
+    """Counts how often a module has loaded a state dict: a hook, which costs a call of the network nothing."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def __call__(self, *_: object) -> None:
+        self.number += 1
+
+    def watch(self, network: nn.Module) -> None:
+        """Every module tells by itself, as a part of a network may load without the whole."""
+        for module in network.modules():
+            if self not in module._load_state_dict_post_hooks.values():
+                module.register_load_state_dict_post_hook(self)
+
+
+class Predictors:
+    """One for each input size and precision, made when it is asked for; safe among threads.
+
+    They work with folded copies. Those of older weights go when a new one is made.
+    """
+
+    def __init__(
+        self, model: Any, cfg: Config, classes: Classes, device: torch.device, compile: Compile, half: Half
+    ) -> None:
+        """model: a network, or what detects by itself. half: what "auto" means in a call."""
+        self.model, self.cfg, self.classes, self.device = model, cfg, classes, device
+        self.compile, self.half = compile, checked_half(half)
+        self.told, self.lock = Told(), threading.Lock()
+        self.made: dict[Key, Predictor] = {}
+        self.told.watch(model)
+        self.get()
+
+    def refresh(self, model: Any) -> None:
+        """The weights are others now, or they are in another network."""
+        self.model = model
+        if model is not None:
+            self.told.watch(model)
+        self.told()
+
+    def get(self, size: Size = None, half: Half = "auto") -> Predictor:
+        """Raises ConfigError or DataError."""
+        sides: Any = self.cfg.data.image_size
+        if size is not None:
+            sides = size if isinstance(size, (list, tuple)) else [size, size]
+            if any(not isinstance(side, Integral) or int(side) % 32 for side in sides):
+                raise DataError(f"size: expected a side, or (height, width), in multiples of 32, got {size!r}")
+        half = self.half if (half := checked_half(half)) == "auto" else half
+        key = self.told.number, self.compile, tuple(map(int, sides)), half
+        predictor = self.made.get(key)
+        if predictor is None:
+            with self.lock:
+                predictor = self.made.get(key) or self._make(key)
+        return predictor
+
+    def _make(self, key: Key) -> Predictor:
+        changes, compile_, sides, half = key
+        cfg = self.cfg
+        if sides != cfg.data.image_size:
+            cfg = config_from_dict(config_to_dict(cfg), cfg.name, [f"data.image_size={[*sides]}"], "predict()")
+        made = Predictor.of(self.model, cfg, self.classes, self.device, half=half, compile=compile_)
+        self.made = {each: old for each, old in self.made.items() if each[0] == changes} | {key: made}
+        return made
+
+
+def checked_half(half: Any) -> Half:
+    """Raises DataError."""
+    if not isinstance(half, (bool, np.bool_)) and half != "auto":
+        raise DataError(f'half: expected True, False or "auto", got {half!r}')
+    return "auto" if half == "auto" else bool(half)

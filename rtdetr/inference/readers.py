@@ -1,0 +1,36 @@
+"""Who reads a list of files beside the network: threads, or for long lists processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import NamedTuple
+
+MAX_THREADS = 16  # that read files, unless more are asked for
+MIN_PROCESSES = 4  # fewer are no faster than threads
+FILES_PER_PROCESS = 256  # from which a process has paid for its start
+
+
+class Readers(NamedTuple):
+    """So many threads, or processes in their place."""
+
+    threads: int
+    processes: int = 0
+
+    @classmethod
+    def choose(cls, num_files: int = 0, on_gpu: bool = False, cores: int | None = None) -> Readers:
+        """For a list of so many files. Threads share Python's lock, and processes take time to start; a network on the
+        CPU is slower than either. cores: that this process may use, found out by default."""
+        cores = cores or usable_cores()
+        can_fork = "fork" in multiprocessing.get_all_start_methods()
+        if can_fork and on_gpu and cores >= MIN_PROCESSES and num_files >= FILES_PER_PROCESS * min(cores, MAX_THREADS):
+            return cls(0, min(cores, MAX_THREADS))
+        return cls(min(MAX_THREADS, cores))
+
+    def __str__(self) -> str:
+        number, kind = (self.processes, "process") if self.processes else (self.threads, "thread")
+        return f"{number} {kind}{'' if number == 1 else 'es' if self.processes else 's'}"
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
