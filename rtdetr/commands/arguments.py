@@ -67,6 +67,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def count_from_0(text: str) -> int:
+    """A whole number from 0; for argparse."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text}")
+    return int(text)
+
+
 def overlap_share(text: str) -> float:
     """A number from 0, below 0.9; for argparse."""
     try:

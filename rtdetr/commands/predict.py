@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from rtdetr.commands.arguments import Parser, add_device, add_overwrite, count, overlap_share, score_threshold
+from rtdetr.commands.arguments import (
+    Parser,
+    add_device,
+    add_overwrite,
+    count,
+    count_from_0,
+    overlap_share,
+    score_threshold,
+)
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
@@ -27,6 +37,8 @@ SOURCES = "picture, video, folder of pictures, glob, URL of those, RTSP stream, 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Detects in pictures and videos; see `rtdetr predict --help`."""
     args = _arguments(arguments)
+    if args.verbose:
+        logging.getLogger("rtdetr").setLevel(logging.DEBUG)
     if args.weights.suffix in CHECKPOINTS:
         wake_gpu(args.device)
 
@@ -99,6 +111,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=count, default=8, help="pictures at a time (default: 8)")
     parser.add_argument("--half", choices=["auto", "on", "off"], default="auto", help="float16 (default: on a GPU)")
     parser.add_argument("--compile", action="store_true", help="by torch.compile: minutes at first, then faster")
+    parser.add_argument("--verbose", action="store_true", help="say how files are read, too")
     videos = parser.add_argument_group("videos, cameras and streams")
     videos.add_argument("--every", type=count, default=1, metavar="N", help="search each Nth frame (default: 1)")
     videos.add_argument("--track", action="store_true", help="number the objects, from frame to frame (ByteTrack)")
@@ -106,9 +119,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "a text file with the path of a picture per line; writes results.jsonl, a line per picture, and no pictures"
     lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
     text = (
-        "read pictures in so many processes, in place of threads: for thousands a second; not with --crops or --slices"
+        "read images in so many processes, 0: in threads (default: processes for long lists on a GPU); not with "
+        "--crops or --slices"
     )
-    lists.add_argument("--processes", type=count, default=0, metavar="N", help=text)
+    lists.add_argument("--processes", type=count_from_0, metavar="N", help=text)
     lists.add_argument("--resume", action="store_true", help="go on where the run in --output-dir ended")
     args = parser.parse_args(arguments)
     if bool(args.sources) == (args.manifest is not None):
@@ -162,13 +176,17 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
     be read, 128 + n after signal n. names: of the results of each file."""
     from rtdetr.commands.progress import progress, say
     from rtdetr.engine.signals import StopSignal
+    from rtdetr.inference.ahead import beside
+    from rtdetr.inference.readers import usable_cores
 
     signals, start = StopSignal(), time.perf_counter()
     num_errors = num_objects = 0
     best_score = 0.0
     with signals.listening(), progress(len(names)) as bar:
-        for found in search.files(names):
-            target = results.add(found, names[found.file])
+        found_files = takewhile(lambda _: not signals.received, search.files(names))
+        # Drawing takes longer than detecting.
+        for found, target in beside(lambda found: results.draw(found, names[found.file]), found_files, usable_cores()):
+            results.list_found(found, names[found.file], target)
             if found.error:
                 num_errors += 1
                 say(f"error: {found.error}", file=sys.stderr)
@@ -177,8 +195,6 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
                 best_score = max(best_score, found.best_score)
                 say(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
             bar.update()
-            if signals.received:
-                break
     done = results.num_pictures - num_errors
     if done:
         seconds = (time.perf_counter() - start) / done

@@ -51,9 +51,10 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
     rest = islice(manifest_paths(args.manifest), before, None)
     results = JsonLines(folder / "results.jsonl", append=args.resume)
     with signals.listening(), progress(number, done=before) as bar:
-        for found in search.files(rest, args.processes):
-            if args.crops and found.picture is not None:
-                save_crops(found.picture, found.detections, folder / "crops" / str(done.pictures + 1))
+        wanted = bool(args.crops or args.slices)  # the images themselves, which processes keep
+        for found in search.files(rest, number - before, 0 if wanted else args.processes, wanted):
+            if args.crops and (picture := found.picture) is not None:
+                save_crops(picture, found.detections, folder / "crops" / str(done.pictures + 1))
             results.add(item_of(found))
             done = Done(done.pictures + 1, done.errors + bool(found.error), done.objects + len(found.detections))
             if found.error:

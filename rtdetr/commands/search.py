@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -12,9 +13,12 @@ from PIL import Image
 from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import File, Found, Predictor
+from rtdetr.inference.readers import Readers
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
+
+logger = logging.getLogger(__name__)
 
 HALF = {"auto": "auto", "on": True, "off": False}
 
@@ -34,13 +38,22 @@ class Search(NamedTuple):
             raise ConfigError(f"{args.weights}: runs as it was exported; --half and --compile are for checkpoints")
         return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
 
-    def files(self, files: Iterable[File], num_processes: int = 0) -> Iterator[Found]:
-        """What becomes of each file or address, in their order. num_processes: see `Predictor.predict_files`."""
+    def files(
+        self, files: Iterable[File], num_files: int = 0, num_processes: int | None = 0, with_images: bool = True
+    ) -> Iterator[Found]:
+        """What becomes of each file or address, in their order. num_files: how many there are; num_processes: that read
+        them, 0: threads do, None: as the number of files suggests."""
         limit = self.predictor.cfg.data.max_megapixels
         opener = Opener(limit, allow_private=True)  # whoever types an address trusts it
         if self.slices is not None:
             return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.picture)
-        return self.predictor.predict_files(files, self.batch_size, read=opener.pixels, num_processes=num_processes)
+        readers = Readers.choose()._replace(processes=num_processes or 0)
+        if num_processes is None:
+            readers = Readers.choose(num_files, self.predictor.device.type == "cuda")
+        logger.debug("files are read by %s", readers)
+        return self.predictor.predict_files(
+            files, self.batch_size, readers.threads, opener.pixels, readers.processes, with_images=with_images
+        )
 
     def pictures(self, pictures: list[Image.Image]) -> list[list[Detection]]:
         """Detections of each picture, best first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
@@ -14,6 +14,7 @@ import cv2
 from rtdetr.data.classes import DataError
 
 Item = TypeVar("Item")
+Made = TypeVar("Made")
 END = object()
 
 
@@ -25,6 +26,24 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
         while (item := waiting.popleft().result()) is not END:
             waiting.append(pool.submit(next, items, END))
             yield cast(Item, item)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def beside(work: Callable[[Item], Made], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
+    """Each item and what `work` makes of it, in their order. So many threads have up to two items each; what `work`
+    raises is raised in its turn."""
+    pool = ThreadPoolExecutor(number, "rtdetr-beside")
+    waiting: deque[tuple[Item, Future[Made]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
+            while waiting and (len(waiting) > 2 * number or waiting[0][1].done()):
+                first, made = waiting.popleft()
+                yield first, made.result()
+        while waiting:
+            first, made = waiting.popleft()
+            yield first, made.result()
     finally:
         pool.shutdown(cancel_futures=True)
 

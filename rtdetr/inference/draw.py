@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import colorsys
+import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +32,7 @@ def draw(picture: Image.Image, detections: Sequence[Detection], enlarge: bool = 
     drawn = picture.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else picture.copy()
     pen = ImageDraw.Draw(drawn)
     unit = max(drawn.size) / VIEW
-    font: Any = ImageFont.load_default(size=max(10.0, 14 * unit))
+    font = _font(max(10.0, 14 * unit), threading.get_ident())
     boxes = [(x1 * zoom, y1 * zoom, x2 * zoom, y2 * zoom) for x1, y1, x2, y2 in (each.box for each in detections)]
     texts = [fitting_text(each, pen, font, drawn.width) for each in detections]
     extents = [pen.textbbox((0, 0), text, font=font) for text in texts]
@@ -42,6 +44,12 @@ def draw(picture: Image.Image, detections: Sequence[Detection], enlarge: bool = 
         pen.rectangle(label, fill=colour)
         pen.text((label[0] + MARGIN, label[1]), text, fill="black", font=font)
     return drawn
+
+
+@lru_cache(maxsize=256)
+def _font(size: float, thread: int) -> Any:
+    """PIL's own; unpacking it takes as long as drawing. thread: of which it is, as FreeType shares none."""
+    return ImageFont.load_default(size=size)
 
 
 def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], picture: tuple[int, int]) -> list[Area]:

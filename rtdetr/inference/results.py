@@ -14,6 +14,7 @@ from PIL import Image
 
 from rtdetr.data.classes import Classes
 from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, Found
 
 Format = Literal["coco", "yolo", "csv"]
@@ -80,9 +81,14 @@ def item_of(found: Found, **more: str) -> dict[str, Any]:
     """What became of a file, as it is listed: file, width, height, `more`, detections; or file and error."""
     if found.error:
         return {"file": str(found.file), "error": found.error}
-    width, height = found.picture.size if found.picture is not None else found.size
+    width, height = _size(found)
     size = {"width": width, "height": height}
     return {"file": str(found.file), **size, **more, "detections": as_json(found.detections)}
+
+
+def _size(found: Found) -> tuple[int, int]:
+    """(width, height)"""
+    return found.size if found.image is None else size_of(found.image)[::-1]
 
 
 class ResultsFolder:
@@ -108,19 +114,31 @@ class ResultsFolder:
             self.writers.append(CsvWriter(folder))
 
     def add(self, found: Found, name: Path) -> Path | None:
-        """Writes one file's results and returns the picture with boxes. name: relative to the folder, no suffix."""
-        self.num_pictures += 1
-        if found.picture is None:
-            self.list.extend([item_of(found)])
+        """Writes one file's results and returns the image with boxes. name: relative to the folder, no suffix."""
+        target = self.draw(found, name)
+        self.list_found(found, name, target)
+        return target
+
+    def draw(self, found: Found, name: Path) -> Path | None:
+        """Writes the image with boxes, and crops; for several threads."""
+        picture = found.picture
+        if picture is None:
             return None
         target = self.folder / f"{name}.jpg"
-        save_jpeg(draw(found.picture, found.detections), target)
+        save_jpeg(draw(picture, found.detections), target)
         if self.crops is not None:
-            save_crops(found.picture, found.detections, self.crops / name)
+            save_crops(picture, found.detections, self.crops / name)
+        return target
+
+    def list_found(self, found: Found, name: Path, target: Path | None) -> None:
+        """In results.json and the other formats."""
+        self.num_pictures += 1
+        if target is None:
+            self.list.extend([item_of(found)])
+            return
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
-            writer.add(self.num_pictures, name, found.file, found.picture.size, found.detections)
-        return target
+            writer.add(self.num_pictures, name, found.file, _size(found), found.detections)
 
     def __enter__(self) -> ResultsFolder:
         return self
