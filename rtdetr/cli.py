@@ -50,7 +50,7 @@ COMMANDS = {
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
     "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
-    "benchmark": Command(benchmark.run, "measure speed: op, assignment, train, infer, data, eval (in a clone)"),
+    "benchmark": Command(benchmark.run, "measure speed: op, assignment, train, infer, data, eval"),
 }
 
 

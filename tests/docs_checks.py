@@ -56,18 +56,12 @@ def parser_of(arguments: list[str]) -> tuple[argparse.ArgumentParser, list[str]]
     try:
         with _asking():
             if arguments[0] == "benchmark":
-                _tool("benchmark").main(arguments[1:])
+                importlib.import_module("rtdetr.benchmarks.__main__").main(arguments[1:])
             else:
                 cli.COMMANDS[arguments[0]].run(arguments[1:])
     except Asked as asked:
         return asked.parser, list(asked.arguments)
     raise AssertionError(f"rtdetr {arguments[0]} asks no parser")
-
-
-def _tool(name: str) -> ModuleType:
-    if str(ROOT / "tools") not in sys.path:
-        sys.path.insert(0, str(ROOT / "tools"))  # before a library that has a module of that name
-    return importlib.import_module(name)
 
 
 def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:

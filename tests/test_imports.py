@@ -25,7 +25,17 @@ FLOORS = {
     "losses": 1,
     "data": 1,
 }
-FLOORS |= {"weights": 2, "engine": 3, "inference": 3, "export": 4, "serve": 4, "commands": 5, "cli": 6, "__main__": 7}
+FLOORS |= {
+    "weights": 2,
+    "engine": 3,
+    "inference": 3,
+    "export": 4,
+    "serve": 4,
+    "commands": 5,
+    "cli": 6,
+    "__main__": 7,
+    "benchmarks": 7,
+}
 GROUND = 0
 FLOORS["api"] = FLOORS["cli"]  # two ways in
 FILES = sorted((ROOT / "rtdetr").rglob("*.py"))

@@ -272,7 +272,7 @@ def test_resize_on_the_device_finds_the_same(cfg: Config, tmp_path: Path, device
     for ours, theirs in zip(there.predict_files(files, 3), here.predict_files(files, 3)):
         assert ours.file == theirs.file and ours.error == theirs.error
         assert ours.best_score == pytest.approx(theirs.best_score, abs=0.02)
-    with pytest.raises(ConfigError, match="resize: expected auto, host or device, got .gpu."):
+    with pytest.raises(ConfigError, match="resize: expected auto, host or device, got 'gpu'"):
         predictor(cfg, resize="gpu")
 
 

@@ -1,10 +1,12 @@
-"""`tools/benchmark.py infer|train` on a processor, with the smallest model."""
+"""`rtdetr benchmark infer|train` on a processor, with the smallest model."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,18 +18,16 @@ from engine_helpers import NANO, tiny_updates
 
 from rtdetr.ops import compiled
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
-TINY = [each for each in tiny_updates(TOOLS) if each.startswith(("model", "data.image_size"))]
+ROOT = Path(__file__).resolve().parents[1]
+TINY = [each for each in tiny_updates(ROOT) if each.startswith(("model", "data.image_size"))]
 
 
-def tool(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return importlib.import_module(name)
+def tool(name: str) -> ModuleType:
+    return importlib.import_module(f"rtdetr.{name}")
 
 
-def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    infer = tool(monkeypatch, "benchmarks.infer")
+def test_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    infer = tool("benchmarks.infer")
     infer.make_checkpoint_file(tmp_path / "model.pth", str(NANO), TINY)
     (tmp_path / "pictures").mkdir()
     infer.make_pictures(tmp_path / "pictures", 2)
@@ -49,12 +49,31 @@ def test_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     assert all(row["images_per_s"] > 0 and row["first_s"] >= row["load_s"] > 0 for row in rows)
     assert all(row["ms"] > 0 and row["shift"] < 1e-3 for row in rows[:4])
     assert len(infer.line(rows[4]).splitlines()) == 1 + len(rows[4]["parts"])
+    for name in infer.PUBLIC:
+        tool("benchmarks.public").work({"name": name, "started": time.time(), **order})
+    public = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["name"], row["batch"]) for row in public] == [*zip(infer.PUBLIC, (1, 8, 1, 1, 2))]
+    assert all(row["images_per_s"] > 0 and row["first_s"] >= row["load_s"] > 0 for row in public)
+
+
+def test_it_runs_from_a_wheel(tmp_path: Path) -> None:
+    """Of the package alone, without the clone around it."""
+    shutil.copytree(ROOT / "rtdetr", tmp_path / "rtdetr", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "configs", tmp_path / "rtdetr" / "configs")
+    command = [sys.executable, "-m", "rtdetr", "benchmark", "infer", "--device", "cpu", "--config", NANO.stem]
+    command += ["--rows", "predict, array", "--num-files", "1", "--batch", "1", "-u", *TINY]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *(p for p in sys.path if p != str(ROOT))])
+    }
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("predict, array")
 
 
 def test_a_row_that_fails_costs_itself_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    benchmark, infer = tool(monkeypatch, "benchmark"), tool(monkeypatch, "benchmarks.infer")
+    benchmark, infer = tool("benchmarks.__main__"), tool("benchmarks.infer")
     order = {"folder": str(tmp_path), "device": "cpu", "batches": [1], "profile": False, "num_files": 1}
     (failed,) = infer._in_a_process({"name": "deployed eager", **order})
     assert "model.pth: no such weight file" in failed["error"]
@@ -83,21 +102,21 @@ def test_what_cannot_be_measured_is_one_sentence(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        sys.exit(tool(monkeypatch, "benchmark").main(arguments))
+        sys.exit(tool("benchmarks.__main__").main(arguments))
     assert ended.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert "error: " in said and says in said
 
 
 def test_without_a_gpu_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = tool(monkeypatch, "benchmarks.profiled")
+    profiled = tool("benchmarks.profiled")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert profiled.work_of(lambda: torch.rand(3) + 1, 2) == (0, 0, 0, [])
 
 
 @pytest.mark.gpu
 def test_waits_of_the_calls_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = tool(monkeypatch, "benchmarks.profiled")
+    profiled = tool("benchmarks.profiled")
     values = torch.rand(1000, device="cuda")
     quiet, waiting = (profiled.work_of(call, 4) for call in (lambda: values + 1, lambda: (values + 1).sum().item()))
     assert quiet.waits == 0 and quiet.kernels == 1 and quiet.busy_ms > 0 and len(quiet.top) == 1
@@ -108,7 +127,7 @@ def test_waits_of_the_calls_alone_count(monkeypatch: pytest.MonkeyPatch) -> None
 def test_assignment_beside_scipy_and_without_kernels(
     why_not: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    benchmark, assignment = tool(monkeypatch, "benchmark"), tool(monkeypatch, "benchmarks.assignment")
+    benchmark, assignment = tool("benchmarks.__main__"), tool("benchmarks.assignment")
     monkeypatch.setattr(assignment, "COUNTS", {"221 boxes": (2, 1, 3)})
     monkeypatch.setattr(assignment, "LAYERS", 1)
     file = tmp_path / "rows.json"
@@ -126,8 +145,7 @@ def test_assignment_beside_scipy_and_without_kernels(
 
 @pytest.mark.slow  # two more processes import and build everything
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = tool(monkeypatch, "benchmarks.train")
-    monkeypatch.setenv("PYTHONPATH", str(TOOLS), prepend=os.pathsep)  # theirs, too
+    train = tool("benchmarks.train")
     row = train.measure(NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY, gpus=2)
     assert row.mode == "plain, 2 GPUs"
     assert row.images_per_s == pytest.approx(2 * 2 * 1e3 / row.ms) and row.loss > 0

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
 RecordOf = Callable[..., tuple[str, Any]]
 
 
 @pytest.fixture
-def record_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RecordOf:
+def record_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RecordOf:
     """What a benchmark prints, and the JSON that it writes."""
-    monkeypatch.syspath_prepend(str(TOOLS))
-    tool = importlib.import_module("benchmark")
+    tool = importlib.import_module("rtdetr.benchmarks.__main__")
 
     def run(*command: str) -> tuple[str, Any]:
         file = tmp_path / "numbers.json"
@@ -38,11 +36,8 @@ def test_data(record_of: RecordOf) -> None:
     assert record["milliseconds"]["plain"]["expand and crop"] > 0
 
 
-def test_wrong_arguments_are_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(TOOLS))
-    tool = importlib.import_module("benchmark")
+def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool = importlib.import_module("rtdetr.benchmarks.__main__")
     assert tool.main(["data", "--pictures", str(tmp_path / "nowhere")]) == 2
     assert "no such annotation file" in capsys.readouterr().err
     for wrong in (["data", "--rounds", "0"], ["eval", "--pictures", "-1"]):

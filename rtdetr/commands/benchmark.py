@@ -1,18 +1,14 @@
-"""`rtdetr benchmark` hands over to tools/benchmark.py, which only a clone has."""
+"""`rtdetr benchmark`: a process of its own, as each command chooses what is imported, and when."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-TOOL = Path(__file__).resolve().parents[2] / "tools" / "benchmark.py"
 
 
 def run(arguments: Sequence[str]) -> int:
     """Measures speed; see `rtdetr benchmark --help`."""
-    if not TOOL.is_file():
-        print("error: benchmark runs in a clone of the repository, which this installation is not", file=sys.stderr)
-        return 2
-    return subprocess.call([sys.executable, str(TOOL), *arguments])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a clone works without being installed
+    return subprocess.call([sys.executable, "-m", "rtdetr.benchmarks", *arguments], env=environment)

@@ -52,7 +52,12 @@ class Search(NamedTuple):
             readers = Readers.choose(num_files, self.predictor.device.type == "cuda")
         logger.debug("files are read by %s", readers)
         return self.predictor.predict_files(
-            files, self.batch_size, readers.threads, opener.pixels, readers.processes, with_images=with_images
+            files,
+            self.batch_size,
+            num_threads=readers.threads,
+            read=opener.pixels,
+            num_processes=readers.processes,
+            with_images=with_images,
         )
 
     def pictures(self, pictures: list[Image.Image]) -> list[list[Detection]]:

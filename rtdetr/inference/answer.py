@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference.hits import Hits
@@ -61,9 +62,8 @@ def _of_files(
     """Without their images, which `Result.picture` reads again."""
     readers = Readers.choose(len(files), predictor.device.type == "cuda")
     logger.debug("%d files are read by %s", len(files), readers)
-    found = predictor.predict_files(
-        files, batch_size, readers.threads, None, readers.processes, threshold, with_images=False
-    )
+    who: Any = {"num_threads": readers.threads, "num_processes": readers.processes}
+    found = predictor.predict_files(files, batch_size, threshold=threshold, with_images=False, **who)
     for each in found:
         if each.error and not tolerant:
             raise DataError(each.error)

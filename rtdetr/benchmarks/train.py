@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.profiled import work_of
+from rtdetr.benchmarks.profiled import work_of
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import load_config
 from rtdetr.engine import distributed

@@ -112,7 +112,7 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
         transforms.move_boxes(boxes, labels, recipe, size)
         return result
 
-    peers = {
+    peers: dict[tuple[int, str], Callable[..., Any]] = {
         (size, name): torchvision_pipeline(size, name, config)
         for size in set(config.batch_sizes)
         for name in config.interpolations

@@ -41,6 +41,7 @@ def work_of(call: Callable[[], object], number: int, most: int = 40) -> Work:
             entry[0] += 1 / number
             entry[1] += event.time_range.elapsed_us() / 1e3 / number
         waits += event.name in WAITS and event.time_range.start < max(ends)  # the profiler waits at its end, too
-    top = sorted(((name, *entry) for name, entry in kernels.items()), key=lambda each: -each[2])[:most]
+    named = [(name, calls, ms) for name, (calls, ms) in kernels.items()]
+    top = sorted(named, key=lambda each: -each[2])[:most]
     counted, busy = (sum(entry[i] for entry in kernels.values()) for i in range(2))
     return Work(counted, busy, waits / number, top)

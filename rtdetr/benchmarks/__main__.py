@@ -4,7 +4,8 @@
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
 `rtdetr benchmark data`: training pictures per second of one core, beside torchvision's transforms.
 `rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
-`rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files.
+`rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files;
+    and `RTDETRv3.predict` with its default options, as a script calls it.
 `rtdetr benchmark train`: the optimiser step, plain and compiled, with all supervision and with one query group.
 """
 
@@ -18,16 +19,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a clone works without being installed
-
 import torch
-from benchmarks import assignment as benchmark_assignment
-from benchmarks import data as benchmark_data
-from benchmarks import eval as benchmark_eval
-from benchmarks import infer as benchmark_infer
-from benchmarks import op as benchmark_op
-from benchmarks import train as benchmark_train
 
+from rtdetr.benchmarks import assignment as benchmark_assignment
+from rtdetr.benchmarks import data as benchmark_data
+from rtdetr.benchmarks import eval as benchmark_eval
+from rtdetr.benchmarks import infer as benchmark_infer
+from rtdetr.benchmarks import op as benchmark_op
+from rtdetr.benchmarks import train as benchmark_train
 from rtdetr.commands.configs import find_config
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
@@ -75,8 +74,10 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     infer.add_argument("--batch", nargs="+", type=positive, default=[1, 32], help="pictures at a time (default: 1 32)")
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
-    infer.add_argument("--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES], help=text)
-    text = "JPEGs of the row `files` (default: %(default)s)"
+    infer.add_argument(
+        "--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES, *benchmark_infer.PUBLIC], help=text
+    )
+    text = "JPEGs of the rows of files (default: %(default)s)"
     infer.add_argument("--num-files", type=positive, default=4096, help=text)
     text = "kernels, waits and the time the GPU was busy"
     train = command(commands, "train", "the optimiser step of `rtdetr train`", measure_train, profile=text)

@@ -18,9 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a clone works without being installed
-
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
@@ -47,11 +44,13 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 SLOW = "deployed + compile max + graph"  # takes minutes, so only when it is named
 FILES: dict[str, dict[str, Any]] = {"files": {}, "files, resized on the device": {"resize": "device"}}
-ON_CPU = ("float32 eager", "deployed eager", "files")
+# Through `RTDETRv3.predict`, see public.py.
+PUBLIC = ("predict, tensor", "predict, 8 tensors", "predict, array", "predict, JPEG", "predict, list of JPEGs")
+ON_CPU = ("float32 eager", "deployed eager", "files", "predict, array", "predict, JPEG")
 
 
 def rows_for(device: torch.device) -> list[str]:
-    return list(ON_CPU) if device.type == "cpu" else [name for name in (*ROWS, *FILES) if name != SLOW]
+    return list(ON_CPU) if device.type == "cpu" else [name for name in (*ROWS, *FILES, *PUBLIC) if name != SLOW]
 
 
 def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
@@ -99,7 +98,7 @@ def measure_rows(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_checkpoint_file(folder / "model.pth", config, updates)
-        if FILES.keys() & set(names):
+        if {*FILES, *PUBLIC} & set(names):
             (folder / "pictures").mkdir()
             make_pictures(folder / "pictures", min(num_files, 256))
         for name in names:
@@ -110,9 +109,11 @@ def measure_rows(
 
 def _in_a_process(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows that a fresh process measures, as they come."""
-    command = [sys.executable, str(Path(__file__).resolve()), json.dumps(order | {"started": time.time()})]
+    module = f"rtdetr.benchmarks.{'public' if order['name'] in PUBLIC else 'infer'}"
+    command = [sys.executable, "-m", module, json.dumps(order | {"started": time.time()})]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a clone works without being installed
     with tempfile.TemporaryFile("w+") as errors:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         assert child.stdout is not None
         for output in child.stdout:
             if output.startswith("{"):
@@ -235,7 +236,9 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if clock.on_gpu:
         row["mib"] = torch.cuda.max_memory_reserved() / 2**20
         if profile:
-            from benchmarks.profiled import work_of  # here because the first result need not wait for torch.profiler
+            from rtdetr.benchmarks.profiled import (
+                work_of,
+            )  # here because the first result need not wait for torch.profiler
 
             row |= work_of(call, number=5)._asdict()
     return row
@@ -253,6 +256,7 @@ def measure_files(
 ) -> Iterator[dict[str, Any]]:
     """Images a second from a folder of JPEGs to lists of detections, and what one picture costs on one thread."""
     from rtdetr.inference.ahead import one_opencv_thread
+    from rtdetr.inference.readers import usable_cores
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]
@@ -261,11 +265,11 @@ def measure_files(
     picture = predictor.read_file(files[0])
     for i in range(batch):
         pixels.put(i, picture)
-    images = pixels.on(predictor.device).permute(0, 3, 1, 2)
+    images = pixels.on(predictor.device)
     sizes = pixels.sizes.to(predictor.device)
     for _ in range(RECORD_AT + 1):
         pending = predictor._start(pixels)
-        predictor._reported(pending)
+        predictor._reported(pending, 0.5)
     host = Clock(torch.device("cpu"), seconds)
     with one_opencv_thread():
         parts = {
@@ -275,14 +279,15 @@ def measure_files(
         }
     parts |= {
         f"copy to the device and detect, {batch} pictures": clock.latency(
-            lambda: predictor._reported(predictor._start(pixels))
+            lambda: predictor._reported(predictor._start(pixels), 0.5)
         ),
         f"detect alone, {batch} pictures": clock.latency(lambda: predictor.predict_tensors(images, sizes)),
-        f"lists of detections, {batch} pictures": host.latency(lambda: predictor._reported(pending)),
+        f"lists of detections, {batch} pictures": host.latency(lambda: predictor._reported(pending, 0.5)),
     }
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     rates = []
-    for readers in ({"num_threads": 1}, {"num_threads": cores}, {"num_processes": cores}):
+    choices: list[dict[str, Any]] = [{"num_threads": 1}, {"num_threads": cores}, {"num_processes": cores}]
+    for readers in choices:
         least = files if cores in readers.values() else files[: max(batch, number // 8)]
         start = time.perf_counter()
         done = sum(not each.error for each in predictor.predict_files(least, batch, **readers))

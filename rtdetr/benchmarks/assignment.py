@@ -10,11 +10,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from benchmarks.profiled import work_of
+from rtdetr.benchmarks.profiled import work_of
 from rtdetr.config import LossConfig, SupervisionConfig
 from rtdetr.engine.graphs import slots_for
 from rtdetr.losses.matcher import match_together, matching_cost
@@ -148,7 +149,7 @@ def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets, config: 
 def with_profile(
     row: Measurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], device: torch.device, times: int
 ) -> Measurement:
-    apart = tuple(milliseconds(lambda each=each: solve([each]), device, times) for each in costs)
+    apart = tuple(milliseconds(partial(solve, [each]), device, times) for each in costs)
     if device.type != "cuda":
         return replace(row, apart_ms=apart)
     torch.cuda.reset_peak_memory_stats()
