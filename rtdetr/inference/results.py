@@ -13,6 +13,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from rtdetr.data.classes import Classes
+from rtdetr.data.pictures import read_pixels
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, Found
@@ -121,14 +122,7 @@ class ResultsFolder:
 
     def draw(self, found: Found, name: Path) -> Path | None:
         """Writes the image with boxes, and crops; for several threads."""
-        picture = found.picture
-        if picture is None:
-            return None
-        target = self.folder / f"{name}.jpg"
-        save_jpeg(draw(picture, found.detections), target)
-        if self.crops is not None:
-            save_crops(picture, found.detections, self.crops / name)
-        return target
+        return draw_found(self.folder, self.crops, found, name)
 
     def list_found(self, found: Found, name: Path, target: Path | None) -> None:
         """In results.json and the other formats."""
@@ -146,6 +140,26 @@ class ResultsFolder:
     def __exit__(self, *_: object) -> None:
         for each in (self.list, *self.writers):
             each.close()
+
+
+def draw_found(folder: Path, crops: Path | None, found: Found, name: Path) -> Path | None:
+    """`ResultsFolder.draw`, for processes too."""
+    picture = found.picture
+    if picture is None:
+        return None
+    target = folder / f"{name}.jpg"
+    save_jpeg(draw(picture, found.detections), target)
+    if crops is not None:
+        save_crops(picture, found.detections, crops / name)
+    return target
+
+
+def draw_file(folder: Path, crops: Path | None, max_megapixels: float, found: Found, name: Path) -> Path | None:
+    """`draw_found` of an image that is read again here, in a process."""
+    if found.error:
+        return None
+    image = read_pixels(Path(found.file), max_megapixels=max_megapixels)
+    return draw_found(folder, crops, found._replace(image=image), name)
 
 
 def save_jpeg(picture: Image.Image, target: Path) -> None:
