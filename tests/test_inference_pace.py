@@ -304,11 +304,11 @@ def test_an_exported_file_starts_no_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("files", "on_gpu", "cores", "readers", "said"),
     [
-        (10, True, 16, Readers(16), "16 threads"),
+        (10, True, 16, Readers(8), "8 threads"),
         (4096, True, 16, Readers(0, 16), "16 processes"),
         (100_000, True, 64, Readers(0, 16), "16 processes"),
         (100_000, True, 2, Readers(2), "2 threads"),
-        (100_000, False, 16, Readers(16), "16 threads"),
+        (100_000, False, 16, Readers(8), "8 threads"),
         (100_000, False, 1, Readers(1), "1 thread"),
     ],
 )

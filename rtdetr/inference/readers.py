@@ -6,7 +6,8 @@ import multiprocessing
 import os
 from typing import NamedTuple
 
-MAX_THREADS = 16  # that read files, unless more are asked for
+MAX_THREADS = 8  # that read files, unless more are asked for; 16 are slower, as they wait for Python's lock
+MAX_PROCESSES = 16
 MIN_PROCESSES = 4  # fewer are no faster than threads
 FILES_PER_PROCESS = 256  # from which a process has paid for its start
 DRAWN_PER_PROCESS = 16  # drawing keeps Python's lock
@@ -27,8 +28,8 @@ class Readers(NamedTuple):
         use."""
         cores = cores or usable_cores()
         can_fork = "fork" in multiprocessing.get_all_start_methods()
-        if can_fork and on_gpu and cores >= MIN_PROCESSES and num_files >= least * min(cores, MAX_THREADS):
-            return cls(0, min(cores, MAX_THREADS))
+        if can_fork and on_gpu and cores >= MIN_PROCESSES and num_files >= least * min(cores, MAX_PROCESSES):
+            return cls(0, min(cores, MAX_PROCESSES))
         return cls(min(MAX_THREADS, cores))
 
     def __str__(self) -> str:
