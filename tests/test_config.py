@@ -87,6 +87,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "ema.warmup": (-1, 1e10),
     "train.epochs": (0, 10**9),
     "train.accumulate": (0, 10**9),
+    "train.counted_batches": (-1, 10**9),
     "train.eval_every": (-1, 10**9),
     "train.log_every": (0, 10**9),
     "train.patience": (-1, 10**9),

@@ -14,7 +14,7 @@ from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
 from torch.utils.checkpoint import checkpoint
 
 from rtdetr import RTDETRv3
-from rtdetr.config import Config, ConfigError, load_config
+from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
 from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, open_train_set
@@ -211,6 +211,35 @@ def test_batches_that_auto_puts_together_change_neither_rate_nor_length(data: Pa
     steps = NUM_TRAIN // 4
     assert random[1][-1] == f"train.epochs: auto is 500, {500 * steps} iterations"
     assert tuned[1][-1] == f"train.epochs: auto is 500, {500 * -(-steps // 2)} iterations"
+
+
+def test_a_settled_config_stays_as_it_is(data: Path, tmp_path: Path) -> None:
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", *AUTO, "optimizer.lr=0.002", "optimizer.lr_batch=16"]
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    for start in (None, wholly):
+        once, _ = automatic.settle(tiny_config(data, *updates), CPU, None, start)
+        assert automatic.settle(once, CPU, None, start) == (once, [])
+        for key in ("data.train_batch_size", "train.epochs", *automatic.BY_WEIGHTS):
+            again = config_from_dict(config_to_dict(once), "config.yml", [f"{key}=auto"])
+            assert automatic.settle(again, CPU, None, start)[0] == once, (key, start)
+
+
+@pytest.mark.parametrize("batch", ["auto", "2"])
+def test_a_resumed_run_keeps_its_rate(data: Path, tmp_path: Path, batch: str) -> None:
+    """Also one with a batch of its own, whose rate nobody scaled, and one of a file from before `lr_batch` followed."""
+    updates = [f"data.train_batch_size={batch}", "optimizer.lr=0.002", "optimizer.lr_batch=16"]
+    cfg, _ = automatic.settle(tiny_config(data, *updates), CPU)
+    cfg = dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr_batch=16))
+    save_checkpoint(
+        tmp_path / "last.pth",
+        make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), build_model(cfg.model, 3).state_dict()),
+    )
+    again = config_from_dict(config_to_dict(cfg), "last.pth", ["data.train_batch_size=auto"])
+    resumed, lines = automatic.settle(again, CPU, tmp_path / "last.pth")
+    assert resumed == cfg and lines == [
+        f"data.train_batch_size: auto is {cfg.data.train_batch_size}; optimizer.lr {cfg.optimizer.lr:g}, "
+        "as in the run that is resumed"
+    ]
 
 
 def test_a_step_that_auto_puts_together_has_no_more_pictures_than_one_batch(

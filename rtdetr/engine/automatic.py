@@ -55,29 +55,27 @@ BY_WEIGHTS = {
 def settle(
     cfg: Config, device: torch.device, resume: Path | None = None, tuning: Path | None = None
 ) -> tuple[Config, list[str]]:
-    """The config without any `auto`, and lines on what was replaced. A resumed run keeps what it had.
+    """The config without any `auto`, and lines on what was replaced. A resumed run keeps what it had, and `auto` once
+    more in a config that has come from here finds the same numbers.
 
     Raises DataError or CheckpointError when data or checkpoint cannot be read."""
     sizes = cfg.data.train_batch_size, cfg.train.epochs
     if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
         return cfg, []
     stored = config_from_dict(load_checkpoint(resume)["config"], str(resume)) if resume is not None else None
-    given = 1 if cfg.train.accumulate == "auto" else cfg.train.accumulate  # batches a step, for rate and epochs
+    together = cfg.train.accumulate == "auto"
+    given = cfg.train.counted_batches or (1 if together else settled(cfg.train.accumulate))  # for rate and epochs
     cfg, lines = _settle_by_weights(cfg, tuning, stored)
+    if together and settled(cfg.train.accumulate) > 1:
+        cfg = _with(cfg, "train.counted_batches", given)
     if "auto" not in sizes:
         return cfg, lines
     source = open_train_set(cfg)
     if cfg.data.train_batch_size == "auto":
         most = MOST_PICTURES * given // settled(cfg.train.accumulate)
         size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device, most)
-        cfg = _with(cfg, "data.train_batch_size", size)
-        total = size * distributed.world_size() * given
-        lr = min(cfg.optimizer.lr * total / cfg.optimizer.lr_batch, 0.1)
-        lines.append(
-            f"data.train_batch_size: auto is {size}; optimizer.lr {cfg.optimizer.lr:g}, meant for "
-            f"{cfg.optimizer.lr_batch} pictures a step, is {lr:g} for {total}"
-        )
-        cfg = _with(cfg, "optimizer.lr", lr)
+        cfg, rate = _with_rate(_with(cfg, "data.train_batch_size", size), size * given, stored)
+        lines.append(f"data.train_batch_size: auto is {size}; optimizer.lr {rate}")
     if cfg.train.epochs == "auto":
         batches = len(source) // (settled(cfg.data.train_batch_size) * distributed.world_size())
         batches = max(1, batches)  # no batch at all is refused with the loader
@@ -86,6 +84,16 @@ def settle(
         steps = epochs * math.ceil(batches / settled(cfg.train.accumulate))
         lines.append(f"train.epochs: auto is {epochs}, {steps} iterations")
     return cfg, lines
+
+
+def _with_rate(cfg: Config, pictures: int, stored: Config | None) -> tuple[Config, str]:
+    """The config with the rate of a step of so many pictures per process, and a sentence on it."""
+    lr, meant_for, total = cfg.optimizer.lr, cfg.optimizer.lr_batch, pictures * distributed.world_size()
+    if stored and (lr, meant_for) == (stored.optimizer.lr, stored.optimizer.lr_batch):
+        return cfg, f"{lr:g}, as in the run that is resumed"
+    scaled = min(lr * (total / meant_for), 0.1)
+    cfg = _with(_with(cfg, "optimizer.lr", scaled), "optimizer.lr_batch", total)
+    return cfg, f"{lr:g}, meant for {meant_for} pictures a step, is {scaled:g} for {total}"
 
 
 def _settle_by_weights(cfg: Config, tuning: Path | None, stored: Config | None) -> tuple[Config, list[str]]:
