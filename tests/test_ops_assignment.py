@@ -160,10 +160,33 @@ def test_what_does_not_fit_is_refused() -> None:
         linear_assignment(cost.long(), (3,))
     with pytest.raises(ValueError, match="cost: expected"):
         linear_assignment(cost[0], (5,))
+    for name, given in (
+        ("cost: expected a tensor, got ndarray", (cost.numpy(), (3,))),
+        ("cost: expected a tensor, got list", (cost.tolist(), (3,))),
+        ("cost: expected a tensor that holds numbers, got one on the meta device", (cost.to("meta"), (3,))),
+        ("counts: expected a tensor that holds numbers", (cost, torch.tensor([3], device="meta"))),
+    ):
+        for backend in ("auto", "scipy", "cpu"):
+            with pytest.raises(ValueError, match=name):
+                linear_assignment(*given, backend=backend)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="counts: expected a tensor, got ndarray"):
+        linear_assignment_padded(cost, np.array([3]))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="backend: expected one of"):
         linear_assignment(cost, (3,), backend="gpu")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="needs costs on cuda"):
         linear_assignment(cost, (3,), backend="cuda")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("repeats", [6, 1000, 2**31, 2**62, 2**65])
+def test_more_repeats_than_queries_are_as_many(backend: str, repeats: int) -> None:
+    device = "cuda" if backend == "cuda" else "cpu"
+    cost = torch.rand(2, 3, 5, generator=torch.Generator().manual_seed(0)).to(device)
+    index = linear_assignment(cost, (2, 1), repeats, backend=backend)  # type: ignore[arg-type]
+    wanted = torch.stack((cost[:, :2].argmin(1), torch.zeros(2, 5, dtype=torch.int64, device=device)), 1)
+    assert torch.equal(index, wanted)  # each query has the box it likes best
+    padded = linear_assignment_padded(cost, torch.tensor([3], device=device), repeats, backend=backend)[0]  # type: ignore[arg-type]
+    assert torch.equal(padded[:, 0], cost.argmin(1))
 
 
 def test_auto_takes_a_kernel_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

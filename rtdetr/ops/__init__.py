@@ -5,14 +5,22 @@ Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rtdetr.ops.assignment import linear_assignment
-from rtdetr.ops.backend import BACKENDS, Backend, resolve_backend, why_not_compiled
+from rtdetr.ops.backend import (
+    BACKENDS,
+    Backend,
+    check_readable,
+    check_tensors,
+    resolve_backend,
+    run,
+    why_not_compiled,
+)
 from rtdetr.ops.deformable_aggregation import DeformableFeatureAggregation, deformable_aggregation
 from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
 
@@ -54,6 +62,7 @@ def ms_deform_attn(
     exception: the torch backend has to read a `spatial_shapes` tensor that lies on a device. Give pairs of integers.
     Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run.
     """
+    check_tensors(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
     value = _autocast(value)
     _check(value, spatial_shapes, sampling_locations, attention_weights)
     dtype = compute_dtype(value)
@@ -61,7 +70,8 @@ def ms_deform_attn(
     if resolve_backend(backend, value, _host_levels(spatial_shapes)) == "torch":
         return ms_deform_attn_reference(value, _host_shapes(spatial_shapes, value), locations, weights)
     levels = _levels(spatial_shapes, level_start_index, value)
-    return torch.ops.rtdetr.ms_deform_attn(value, *levels, locations, weights)
+    output: Tensor = run(torch.ops.rtdetr.ms_deform_attn, value, *levels, locations, weights)
+    return output
 
 
 def ms_deform_attn_fused(
@@ -82,6 +92,7 @@ def ms_deform_attn_fused(
     offsets:   (B, Q, H, L, P, 2) raw output of the offset projection
     logits:    (B, Q, H, L, P) or (B, Q, H, L * P); the weights are their softmax over the L * P points of a head
     """
+    check_tensors(value=value, reference=reference, offsets=offsets, logits=logits)
     value = _autocast(value)
     _check_fused(spatial_shapes, reference, offsets, logits)
     batch, _, _, levels, points, _ = offsets.shape
@@ -92,7 +103,8 @@ def ms_deform_attn_fused(
         logits = logits.reshape(offsets.shape[:-1])
         reference = reference.to(compute_dtype(value))
         args = (*_levels(spatial_shapes, None, value), reference, offsets, logits, offset_scale)
-        return torch.ops.rtdetr.ms_deform_attn_fused(value, *args)
+        output: Tensor = run(torch.ops.rtdetr.ms_deform_attn_fused, value, *args)
+        return output
     weights = softmax_weights(logits, levels, points)
     locations = locations_from_offsets(reference, offsets, spatial_shapes, offset_scale)
     return ms_deform_attn(value, spatial_shapes, None, locations, weights, backend=backend)
@@ -142,6 +154,8 @@ def _levels(
         return [size for pair in spatial_shapes for size in pair], None, None
     shapes = spatial_shapes.to(value.device, torch.int64, non_blocking=True)
     if level_start_index is not None:
+        check_tensors(level_start_index=level_start_index)
+        check_readable("level_start_index", level_start_index, value.is_meta)
         return [], shapes, level_start_index.to(value.device, torch.int64, non_blocking=True)
     cells = shapes[:, 0] * shapes[:, 1]
     return [], shapes, cells.cumsum(0) - cells
@@ -153,7 +167,7 @@ def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weig
     if not value.is_floating_point():
         raise ValueError(f"value: expected floating-point numbers, got {value.dtype}")
     batch, _, heads, _ = value.shape
-    levels = _check_shapes(spatial_shapes)
+    levels = _check_shapes(spatial_shapes, value.is_meta)
     expected = (batch, heads, levels, 2)
     if locations.dim() != 6 or tuple(locations.shape[i] for i in (0, 2, 3, 5)) != expected:
         raise ValueError(
@@ -167,21 +181,26 @@ def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weig
         )
 
 
-def _check_shapes(spatial_shapes: SpatialShapes) -> int:
-    """Return the number of levels."""
+def _check_shapes(spatial_shapes: SpatialShapes, on_meta: bool) -> int:
+    """Return the number of levels. on_meta: the values are on the meta device."""
     if isinstance(spatial_shapes, Tensor):
+        check_readable("spatial_shapes", spatial_shapes, on_meta)
         if spatial_shapes.dim() != 2 or spatial_shapes.shape[1] != 2 or spatial_shapes.is_floating_point():
             got = f"{tuple(spatial_shapes.shape)} of {spatial_shapes.dtype}"
             raise ValueError(f"spatial_shapes: expected integers (L, 2), got {got}")
-    elif any(len(pair) != 2 for pair in spatial_shapes):
+    elif not isinstance(spatial_shapes, Sized) or not all(map(_is_pair, spatial_shapes)):
         raise ValueError(f"spatial_shapes: expected pairs (height, width), got {spatial_shapes}")
     if len(spatial_shapes) == 0:
         raise ValueError("spatial_shapes: expected at least one level, got none")
     return len(spatial_shapes)
 
 
+def _is_pair(pair: object) -> bool:
+    return isinstance(pair, Sized) and len(pair) == 2
+
+
 def _check_fused(spatial_shapes: SpatialShapes, reference: Tensor, offsets: Tensor, logits: Tensor) -> None:
-    levels = _check_shapes(spatial_shapes)
+    levels = _check_shapes(spatial_shapes, offsets.is_meta)
     if offsets.dim() != 6 or offsets.shape[3] != levels or offsets.shape[5] != 2:
         raise ValueError(f"offsets: expected (B, Q, H, L, P, 2) with L={levels}, got {tuple(offsets.shape)}")
     batch, queries, heads, _, points, _ = offsets.shape

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.ops import compiled
-from rtdetr.ops.backend import check_name, why_not_compiled
+from rtdetr.ops.backend import check_name, check_readable, check_tensors, run, why_not_compiled
 
 AssignmentBackend = Literal["auto", "scipy", "cpu", "cuda"]
 BACKENDS: tuple[str, ...] = get_args(AssignmentBackend)
@@ -44,12 +44,12 @@ def linear_assignment_checked(
     cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """`linear_assignment`, and (..., B) bool: the pictures whose costs are not all finite."""
-    cost, numbers = _as_solvers_take_it(cost, repeats), _whole_numbers(counts)
+    (cost, repeats), numbers = _as_solvers_take_it(cost, repeats), _whole_numbers(counts)
     if min(numbers, default=0) < 0 or sum(numbers) != cost.shape[-2]:
         raise ValueError(f"counts: expected numbers that add up to T = {cost.shape[-2]}, got {numbers}")
     if resolve_assignment_backend(backend, cost, numbers, repeats) == "scipy":
         return _by_scipy(cost, numbers, repeats)
-    index, bad = torch.ops.rtdetr.linear_assignment(cost, numbers, int(repeats))
+    index, bad = run(torch.ops.rtdetr.linear_assignment, cost, numbers, repeats)
     return index, bad
 
 
@@ -61,7 +61,8 @@ def linear_assignment_padded(
     cost:   (..., B * M, Q), M rows for each picture, of which its boxes are the first
     counts: (B,) int64 on the device of the costs, each at most M; the cuda backend does not look into it on the host
     """
-    cost, pictures = _as_solvers_take_it(cost, repeats), counts.numel()
+    check_tensors(cost=cost, counts=counts)
+    (cost, repeats), pictures = _as_solvers_take_it(cost, repeats), counts.numel()
     if counts.dim() != 1 or counts.dtype != torch.int64 or not pictures or cost.shape[-2] % pictures:
         raise ValueError(
             f"counts: expected (B,) int64 for costs (..., B * M, Q), got {tuple(counts.shape)} {counts.dtype} for "
@@ -69,23 +70,28 @@ def linear_assignment_padded(
         )
     slots = cost.shape[-2] // pictures
     if resolve_assignment_backend(backend, cost, [slots] * pictures, repeats) == "cuda":
-        index, bad = torch.ops.rtdetr.linear_assignment_padded(cost, counts, int(repeats))
+        index, bad = run(torch.ops.rtdetr.linear_assignment_padded, cost, counts, repeats)
         return index, bad
     own = [min(max(count, 0), slots) for count in counts.tolist()]
     rows = [picture * slots + slot for picture, count in enumerate(own) for slot in range(count)]
     return linear_assignment_checked(cost[..., rows, :], own, repeats, backend=backend)
 
 
-def _as_solvers_take_it(cost: Tensor, repeats: int) -> Tensor:
-    """The costs in float32 or float64, without their past."""
+def _as_solvers_take_it(cost: Tensor, repeats: int) -> tuple[Tensor, int]:
+    """The costs in float32 or float64, without their past; and the repeats, as many as there are queries at most: a box
+    cannot get more of them."""
+    check_tensors(cost=cost)
+    check_readable("cost", cost)
     if cost.dim() < 2 or not cost.is_floating_point():
         raise ValueError(f"cost: expected (..., T, Q) floating point, got {tuple(cost.shape)} {cost.dtype}")
     if not isinstance(repeats, int | np.integer) or repeats < 1:
         raise ValueError(f"repeats: expected a whole number of at least 1, got {repeats}")
-    return cost.detach() if cost.dtype in (torch.float32, torch.float64) else cost.detach().float()
+    cost = cost.detach() if cost.dtype in (torch.float32, torch.float64) else cost.detach().float()
+    return cost, min(int(repeats), max(cost.shape[-1], 1))
 
 
 def _whole_numbers(counts: Sequence[int] | Tensor) -> list[int]:
+    check_readable("counts", counts)
     try:
         listed = counts.tolist() if isinstance(counts, Tensor) else list(counts)
         return [operator.index(count) for count in listed]

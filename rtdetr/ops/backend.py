@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ Backend = Literal["auto", "cuda", "cpu", "torch"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_HOST_LEVELS = 32  # kMaxHostLevels of csrc/cuda/common.cuh
+
+REFUSED = re.compile(r"[^,]+, [^,]*\.(?:cpp|h):\d+, (.*)")  # function, place in the source, sentence
 
 logger = logging.getLogger("rtdetr")
 
@@ -73,6 +76,38 @@ def covers(archs: list[str], major: int, minor: int) -> bool:
         if capability <= (major, minor) and (capability[0] == major or arch.endswith("+PTX")):
             return True
     return False
+
+
+def check_tensors(**named: object) -> None:
+    """Raises ValueError for what is no tensor, and for one on another device than the first."""
+    (first, leader), *_ = named.items()
+    for name, each in named.items():
+        if not isinstance(each, Tensor):
+            raise ValueError(f"{name}: expected a tensor, got {type(each).__name__}")
+        assert isinstance(leader, Tensor)
+        if each.device != leader.device:
+            raise ValueError(f"{name}: expected on {leader.device}, where {first} is, got {each.device}")
+
+
+def check_readable(name: str, values: object, on_meta: bool = False) -> None:
+    """Raises ValueError for numbers in a tensor on the meta device, which holds none; on_meta: nobody reads them."""
+    if isinstance(values, Tensor) and values.is_meta and not on_meta:
+        raise ValueError(f"{name}: expected a tensor that holds numbers, got one on the meta device")
+
+
+def run(operator: Any, *arguments: Any) -> Any:
+    """What a compiled operator returns. Raises ValueError for arguments that it refuses, in its own words alone."""
+    if torch.compiler.is_compiling():
+        return operator(*arguments)
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        if str(error).startswith("rtdetr::") and "for argument 'hw'" in str(error):
+            raise ValueError("spatial_shapes: expected whole numbers of at most 64 bits") from None
+        said = REFUSED.match(str(error))
+        if said is None:
+            raise
+        raise (ValueError if ": expected" in said[1] or "cells" in said[1] else RuntimeError)(said[1]) from None
 
 
 def check_name(backend: str, backends: tuple[str, ...] = BACKENDS) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops.backend import Backend, resolve_backend
+from rtdetr.ops.backend import Backend, check_readable, check_tensors, resolve_backend, run
 from rtdetr.ops.reference import compute_dtype
 
 CameraShapes = Tensor | Sequence[Sequence[tuple[int, int]]]
@@ -41,6 +41,11 @@ def deformable_aggregation(
     for float64 features). Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run. On
     CUDA more than 32 maps need a tensor of `spatial_shapes` on the device.
     """
+    check_tensors(features=features, sampling_locations=sampling_locations, weights=weights)
+    check_readable("spatial_shapes", spatial_shapes, features.is_meta)
+    if level_start_index is not None:
+        check_tensors(level_start_index=level_start_index)
+        check_readable("level_start_index", level_start_index, features.is_meta)
     device = "cpu" if features.is_meta else features.device.type
     if features.dtype != torch.float64 and torch.is_autocast_enabled(device):
         features = features.to(torch.get_autocast_dtype(device))
@@ -50,7 +55,8 @@ def deformable_aggregation(
     chosen = resolve_backend(backend, features)
     if chosen == "cuda" and not torch.are_deterministic_algorithms_enabled():
         levels = _levels(spatial_shapes, level_start_index, features)
-        return torch.ops.rtdetr.deformable_aggregation(features, *levels, locations, weights)
+        output: Tensor = run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
+        return output
     # Where, not a product: an infinite or NaN weight of a point outside counts for nothing either.
     weights = torch.where(_inside(locations)[..., None, None], weights, 0)
     if chosen == "torch":
@@ -69,7 +75,9 @@ def _by_attention(
     # (B, A, P, N, 2) -> (B, A, G, N * L, P, 2), and (B, A, P, N, L, G) -> (B, A, G, N * L, P)
     places = locations.transpose(2, 3)[:, :, None, :, None].expand(-1, -1, groups, -1, levels, -1, -1).flatten(3, 4)
     shares = weights.permute(0, 1, 5, 3, 4, 2).flatten(3, 4)
-    return torch.ops.rtdetr.ms_deform_attn(value, *_levels(spatial_shapes, starts, features), places, shares)
+    maps = _levels(spatial_shapes, starts, features)
+    output: Tensor = run(torch.ops.rtdetr.ms_deform_attn, value, *maps, places, shares)
+    return output
 
 
 def _levels(
