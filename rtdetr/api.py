@@ -239,10 +239,12 @@ class RTDETRv3:
 
         data: (images, annotations) of a COCO set, {"train": ..., "val": ...} of those, or a folder or file in a known
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to go on with.
-        overwrite: move a run that is in the folder aside. settings: keys of the config, see `keyword_updates`.
+        overwrite: move a run that is in the folder aside. settings: keys of the config, see `keyword_updates`. Random
+        generators, environment variables and torch's settings are afterwards as before.
         """
         from rtdetr.engine import distributed
         from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
+        from rtdetr.process_state import process_restored
         from rtdetr.weights.load import read_checkpoint
 
         self._network("train")
@@ -253,6 +255,7 @@ class RTDETRv3:
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
         chosen = None if output_dir is None else _path("output_dir", output_dir)
         with (
+            process_restored(),
             tempfile.TemporaryDirectory() as temporary,
             distributed.process_group(str(self.device), training=True) as device,
         ):
@@ -275,11 +278,12 @@ class RTDETRv3:
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluator import evaluate
+        from rtdetr.process_state import process_restored
 
         detector: Any = self.model if self.model is not None else self._predictors.model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
-        with distributed.process_group(str(self.device)) as device:
+        with process_restored(), distributed.process_group(str(self.device)) as device:
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
 

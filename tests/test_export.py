@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import runpy
 import subprocess
 import sys
@@ -349,7 +350,11 @@ def test_half_keeps_what_scores_and_places(folder: Path, model: RTDETRv3) -> Non
 def test_int8(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
     metadata = replace(open_exported(folder / "model.onnx").metadata, precision="int8")
     pictures = calibration_pictures(folder / "shapes" / "train", metadata.config)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     quantize(folder / "model.onnx", metadata, pictures, tmp_path / "model.onnx")
+    assert logging.root.manager.disable == logging.CRITICAL  # what the caller had
+    logging.disable(before)
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]
     assert changed_weights(tmp_path / "model.onnx") == ""
     quantised = onnx.load(tmp_path / "model.onnx")

@@ -15,6 +15,7 @@ FLOORS = {
     "garbage": 0,
     "gpu": 0,
     "types": 0,
+    "process_state": 0,
     "config": 0,
     "config_file": 0,
     "config_keys": 0,

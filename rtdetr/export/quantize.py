@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], p
     tools.quant_pre_process(str(onnx_file), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node
     kept = [node.name for node in nodes if FIRST in node.name or not any(f"{part}." in node.name for part in QUANTISED)]
-    logging.disable(logging.WARNING)  # hints of the tool for its own developers
-    try:
+    with without_hints():
         tools.quantize_static(
             str(prepared),
             str(path),
@@ -42,12 +42,21 @@ def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], p
             weight_type=tools.QuantType.QInt8,
             calibrate_method=tools.CalibrationMethod.MinMax,
         )
-    finally:
-        logging.disable(logging.NOTSET)
     prepared.unlink()
     model = onnx.load(str(path))
     note(model, metadata)
     onnx.save(model, str(path))
+
+
+@contextmanager
+def without_hints() -> Iterator[None]:
+    """The tool has some for its own developers."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:

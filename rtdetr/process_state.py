@@ -1,0 +1,87 @@
+"""What belongs to the whole process, and so to whoever calls the Python API."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def process_restored() -> Iterator[None]:
+    """Afterwards random generators, float32 precision, deterministic algorithms, cuDNN's settings, the present GPU,
+    threads of torch and environment variables are as before, also when an error passes through."""
+    environment, threads, generators = dict(os.environ), torch.get_num_threads(), _generators()
+    precision, deterministic, gpu = _precision(), _deterministic(), _present_gpu()
+    cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update(environment)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        _restore_precision(precision)
+        if _deterministic() != deterministic:
+            enabled, warn_only = deterministic
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        for name, value in cudnn.items():
+            setattr(torch.backends.cudnn, name, value)
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
+        _restore_generators(generators)
+
+
+def _generators() -> tuple[Any, ...]:
+    """Of Python, NumPy, torch and all GPUs; None for those where nobody has used a GPU yet."""
+    of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_gpus
+
+
+def _restore_generators(states: tuple[Any, ...]) -> None:
+    of_python, of_numpy, of_torch, of_gpus = states
+    random.setstate(of_python)
+    np.random.set_state(of_numpy)
+    torch.set_rng_state(of_torch)
+    if of_gpus is not None:
+        torch.cuda.set_rng_state_all(of_gpus)
+    else:  # they begin with the seed of torch's generator, at their first use if that is still to come
+        torch.cuda.manual_seed_all(torch.initial_seed())
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _precision() -> tuple[str, bool, list[str]]:
+    """Of float32 matrix products and convolutions, by torch's older settings and by its newer ones."""
+    return (
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        [each.fp32_precision for each in _products()],
+    )
+
+
+def _restore_precision(before: tuple[str, bool, list[str]]) -> None:
+    matmul, convolution, newer = before
+    if torch.get_float32_matmul_precision() != matmul:
+        torch.set_float32_matmul_precision(matmul)
+    if torch.backends.cudnn.allow_tf32 != convolution:
+        torch.backends.cudnn.allow_tf32 = convolution
+    for each, value in zip(_products(), newer):  # the older setting has written another value there
+        if each.fp32_precision != value:
+            each.fp32_precision = value
+
+
+def _products() -> tuple[Any, Any]:
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def _present_gpu() -> int | None:
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
