@@ -127,6 +127,19 @@ def test_batch_without_boxes_trains_every_part(epoch: int) -> None:
         assert gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("counts", [(0, 0), (3, 0)])
+@pytest.mark.parametrize("what", ["logits", "boxes"])
+@pytest.mark.parametrize("queries", ["one_to_one", "one_to_many"])
+def test_a_spoilt_picture_without_boxes_is_named(counts: tuple[int, int], what: str, queries: str) -> None:
+    """It has no cost in which it would show."""
+    outputs, targets = _problem(counts)
+    assert CRITERION(outputs, targets, 0)["loss"].isfinite()
+    with torch.no_grad():
+        getattr(getattr(outputs, queries), what)[0, 0, 1, 2, 3] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"layer 0, group 0, picture 1 of the batch: .* not finite"):
+        CRITERION(outputs, targets, 0)
+
+
 def test_unmatched_and_degenerate_predictions_have_finite_gradients() -> None:
     outputs, targets = _problem((1, 0))
     with torch.no_grad():

@@ -50,7 +50,7 @@ class Criterion:
         Computes in float32, or in float64 if the predictions are. Nothing waits for a GPU. Raises ValueError when
         outputs do not fit targets or the number of classes. A query whose prediction is not finite raises
         FloatingPointError on a CPU; on a GPU it makes the total NaN, and "spoilt_picture" says which picture it was,
-        counted from 1 (0: none).
+        counted from 1 (0: none, or one without boxes where the host does not know the counts).
         """
         self._check(outputs, targets)
         with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):

@@ -44,6 +44,8 @@ def match_together(
         for first, part in _parts(outputs, targets):
             cost = matching_cost(part, targets, cfg)
             index, bad = _assign(cost, counts, repeats, cfg.match_backend)
+            if 0 in targets.counts:
+                bad = bad | _spoilt_without_boxes(part, targets)
             if bad.device.type == "cpu" and bad.any():
                 layer, group, picture = bad.nonzero()[0].tolist()
                 layer += first
@@ -52,6 +54,12 @@ def match_together(
             spoilt.append(bad.flatten(0, 1))
         indices.append(torch.cat(layers) if len(layers) > 1 else layers[0])
     return indices, torch.cat(spoilt).any(0)
+
+
+def _spoilt_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
+    """(K, G, B): pictures without boxes, and so without costs, with a prediction that is not finite."""
+    finite = outputs.logits.isfinite().flatten(3).all(3) & outputs.boxes.isfinite().flatten(3).all(3)
+    return ~finite & ~targets.mask.any(1)
 
 
 def _assign(
