@@ -12,7 +12,6 @@ import difflib
 import io
 import logging
 import os
-import select
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -31,6 +30,7 @@ from rtdetr.commands import (
     serve,
     train,
 )
+from rtdetr.commands.outputs import nobody_reads
 from rtdetr.threads import making_room
 from rtdetr.wording import command_running
 
@@ -79,8 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not nobody_reads():
             raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what it still holds is dropped
         return 141
     except (ValueError, RuntimeError) as error:
         code = _exit_code(error)
@@ -88,16 +89,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return code
-
-
-def _nobody_reads() -> bool:
-    """Whether it is the standard output that broke, as in `rtdetr doctor SET | head`; what it holds is dropped then."""
-    number, watched = sys.stdout.fileno(), select.poll()
-    watched.register(number, 0)
-    if not any(event & select.POLLERR for _, event in watched.poll(0)):
-        return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    return True
 
 
 def _exit_code(error: Exception) -> int | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -78,8 +80,17 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and nobody_reads():
+            raise  # not of the place
         where = error.filename or place
         raise RunFailed(f"{where}: cannot be written ({error.strerror or error})") from error
+
+
+def nobody_reads() -> bool:
+    """Whether the standard output is broken, as in `rtdetr doctor SET | head`."""
+    watched = select.poll()
+    watched.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in watched.poll(0))
 
 
 def _identity(path: Path) -> tuple[int, int]:
