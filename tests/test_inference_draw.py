@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image, ImageDraw, ImageFont
 
+from rtdetr.inference import fonts
 from rtdetr.inference.draw import Detection, draw, fitting_text, place_labels
 
 
@@ -64,3 +69,68 @@ def test_a_name_too_long_for_the_picture_is_cut() -> None:
 
 def test_no_labels_without_boxes() -> None:
     assert place_labels([], [], (640, 480)) == []
+
+
+def ink(name: str) -> np.ndarray:
+    return np.asarray(draw(Image.new("RGB", (800, 400)), [Detection(1, name, 0.5, (200, 160, 600, 360))]))
+
+
+def make_font(path: Path, characters: str) -> None:
+    """Each character is a bar of a height of its own."""
+    builder = FontBuilder(1000, isTTF=True)
+    names = [".notdef", *(f"u{ord(each):x}" for each in characters)]
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({ord(each): name for each, name in zip(characters, names[1:])})
+    glyphs = {}
+    for number, name in enumerate(names):
+        pen, top = TTGlyphPen(None), 900 - 40 * number
+        pen.moveTo((50, 0))
+        for point in ((50, top), (450, top), (450, 0)):
+            pen.lineTo(point)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (500, 0)))
+    builder.setupHorizontalHeader(ascent=900, descent=-100)
+    builder.setupNameTable({"familyName": path.stem, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+@pytest.fixture
+def no_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """What a test puts into the list is installed."""
+    installed: list[Path] = []
+    fonts._file_for.cache_clear()
+    monkeypatch.setattr(fonts, "_installed", lambda: installed)
+    monkeypatch.setattr(fonts, "_warned", False)
+    yield installed
+    fonts._file_for.cache_clear()
+
+
+def test_names_in_other_letters_are_drawn() -> None:
+    """Matplotlib's DejaVu has these; empty boxes of four letters are all alike."""
+    assert (ink("котя") != ink("ямжу")).any()
+    assert (ink("γάτα") != ink("αγγα")).any()
+
+
+def test_an_installed_font_that_has_the_characters_is_taken(
+    no_fonts: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, some, all_of_them = (tmp_path / f"{name}.ttf" for name in ("broken", "some", "all"))
+    broken.write_bytes(b"no font")
+    make_font(some, "猫0123456789.")
+    make_font(all_of_them, "猫犬鳥🐈0123456789.")
+    no_fonts += [broken, some, all_of_them]
+    assert fonts.font_for("cat", 20).getname() == ImageFont.load_default(size=20).getname()
+    assert fonts.font_for("猫", 20).getname()[0] == "some"
+    assert fonts.font_for("猫🐈", 20).getname()[0] == "all"
+    assert (ink("猫") != ink("犬")).any() and not caplog.records
+
+
+def test_characters_that_no_font_has_are_named_once(no_fonts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("犬と猫", "犬と猫", "🐈"):
+        ink(name)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("labels: no font here shows と犬猫, drawn as empty boxes; install")

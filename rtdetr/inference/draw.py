@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import colorsys
-import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
+
+from rtdetr.inference.fonts import font_for
 
 VIEW = 640  # pixels that a person likes the longer side of a picture to have
 MARGIN = 2  # pixels around the text of a label
@@ -32,24 +32,18 @@ def draw(picture: Image.Image, detections: Sequence[Detection], enlarge: bool = 
     drawn = picture.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else picture.copy()
     pen = ImageDraw.Draw(drawn)
     unit = max(drawn.size) / VIEW
-    font = _font(max(10.0, 14 * unit), threading.get_ident())
+    fonts = [font_for(each.name, max(10.0, 14 * unit)) for each in detections]
     boxes = [(x1 * zoom, y1 * zoom, x2 * zoom, y2 * zoom) for x1, y1, x2, y2 in (each.box for each in detections)]
-    texts = [fitting_text(each, pen, font, drawn.width) for each in detections]
-    extents = [pen.textbbox((0, 0), text, font=font) for text in texts]
+    texts = [fitting_text(each, pen, font, drawn.width) for each, font in zip(detections, fonts)]
+    extents = [pen.textbbox((0, 0), text, font=font) for text, font in zip(texts, fonts)]
     labels = place_labels(boxes, [(right + 2 * MARGIN, bottom + MARGIN) for _, _, right, bottom in extents], drawn.size)
     colours = [_colour(each.category_id) for each in detections]
     for box, colour in reversed([*zip(boxes, colours)]):  # the best ones on top
         pen.rectangle(box, outline=colour, width=max(2, round(2 * unit)))
-    for label, text, colour in reversed([*zip(labels, texts, colours)]):
+    for label, text, font, colour in reversed([*zip(labels, texts, fonts, colours)]):
         pen.rectangle(label, fill=colour)
         pen.text((label[0] + MARGIN, label[1]), text, fill="black", font=font)
     return drawn
-
-
-@lru_cache(maxsize=256)
-def _font(size: float, thread: int) -> Any:
-    """PIL's own; unpacking it takes as long as drawing. thread: of which it is, as FreeType shares none."""
-    return ImageFont.load_default(size=size)
 
 
 def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], picture: tuple[int, int]) -> list[Area]:

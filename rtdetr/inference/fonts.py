@@ -1,0 +1,100 @@
+"""A font that can show a name: Pillow's own, which knows Latin letters, or one that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from PIL import ImageFont
+
+logger = logging.getLogger(__name__)
+
+FOLDERS = (
+    "/usr/share/fonts",
+    "/usr/local/share/fonts",
+    "~/.local/share/fonts",
+    "~/.fonts",
+    "/System/Library/Fonts",
+    "/Library/Fonts",
+    "~/Library/Fonts",
+    os.path.join(os.environ.get("WINDIR", "C:/Windows"), "Fonts"),
+)
+SUFFIXES = (".ttf", ".otf", ".ttc")
+TRIED = 16  # pixels; a font of one fixed size, as of coloured emoji, cannot have it and is left out
+UNKNOWN = "\U0010ffff"  # no character
+
+
+def font_for(name: str, size: float) -> Any:
+    """The first font that shows every character of the name, else the one that shows most, with a warning once in a
+    process."""
+    return _font(_file_for(frozenset(name)), size, threading.get_ident())
+
+
+@lru_cache(maxsize=256)
+def _font(path: Path | None, size: float, thread: int) -> Any:
+    """Reading it takes as long as drawing. thread: of which it is, as FreeType shares none."""
+    return ImageFont.load_default(size=size) if path is None else ImageFont.truetype(path, size)
+
+
+@cache
+def _file_for(characters: frozenset[str]) -> Path | None:
+    """None: Pillow's own."""
+    best, missing = None, _missing(ImageFont.load_default(size=TRIED), characters)
+    for path in _installed() if missing else ():
+        try:
+            left = _missing(ImageFont.truetype(path, TRIED), characters | set("0123456789. "))
+        except OSError:  # it is none of ours to complain about a font that nobody asked for
+            continue
+        if len(left) < len(missing):
+            best, missing = path, left
+        if not missing:
+            break
+    if missing:
+        _warn("".join(sorted(missing)))
+    return best
+
+
+def _missing(font: Any, characters: frozenset[str]) -> set[str]:
+    """Those for which the font draws what it draws for no character."""
+
+    def drawn(character: str) -> tuple[tuple[int, int], bytes]:
+        mask = font.getmask(character)
+        return mask.size, bytes(mask)
+
+    nothing = drawn(UNKNOWN)
+    return {each for each in characters if not each.isspace() and drawn(each) == nothing}
+
+
+@cache
+def _installed() -> list[Path]:
+    """All font files of this machine, and those that Matplotlib brings along."""
+    found = [path for folder in FOLDERS for path in _fonts_in(Path(folder).expanduser())]
+    matplotlib = importlib.util.find_spec("matplotlib")  # which is slow to import
+    if matplotlib is not None and matplotlib.origin is not None:
+        found += _fonts_in(Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf")
+    return found
+
+
+def _fonts_in(folder: Path) -> Iterator[Path]:
+    """Upright ones of usual weight first."""
+    files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    yield from sorted(files, key=lambda path: ("Bold" in path.name or "Italic" in path.name, len(path.name), path))
+
+
+_warned = False
+
+
+def _warn(characters: str) -> None:
+    global _warned
+    if not _warned:
+        logger.warning(
+            "labels: no font here shows %s, drawn as empty boxes; install one that does, such as Noto Sans CJK",
+            characters,
+        )
+    _warned = True
