@@ -103,3 +103,9 @@ def test_ap_that_stays_at_zero_is_said_once(
 @pytest.mark.parametrize(("best", "iteration", "warned"), [(0, 99, 0), (0, 100, 1), (0.01, 500, 0), (-1, 500, 0)])
 def test_a_tenth_of_the_run_is_waited_for(best: float, iteration: int, warned: int) -> None:
     assert len(StuckAtZero(1000).see(best, iteration)) == warned
+
+
+@pytest.mark.parametrize(("best", "said"), [(0.0, "0"), (0.0003, "0.0003"), (0.000312, "0.00031")])
+def test_the_figure_itself_is_said(best: float, said: str) -> None:
+    (warning,) = StuckAtZero(1000).see(best, 100)
+    assert warning.startswith(f"warning: AP is still {said} after 100 of 1000 iterations; ")

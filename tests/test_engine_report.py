@@ -21,6 +21,7 @@ from PIL import Image
 from rtdetr.cli import main
 from rtdetr.data.classes import Classes
 from rtdetr.data.formats.sources import open_set, read_document
+from rtdetr.engine import report
 from rtdetr.engine.evaluator import score
 from rtdetr.engine.mistakes import KINDS, find_mistakes
 from rtdetr.engine.report import write_report
@@ -148,6 +149,12 @@ def test_the_page(tmp_path: Path) -> None:
         assert max(cut.size) == 220 and np.asarray(cut).std() > 5  # boxes are drawn on it
     assert "&lt;dog&gt;" in page and "<dog>" not in page and "cat &amp; co" in page
     assert all(kind in reader.words for kind in KINDS)
+
+
+def test_long_names_break_where_they_must(tmp_path: Path) -> None:
+    """test_a_browser_shows_it_without_network measures it."""
+    wrapped = re.search(r"(.*) { overflow-wrap: anywhere }", report.STYLE)
+    assert wrapped is not None and wrapped[1].split(", ") == ["h1", "p", "figure", "td:first-child"]
 
 
 def test_a_class_with_no_box_and_a_set_with_no_box(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
 
 
 class StuckAtZero:
-    """Says once that AP is still 0 after a tenth of the run, and what the likely causes are."""
+    """Says once that AP is still about 0 after a tenth of the run, and what the likely causes are."""
 
     def __init__(self, total_iterations: int) -> None:
         self.total_iterations = total_iterations
@@ -42,7 +42,7 @@ class StuckAtZero:
             return []
         self.said = True
         return [
-            f"warning: AP is still 0 after {iteration} of {self.total_iterations} iterations; likely causes: "
-            "class ids or names of training and validation do not match; optimizer.lr is too high, or the iterations "
-            "are too few; boxes are wrong. `rtdetr doctor` looks at the data, `rtdetr train --overfit 8` at all of it"
+            f"warning: AP is still {best_ap:.2g} after {iteration} of {self.total_iterations} iterations; likely "
+            "causes: class ids or names of training and validation do not match; optimizer.lr is too high, or the "
+            "iterations are too few; boxes are wrong. `rtdetr doctor` looks at the data, `rtdetr train --overfit 8` at all of it"
         ]
