@@ -86,9 +86,9 @@ def settle(
     return cfg, lines
 
 
-def _with_rate(cfg: Config, pictures: int, stored: Config | None) -> tuple[Config, str]:
-    """The config with the rate of a step of so many pictures per process, and a sentence on it."""
-    lr, meant_for, total = cfg.optimizer.lr, cfg.optimizer.lr_batch, pictures * distributed.world_size()
+def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config, str]:
+    """The config with the rate of a step of so many images per process, and a sentence on it."""
+    lr, meant_for, total = cfg.optimizer.lr, cfg.optimizer.lr_batch, images * distributed.world_size()
     if stored and (lr, meant_for) == (stored.optimizer.lr, stored.optimizer.lr_batch):
         return cfg, f"{lr:g}, as in the run that is resumed"
     scaled = min(lr * (total / meant_for), 0.1)

@@ -57,7 +57,7 @@ def match_together(
 
 
 def _spoilt_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
-    """(K, G, B): pictures without boxes, and so without costs, with a prediction that is not finite."""
+    """(K, G, B): images without boxes, and so without costs, with a prediction that is not finite."""
     finite = outputs.logits.isfinite().flatten(3).all(3) & outputs.boxes.isfinite().flatten(3).all(3)
     return ~finite & ~targets.mask.any(1)
 
