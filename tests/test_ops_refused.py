@@ -1,0 +1,79 @@
+"""What ms_deform_attn refuses with a ValueError of one sentence: arrays, meta tensors, sizes that the kernels check."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ops_cases import BACKENDS, make_inputs, require
+
+from rtdetr.ops import Backend, ms_deform_attn, ms_deform_attn_fused
+
+Target = tuple[Backend, str]
+SHAPES = ((9, 7), (5, 4), (1, 3))
+
+
+@pytest.fixture(params=BACKENDS)
+def target(request: pytest.FixtureRequest) -> Target:
+    require(*request.param)
+    return request.param
+
+
+NUMPY = "expected a tensor, got ndarray"
+META = "expected on .*, got meta"
+NO_TENSORS = [
+    (lambda x, s: (x.value.cpu().numpy(), SHAPES, None, x.locations, x.weights), f"value: {NUMPY}"),
+    (lambda x, s: (x.value, SHAPES, None, x.locations.cpu().numpy(), x.weights), f"sampling_locations: {NUMPY}"),
+    (lambda x, s: (x.value, SHAPES, None, x.locations, x.weights.cpu().numpy()), f"attention_weights: {NUMPY}"),
+    (lambda x, s: (x.value, s, np.array([0, 63, 83]), x.locations, x.weights), f"level_start_index: {NUMPY}"),
+    (lambda x, s: (x.value, SHAPES, None, x.locations.to("meta"), x.weights), f"sampling_locations: {META}"),
+    (lambda x, s: (x.value, SHAPES, None, x.locations, x.weights.to("meta")), f"attention_weights: {META}"),
+    (lambda x, s: (x.value, s.to("meta"), None, x.locations, x.weights), "spatial_shapes: .* one on the meta device"),
+    (lambda x, s: (x.value, s, torch.empty(3, device="meta"), x.locations, x.weights), "level_start_index: .* meta"),
+    (lambda x, s: (x.value, None, None, x.locations, x.weights), r"spatial_shapes: expected pairs .* got None"),
+    (lambda x, s: (x.value, (9, 7), None, x.locations, x.weights), r"spatial_shapes: expected pairs .* got \(9, 7\)"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), NO_TENSORS)
+def test_arrays_and_meta_tensors_are_named(target: Target, arguments: Any, message: str) -> None:
+    if target[0] == "torch" and "level_start_index" in message:
+        pytest.skip("this backend does not look at it")
+    x = make_inputs(SHAPES, 1, 4, 2, 8, 3).to(target[1])
+    with pytest.raises(ValueError, match=message):
+        ms_deform_attn(*arguments(x, torch.tensor(SHAPES, device=target[1])), backend=target[0])  # type: ignore[arg-type]
+
+
+def test_arrays_and_meta_tensors_of_the_fused_call_are_named(target: Target) -> None:
+    x = make_inputs(SHAPES, 3, 4, 2, 8, 3).to(target[1])
+    names = ("value", "reference", "offsets", "logits")
+    sizes = ((3, 4, 3, 4), x.locations.shape, x.weights.shape)
+    tensors = [x.value, *(torch.rand(size, device=target[1]) for size in sizes)]
+    for i, name in enumerate(names):
+        meta = "expected on" if i else "reference: expected on meta"  # value is what the others go by
+        for spoilt, message in ((tensors[i].cpu().numpy(), f"{name}: {NUMPY}"), (tensors[i].to("meta"), meta)):
+            value, *points = [spoilt if i == k else each for k, each in enumerate(tensors)]
+            with pytest.raises(ValueError, match=message):
+                ms_deform_attn_fused(value, SHAPES, *points, backend=target[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "starts", "sentence"),
+    [
+        (((9, 7), (5, 4), (1, 4)), None, "spatial_shapes: the levels hold 87 cells, but value has 86"),
+        (((9, 7), (5, 4)), None, "sampling_locations: expected "),
+        (((-9, -7), (5, 4), (1, 3)), None, "spatial_shapes: expected positive sizes, got (-9, -7) at level 0"),
+        (((9.5, 7), (5, 4), (1, 3)), None, "spatial_shapes: expected whole numbers of at most 64 bits"),
+        (SHAPES, (0, 1, 2), "level_start_index: expected level 1 to start at cell 63"),
+        (SHAPES, (0, 63), "level_start_index: expected shape (3), got (2)"),
+    ],
+)
+def test_what_the_compiled_op_refuses_is_one_sentence(shapes: Any, starts: Any, sentence: str) -> None:
+    """Without the place in the source, and with it the folder of the build, that such errors bring along."""
+    x = make_inputs(SHAPES, 1, 4, 2, 8, 3)
+    sizes = torch.tensor(shapes) if starts else shapes
+    with pytest.raises(ValueError) as refused:
+        ms_deform_attn(x.value, sizes, torch.tensor(starts) if starts else None, x.locations, x.weights)
+    assert str(refused.value).startswith(sentence), refused.value
