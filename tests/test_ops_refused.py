@@ -9,7 +9,7 @@ import pytest
 import torch
 from ops_cases import BACKENDS, make_inputs, require
 
-from rtdetr.ops import Backend, ms_deform_attn, ms_deform_attn_fused
+from rtdetr.ops import Backend, compat, ms_deform_attn, ms_deform_attn_fused
 
 Target = tuple[Backend, str]
 SHAPES = ((9, 7), (5, 4), (1, 3))
@@ -77,3 +77,17 @@ def test_what_the_compiled_op_refuses_is_one_sentence(shapes: Any, starts: Any, 
     with pytest.raises(ValueError) as refused:
         ms_deform_attn(x.value, sizes, torch.tensor(starts) if starts else None, x.locations, x.weights)
     assert str(refused.value).startswith(sentence), refused.value
+
+
+def test_the_backward_call_of_old_extensions_refuses_them_as_well() -> None:
+    x = make_inputs(SHAPES, 1, 4, 2, 8, 3)
+    shapes, starts, grad = torch.tensor(SHAPES), torch.tensor((0, 63, 83)), torch.rand(1, 4, 16)
+    good = [x.value, shapes, starts, x.locations, x.weights, grad]
+    for place, spoilt, message in (
+        (0, x.value.numpy(), f"value: {NUMPY}"),
+        (4, x.weights.to("meta"), f"attention_weights: {META}"),
+        (5, grad.numpy(), f"grad_output: {NUMPY}"),
+        (5, grad[:, 1:], r"^grad_output: expected shape \(1, 4, 16\), got \(1, 3, 16\)$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            compat.ms_deform_attn_backward(*good[:place], spoilt, *good[place + 1 :])

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.ops import Backend, SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
-from rtdetr.ops.backend import check_name
+from rtdetr.ops.backend import check_name, check_tensors, run
 from rtdetr.ops.reference import compute_dtype
 
 __all__ = [
@@ -85,6 +85,8 @@ def ms_deform_attn_backward(
     `grad_output`, as mmcv calls it, the gradients are written into them and the result is None.
     """
     inputs = (value, sampling_locations, attention_weights)
+    named = dict(zip(("value", "sampling_locations", "attention_weights"), inputs))
+    check_tensors(**named, grad_output=grad_output)
     _check(value, value_spatial_shapes, sampling_locations, attention_weights)
     dtype, grad = compute_dtype(value), grad_output.to(value.dtype)
     points = [t.detach().to(dtype) for t in inputs[1:]]
@@ -96,7 +98,7 @@ def ms_deform_attn_backward(
     else:
         levels = _levels(value_spatial_shapes, value_level_start_index, value)
         flags = (True, True, True, torch.are_deterministic_algorithms_enabled())
-        grads = torch.ops.rtdetr.ms_deform_attn_backward(grad, value.detach(), *levels, *points, *flags)
+        grads = run(torch.ops.rtdetr.ms_deform_attn_backward, grad, value.detach(), *levels, *points, *flags)
     found = [g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
     if not isinstance(grad_value, Tensor):
         return found
