@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,13 +16,16 @@ import pytest
 import torch
 from engine_helpers import PartialDraws, made_up_batch, part_of, tiny_config, tiny_data
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
 from rtdetr.engine.flat_gradients import FlatGradients
 from rtdetr.engine.graphs import RUNS_BEFORE
+from rtdetr.engine.step import Part, training_step
 from rtdetr.engine.trainer import Trainer
+from rtdetr.losses.criterion import build_criterion
 from rtdetr.types import Batch
 
 # Boxes per picture of each global batch. Both halves have the same maximum, on which the number of denoising copies
@@ -63,19 +67,18 @@ def started(rank: int, port: int, work: Callable[..., None], *arguments: Path) -
 
 def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
     """The gradients of a batch, as DistributedDataParallel averages them and as FlatGradients does."""
-    found, both = [], trainer.gradients.parallel
-    for network in (both, copy.deepcopy(trainer.model)):
-        trainer.gradients.parallel = network
+    step, found = partial(training_step, criterion=build_criterion(trainer.cfg, len(trainer.classes))), []
+    for network in (DistributedDataParallel(copy.deepcopy(trainer.model)), copy.deepcopy(trainer.model)):
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
         network.zero_grad()
         torch.manual_seed(distributed.rank())
-        trainer.gradients.flat = None if network is both else FlatGradients(parameters)
-        trainer.gradients.parameters = parameters
-        trainer.gradients.backward(batch.images, batch.targets)
-        if trainer.gradients.flat is not None:
-            trainer.gradients.flat.average()
+        if isinstance(network, DistributedDataParallel):
+            step(network, batch.images, batch.targets)
+        else:
+            flat = FlatGradients(parameters)
+            flat.behind(partial(step, network))(batch.images, batch.targets, Part())
+            flat.average()
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
-    trainer.gradients.parallel, trainer.gradients.flat = both, None
     return found
 
 
@@ -88,11 +91,10 @@ def worker(rank: int, data: Path, folder: Path) -> None:
         annotations, classes = cfg.data.val.annotations, trainer.classes
         scored = evaluate(trainer.state.ema.model, trainer.val_loader, annotations, classes, cfg.eval, device)
 
-        trainer.gradients.draws = None
         gradients = exchanged(trainer, made_up_batch((3, 2 + rank), seed=rank))
         lonely = trainer.train_step([made_up_batch((0, 0) if rank else (2, 1))])
         finite = bool(torch.isfinite(lonely.values).all())
-        after = [p.detach().clone() for p in trainer.gradients.parameters[:5]]
+        after = [p.detach().clone() for p in trainer.update.parameters[:5]]
 
         trainer.model.train()
         trainer.train_step([made_up_batch((3, 2), seed=rank)])
@@ -143,9 +145,7 @@ def test_two_processes_train_as_one_with_the_same_global_batch(runs: tuple[Train
 def test_the_three_steps_did_change_the_weights(runs: tuple[Trainer, list[dict[str, Any]]], tmp_path: Path) -> None:
     single, _ = runs
     fresh = Trainer(single.cfg, tmp_path, torch.device("cpu"))
-    moved = [
-        float((p - q).detach().abs().max()) for p, q in zip(single.gradients.parameters, fresh.gradients.parameters)
-    ]
+    moved = [float((p - q).detach().abs().max()) for p, q in zip(single.update.parameters, fresh.update.parameters)]
     assert max(moved) > 1e-3 and sum(m > 1e-4 for m in moved) > 0.9 * len(moved)
 
 
@@ -211,15 +211,11 @@ def graph_worker(rank: int, data: Path, folder: Path) -> None:
                 kind = (number + rank) % 2
                 record = trainer.train_step([made_up_batch(((3, 2), (9, 0))[kind], 10 * number + rank, 64 + 32 * kind)])
                 torch.cuda.synchronize()
-                gradients = torch.cat(
-                    [p.grad.flatten().cpu() for p in trainer.gradients.parameters if p.grad is not None]
-                )
+                gradients = torch.cat([p.grad.flatten().cpu() for p in trainer.update.parameters if p.grad is not None])
                 found.append((setting, record.values.clone(), gradients))
             statistics = torch.cat([each.flatten().float().cpu() for each in trainer.model.buffers()])
             found.append((setting, statistics, torch.zeros(0)))
-            assert setting == "off" or (
-                trainer.gradients.graphs is not None and len(trainer.gradients.graphs.captured) == 2
-            )
+            assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 2)
             trainer.release()
         torch.save(found, folder / f"rank{rank}.pth")
 

@@ -10,7 +10,8 @@ from engine_helpers import made_up_batch, tiny_config, tiny_data
 
 from rtdetr.config import ConfigError, TrainConfig
 from rtdetr.engine import graphs
-from rtdetr.engine.graphs import RUNS_BEFORE, slots_for, why_not_capture
+from rtdetr.engine.graphs import RUNS_BEFORE, why_not_capture
+from rtdetr.engine.placement import slots_for
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, Targets
 
@@ -49,9 +50,7 @@ def test_losses_and_gradients_are_those_of_the_plain_step(data: Path, tmp_path: 
             gradients = {n: p.grad.clone() for n, p in trainer.model.named_parameters() if p.grad is not None}
             found.append((record.values.clone(), gradients))
         ends.append(found)
-        assert setting == "off" or (
-            trainer.gradients.graphs is not None and len(trainer.gradients.graphs.captured) == 4
-        )
+        assert setting == "off" or (trainer.graphs is not None and len(trainer.graphs.captured) == 4)
     for (values, gradients), (wanted_values, wanted) in zip(*ends, strict=True):
         torch.testing.assert_close(values[:-1], wanted_values[:-1], atol=1e-4, rtol=1e-3)
         assert gradients.keys() == wanted.keys()
@@ -62,12 +61,12 @@ def test_losses_and_gradients_are_those_of_the_plain_step(data: Path, tmp_path: 
 @pytest.mark.gpu
 def test_a_picture_too_crowded_to_be_matched_on_the_gpu_is_not_captured(data: Path, tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
-    assert trainer.gradients.graphs is not None
+    assert trainer.graphs is not None
     trainer.model.train()
     for seed in range(RUNS_BEFORE + 2):
-        record = trainer.train_step([made_up_batch((trainer.gradients.graphs.max_slots + 1, 2), seed)])
+        record = trainer.train_step([made_up_batch((trainer.graphs.max_slots + 1, 2), seed)])
         assert torch.isfinite(record.values).all()
-    assert not trainer.gradients.graphs.captured
+    assert not trainer.graphs.captured
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from rtdetr.config import ConfigError
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 from rtdetr.engine.watch import StepFailed, TrainingFailed
+from rtdetr.losses.criterion import Criterion
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
@@ -122,22 +123,24 @@ def test_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert code == 2 and sentence in said and said.count("\n") == 1, said
 
 
-def spoil_criterion(trainer: Trainer, steps: set[int]) -> None:
-    criterion = trainer.gradients.criterion
+def spoil_criterion(trainer: Trainer, steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Criterion._losses
 
     def spoilt(*arguments):  # type: ignore[no-untyped-def]
-        losses = criterion(*arguments)
+        losses = compute(*arguments)
         if trainer.state.iteration in steps:
             losses["loss"] = losses["loss"] * torch.nan
         return losses
 
-    trainer.gradients.criterion = spoilt  # type: ignore[assignment]
+    monkeypatch.setattr(Criterion, "_losses", spoilt)
 
 
-def test_a_failed_step_can_be_left_out(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_step_can_be_left_out(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Weights, their average, the optimiser and batch norm are after the step what they were before it."""
     trainer = Trainer(tiny_config(data, "train.on_nan=skip", "train.max_skips=2"), tmp_path, CPU)
-    spoil_criterion(trainer, {1, 3})
+    spoil_criterion(trainer, {1, 3}, monkeypatch)
     seen: dict[int, dict[str, torch.Tensor]] = {}
     train_step = trainer.train_step
 
@@ -161,9 +164,9 @@ def test_a_failed_step_can_be_left_out(data: Path, tmp_path: Path, capsys: pytes
     assert load_checkpoint(tmp_path / "last.pth")["training"]["iteration"] == 6
 
 
-def test_too_many_end_the_run(data: Path, tmp_path: Path) -> None:
+def test_too_many_end_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(tiny_config(data, "train.on_nan=skip", "train.max_skips=1"), tmp_path, CPU)
-    spoil_criterion(trainer, {1, 3})
+    spoil_criterion(trainer, {1, 3}, monkeypatch)
     with pytest.raises(TrainingFailed, match=r"iteration 3 .*; 1 steps were left out before \(train.max_skips\)"):
         trainer.run()
 

@@ -7,6 +7,7 @@ import math
 import multiprocessing
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from rtdetr.config import ConfigError
 from rtdetr.data.shapes import make_shapes
 from rtdetr.engine.evaluator import FIGURES
 from rtdetr.engine.metrics import read_rows
+from rtdetr.engine.step import Losses, Part, training_step
 from rtdetr.engine.trainer import Trainer
 from rtdetr.engine.watch import StepRecord, TrainingFailed
-from rtdetr.types import Batch
+from rtdetr.losses.criterion import Criterion, build_criterion
+from rtdetr.types import Batch, Targets
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 CPU = torch.device("cpu")
@@ -144,15 +147,14 @@ def gradient(trainer: Trainer, batch: Batch, num_parts: int) -> Tensor:
     size = 4 // num_parts
     parts = [part_of(batch, start, start + size) for start in range(0, 4, size)]
     draws = iter([PartialDraws(start, start + size, 4) for start in range(0, 4, size)])
-    backward = trainer.gradients.backward
+    criterion = build_criterion(trainer.cfg, len(trainer.classes))
 
-    def with_own_draws(*arguments: Any) -> Any:
-        trainer.gradients.draws = next(draws)
-        return backward(*arguments)
+    def with_own_draws(images: Tensor, targets: Targets, part: Part) -> Losses:
+        return training_step(partial(trainer.model, draws=next(draws)), images, targets, part, criterion=criterion)
 
-    trainer.gradients.backward = with_own_draws  # type: ignore[method-assign]
+    trainer.step = with_own_draws
     trainer.train_step(parts)
-    return torch.cat([parameter.grad.flatten() for parameter in trainer.gradients.parameters])  # type: ignore[union-attr]
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.update.parameters])  # type: ignore[union-attr]
 
 
 NO_DENSE_HEAD, NO_DENOISING = "model.supervision.dense_head=false", "model.supervision.num_denoising=0"
@@ -189,11 +191,11 @@ def test_a_batch_without_boxes_trains(data: Path, tmp_path: Path) -> None:
     trainer.model.train()
     record = trainer.train_step([made_up_batch((0, 0))])
     assert torch.isfinite(record.values).all()
-    assert all(p.grad is not None for p in trainer.gradients.parameters)
+    assert all(p.grad is not None for p in trainer.update.parameters)
     assert torch.isfinite(trainer.train_step([made_up_batch((0, 3))]).values).all()
 
 
-def spoil_pictures(trainer: Trainer) -> None:
+def spoil_pictures(trainer: Trainer, _: pytest.MonkeyPatch) -> None:
     loader = trainer.train_loader
     original = loader.collate_fn
 
@@ -204,26 +206,26 @@ def spoil_pictures(trainer: Trainer) -> None:
     loader.collate_fn = collate
 
 
-def spoil_loss(trainer: Trainer) -> None:
-    criterion: Callable[..., dict[str, Tensor]] = trainer.gradients.criterion
+def spoil_loss(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = Criterion._losses
 
-    def spoiled(*arguments: object) -> dict[str, Tensor]:
-        losses = criterion(*arguments)
+    def spoiled(*arguments: Any) -> dict[str, Tensor]:
+        losses = compute(*arguments)
         if trainer.state.iteration == 1:
             losses["loss_giou"] = losses["loss_giou"] / 0
             losses["loss"] = losses["loss"] + losses["loss_giou"]
         return losses
 
-    trainer.gradients.criterion = spoiled  # type: ignore[assignment]
+    monkeypatch.setattr(Criterion, "_losses", spoiled)
 
 
 @pytest.mark.parametrize(("spoil", "named"), [(spoil_pictures, "matching cost"), (spoil_loss, "loss_giou = inf")])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
-    data: Path, tmp_path: Path, device: str, spoil: Callable[[Trainer], None], named: str
+    data: Path, tmp_path: Path, device: str, spoil: Callable[..., None], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = Trainer(tiny_config(data), tmp_path, torch.device(device))
-    spoil(trainer)
+    spoil(trainer, monkeypatch)
     with pytest.raises(TrainingFailed) as error:
         trainer.run()
     text = str(error.value)
@@ -236,7 +238,9 @@ def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp_path: Path, precision: str) -> None:
+def test_a_late_check_still_keeps_the_weights_of_the_failed_step(
+    data: Path, tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU: a fused optimiser, and losses that are looked at when the next step is done. The failed step's
     gradients are finite in float32; in float16 the loss itself is NaN, which the scaler sees once."""
     trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)
@@ -244,11 +248,11 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
     for group in trainer.state.optimizer.param_groups:
         group["fused"] = precision == "fp32"
-    criterion, train_step = trainer.gradients.criterion, trainer.train_step
+    compute, train_step = Criterion._losses, trainer.train_step
     before: list[dict[str, Tensor]] = []
 
     def spoiled(*arguments: Any) -> dict[str, Tensor]:
-        losses = criterion(*arguments)
+        losses = compute(*arguments)
         if trainer.state.iteration == 1:
             losses["loss_giou"] = losses["loss_giou"].detach() / 0
             losses["loss"] = losses["loss"] * (float("nan") if precision == "fp16" else 1.0)
@@ -258,7 +262,8 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(data: Path, tmp
         before.append({name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()})
         return train_step(batches)
 
-    trainer.gradients.criterion, trainer.train_step = spoiled, noted  # type: ignore[assignment, method-assign]
+    monkeypatch.setattr(Criterion, "_losses", spoiled)
+    trainer.train_step = noted  # type: ignore[method-assign]
     with pytest.raises(TrainingFailed, match="iteration 1"):
         trainer.run()
     kept = torch.load(tmp_path / "failed_batch.pth", weights_only=True)["model"]
@@ -305,7 +310,7 @@ def test_fp16_stops_when_nothing_moves(data: Path, tmp_path: Path, init_scale: f
     trainer = Trainer(tiny_config(data, "train.precision=fp16", "train.epochs=99"), tmp_path, CPU)
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
     before = {name: parameter.clone() for name, parameter in trainer.model.named_parameters()}
-    trainer.gradients.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
+    trainer.update.parameters[0].register_hook(lambda gradient: gradient * float("nan"))
     batch = made_up_batch((2, 1))
     with pytest.raises(TrainingFailed, match=rf"were not finite in {steps} steps in a row.*train.precision=bf16"):
         for _ in range(60):
@@ -428,7 +433,7 @@ def test_the_seed_of_the_data_alone_decides_on_them(data: Path, tmp_path: Path) 
     for settings in (["train.seed=1"], ["train.seed=2", "train.data_seed=1"], ["train.seed=1", "train.data_seed=2"]):
         trainer = Trainer(tiny_config(data, *settings), tmp_path, CPU)
         firsts.append(next(iter(trainer.train_loader)))
-        weights.append(trainer.gradients.parameters[0].detach())
+        weights.append(trainer.update.parameters[0].detach())
     assert firsts[0].infos == firsts[1].infos and torch.equal(firsts[0].images, firsts[1].images)
     assert firsts[0].infos != firsts[2].infos
     assert torch.equal(weights[0], weights[2]) and not torch.equal(weights[0], weights[1])

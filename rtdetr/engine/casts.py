@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rtdetr.config import Precision
+from rtdetr.engine.step import Losses, Part
+from rtdetr.types import Targets
 
 # Linear layers that stay in their own type, see models.layers.in_weight_type.
 EXACT = re.compile(r"score_head|box_head")
@@ -50,9 +53,35 @@ def copies_in(dtype: torch.dtype, model: nn.Module) -> dict[nn.Parameter, Tensor
     return {each: copy.requires_grad_(each.requires_grad) for each, copy in zip(parameters, copies)}
 
 
-def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: Any) -> Any:
-    """model(*arguments), with `copies` in the place of parameters."""
-    return functional_call(model, {name: copies[each] for name, each in cast_by_autocast(model).items()}, arguments)
+def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: Any, **options: Any) -> Any:
+    """model(*arguments, **options), with `copies` in the place of parameters."""
+    weights = {name: copies[each] for name, each in cast_by_autocast(model).items()}
+    return functional_call(model, weights, arguments, options)
+
+
+class CastTogether:
+    """`step(model, images, targets, part)` with a model whose weights are cast before it.
+
+    gather: takes the gradients from what has them, copies or the parameters themselves, to the parameters. options: of
+    the model.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Losses],
+        model: nn.Module,
+        dtype: torch.dtype,
+        gather: Callable[[Sequence[Tensor]], None],
+        options: dict[str, Any],
+    ) -> None:
+        self.step, self.model, self.dtype, self.gather, self.options = step, model, dtype, gather, options
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def __call__(self, images: Tensor, targets: Targets, part: Part) -> Losses:
+        copies = copies_in(self.dtype, self.model)
+        losses = self.step(partial(call_cast, self.model, copies, **self.options), images, targets, part)
+        self.gather([copies.get(each, each) for each in self.parameters])
+        return losses
 
 
 def hand_over(parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor]) -> None:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from rtdetr.config import ConfigError
 from rtdetr.engine import distributed
+from rtdetr.engine.step import Losses, Part, Step
+from rtdetr.types import Targets
 
 ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
 
@@ -39,6 +41,16 @@ class FlatGradients:
                 found.append(gradient)
         for places, found in moves.values():
             torch._foreach_copy_(places, found)
+
+    def behind(self, step: Step) -> Step:
+        """The step, with its gradients collected."""
+
+        def collected(images: Tensor, targets: Targets, part: Part) -> Losses:
+            losses = step(images, targets, part)
+            self.collect(self.parameters)
+            return losses
+
+        return collected
 
     def average(self) -> None:
         """Makes them the mean of the processes' gradients, as DistributedDataParallel does. Raises ConfigError when a

@@ -17,13 +17,15 @@ from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
 from rtdetr.engine.casts import autocast_type
 from rtdetr.engine.ema import ModelEma
-from rtdetr.engine.graphs import layout_of, on_device, repeats_in_crowds, slots_for, why_not_capture
+from rtdetr.engine.graphs import repeats_in_crowds, why_not_capture
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
+from rtdetr.engine.placement import layout_of, on_device, slots_for
+from rtdetr.engine.step import training_step
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.losses.functional import by_itself
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.assignment import MAX_COLUMNS
-from rtdetr.types import Batch, ImageInfo, Targets, as_floats
+from rtdetr.types import Batch, ImageInfo, Targets
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
 STEPS = 2  # the second has the optimiser's moments from the start
@@ -152,13 +154,11 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
     batch = worst_batch(source, batch_size, max(cfg.data.augment.batch_sizes))
     for _ in range(STEPS):
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            outputs = model(as_floats(images), targets, None)
-        criterion(outputs, targets, 0)["loss"].backward()
+        training_step(model, images, targets, criterion=criterion, dtype=dtype)
         clip_grad_norm(parameters, cfg.optimizer.clip_grad_norm)
         optimizer.step()
         average.update()
-        del images, targets, outputs
+        del images, targets
     kept = torch.cuda.memory_allocated(device) - start if device.type == "cuda" else 0
     return kept, average.model
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from rtdetr.config import Config, config_from_dict
 from rtdetr.engine.casts import autocast_type, precision_on
-from rtdetr.engine.graphs import on_device
+from rtdetr.engine.placement import on_device
+from rtdetr.engine.step import Part, training_step
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.types import Batch, ImageInfo, Targets, as_floats
+from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.weights.checkpoint import CheckpointError, read_torch_file
 
 PARTS = {"config", "num_classes", "iteration", "epoch", "random", "pictures", "batches", "model"}
@@ -79,15 +80,13 @@ def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[
     boxes = [sum(batch.targets.counts) for batch in step.batches]
     for batch in step.batches:
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
-        with torch.autocast(device.type, dtype, enabled=dtype is not None):
-            outputs = model(as_floats(images), targets)
+        part = Part(step.epoch, boxes if len(boxes) > 1 else ())
         try:
-            values = criterion(outputs, targets, step.epoch, boxes if len(boxes) > 1 else [])
+            names, values = training_step(model, images, targets, part, criterion=criterion, dtype=dtype)
         except FloatingPointError as error:
             return losses, str(error)
-        (values["loss"] / len(boxes)).backward()
-        for name, value in values.items():
-            losses[name] = losses.get(name, 0.0) + value.item() / len(boxes)
+        for name, value in zip(names, values.tolist()):
+            losses[name] = losses.get(name, 0.0) + value
     losses.pop("spoilt_picture", None)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return {**losses, "grad_norm": torch.nn.utils.get_total_norm(gradients).item()}, ""

@@ -17,19 +17,21 @@ from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
+from rtdetr.engine.acceleration import accelerate
 from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import how_it_began, settle
 from rtdetr.engine.casts import precision_on
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
-from rtdetr.engine.gradients import Gradients
-from rtdetr.engine.graphs import layout_of
 from rtdetr.engine.metrics import draw_curves
-from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.optimizer_step import OptimizerStep
+from rtdetr.engine.placement import layout_of, on_device
 from rtdetr.engine.rehearsal import forecast
 from rtdetr.engine.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
+from rtdetr.engine.step import Part
 from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
+from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model, check_backend
 from rtdetr.types import Batch
@@ -86,7 +88,10 @@ class Trainer:
         elif (changed := self.state.load(resume)) is not None:
             say(changed)
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
-        self.gradients = Gradients(cfg, self.model, len(self.classes), self.state, device, draws)
+        self.update = OptimizerStep(self.state, device)
+        criterion, left = build_criterion(cfg, len(self.classes)), self.total_iterations - self.state.iteration
+        fast = accelerate(cfg, network, criterion, device, left, self.update.scale, draws)
+        self.step, self.graphs, self.why_not_compiled = fast
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.watch = Watch(self.state, output_dir, device, self.train_loader)
         self.saver = Saver(self.state, output_dir, resume)
@@ -121,10 +126,10 @@ class Trainer:
             precision = precision_on(self.device, self.cfg.train.precision)
             where = f"{self.device}, {precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
-            if self.gradients.why_not_compiled is None:
+            if self.why_not_compiled is None:
                 say("compiling: the first step of each picture size takes a minute or two, unless done before")
             elif self.device.type == "cuda":
-                say(f"not compiled: {self.gradients.why_not_compiled}")
+                say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             try:
                 if distributed.is_main():
@@ -134,7 +139,7 @@ class Trainer:
                 stopped = self._go_on()
             except torch.cuda.OutOfMemoryError as error:
                 last, evaluating = self.output_dir / LAST, self.state.evaluation_due
-                captured = self.gradients.graphs is not None
+                captured = self.graphs is not None
                 raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             finally:
                 self.saver.end()
@@ -149,7 +154,8 @@ class Trainer:
         """Ends the data workers and gives back the memory of graphs, whoever keeps this trainer."""
         for loader in (self.train_loader, self.val_loader):
             loader.close()
-        self.gradients.clear()
+        if self.graphs is not None:
+            self.graphs.clear()
 
     def _go_on(self) -> bool:
         """The rest of the run; True when it was asked to stop before the end, and has saved where it is."""
@@ -221,36 +227,29 @@ class Trainer:
         return record
 
     def _step(self, batches: list[Batch]) -> StepRecord:
-        state = self.state
         self.watch.begin()
+        lr, scaler = self.update.begin(), self.state.scaler
         boxes = [sum(batch.targets.counts) for batch in batches]
-        lr = lr_at(state.iteration, self.total_iterations, self.cfg.optimizer)
-        set_lr(state.optimizer, lr)
-        state.optimizer.zero_grad(set_to_none=True)
         names: tuple[str, ...] = ()
         total = torch.zeros(())
         for number, batch in enumerate(batches, start=1):
-            group, more = boxes if len(boxes) > 1 else [], number < len(batches)
+            images, targets = on_device(batch, self.device, self.cfg.model.supervision.num_denoising)
+            part = Part(self.state.epoch, boxes if len(boxes) > 1 else (), last=number == len(batches))
             try:
-                names, values = self.gradients.add(batch, group, more)
+                names, values = self.step(images, targets, part)
             except FloatingPointError as error:
-                self.watch.fail(state.iteration, str(error), {}, [batch])
+                self.watch.fail(self.state.iteration, str(error), {}, [batch])
             total = values if number == 1 else total + values
-        state.scaler.unscale_(state.optimizer)
-        norm = clip_grad_norm(self.gradients.parameters, self.cfg.optimizer.clip_grad_norm)
-        names, total = (*names, "grad_norm"), torch.cat((total, norm.float()[None]))
-        if state.scaler.is_enabled():
-            scale = state.scaler.scale(torch.ones((1,), device=self.device))
+        names, total = (*names, "grad_norm"), torch.cat((total, self.update.clip().float()[None]))
+        if scaler.is_enabled():
+            scale = scaler.scale(torch.ones((1,), device=self.device))
             names, total = (*names, "loss_scale"), torch.cat((total, scale))
         record = self.watch.record(lr, names, total, batches)
         if self.watch.lag:
-            self.gradients.doubt(total)
+            self.update.skip_unless_finite(total)
         else:
             self.watch.check(record)
-        state.scaler.step(state.optimizer)
-        state.scaler.update()
-        state.ema.update()
-        state.iteration += 1
+        self.update.take()
         return record
 
     def _evaluate(self) -> None:

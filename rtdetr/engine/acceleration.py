@@ -1,0 +1,76 @@
+"""What makes the training step fast, wrapped around it: each part knows what it wraps and nothing of who wraps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from rtdetr.config import Config
+from rtdetr.engine import distributed
+from rtdetr.engine.casts import CastTogether, autocast_type, hand_over
+from rtdetr.engine.compile import compile_step, why_not_compile
+from rtdetr.engine.data_parallel import AveragedLast
+from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.graphs import StepGraphs, repeats_in_crowds, why_not_capture
+from rtdetr.engine.step import Step, training_step
+from rtdetr.losses.criterion import Criterion
+from rtdetr.models.denoising import Draws
+from rtdetr.models.rtdetrv3 import RTDETRv3
+
+
+class Accelerated(NamedTuple):
+    """A training step, and what was wrapped around it."""
+
+    step: Step
+    graphs: StepGraphs | None
+    why_not_compiled: str | None
+
+
+def accelerate(
+    cfg: Config,
+    model: RTDETRv3,
+    criterion: Criterion,
+    device: torch.device,
+    iterations: int,
+    scale: Callable[[Tensor], Tensor],
+    draws: Draws | None = None,
+) -> Accelerated:
+    """`training_step` of a model, which is on `device` and as it will stay, for so many iterations: as graphs or by
+    DistributedDataParallel, compiled or with weights cast together, or as it is.
+
+    scale: as there; draws: replayed random numbers. Raises ConfigError when the step cannot run as the config asks.
+    """
+    dtype = autocast_type(device, cfg.train.precision)
+    plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)
+    options: dict[str, Any] = {} if draws is None else {"draws": draws}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    parallel = distributed.world_size() > 1 and not captured
+    gradients = FlatGradients(parameters) if captured else None
+    step: Step = partial(plain, partial(model, **options) if options else model)
+    if captured:
+        distributed.take_from_main(model.state_dict().values())
+    elif parallel:
+        unused = cfg.train.find_unused_parameters
+        together = DistributedDataParallel(model, find_unused_parameters=unused, gradient_as_bucket_view=True)
+        step = AveragedLast(partial(plain, partial(together, **options)), together)
+    why_not_compiled = why_not_compile(cfg.train, device, iterations, len(set(cfg.data.augment.batch_sizes)))
+    if why_not_compiled is None:
+        compile_step(model)
+    # The compiler casts as it likes; layers that are done again in the backward pass find the weights as they are.
+    again = why_not_compiled is None or cfg.train.checkpoint_activations
+    if dtype is not None and device.type == "cuda" and not parallel and not again:
+        gather = partial(hand_over, parameters) if gradients is None else gradients.collect
+        step = CastTogether(plain, model, dtype, gather, options)
+    elif gradients is not None:
+        step = gradients.behind(step)
+    graphs = None
+    if gradients is not None:
+        repeats, turn = repeats_in_crowds(cfg.model.supervision), cfg.loss.atss_epochs
+        step = graphs = StepGraphs(step, gradients, repeats, lambda part: part.epoch >= turn)
+    return Accelerated(step, graphs, why_not_compiled)

@@ -1,0 +1,54 @@
+"""The optimiser's part of a training step: rate, unscaled and clipped gradients, weights and their average."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
+from rtdetr.engine.run_state import RunState
+
+
+class OptimizerStep:
+    """Steps the weights of a run, which are on `device`.
+
+    A step that `skip_unless_finite` refuses is skipped on the device, and so are all after it: a host that looks at
+    losses one step later finds the weights that the failed step started from.
+    """
+
+    def __init__(self, state: RunState, device: torch.device) -> None:
+        self.state = state
+        self.parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
+        self._sound = torch.ones((), device=device)  # NaN from the first refused step on
+
+    def begin(self) -> float:
+        """No gradients yet, and the rate of the step, which is returned."""
+        lr = lr_at(self.state.iteration, self.state.total_iterations, self.state.cfg.optimizer)
+        set_lr(self.state.optimizer, lr)
+        self.state.optimizer.zero_grad(set_to_none=True)
+        return lr
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """What the backward pass starts from. A scaler skips steps whose gradients are NaN."""
+        scaler = self.state.scaler
+        return scaler.scale(loss * self._sound) if scaler.is_enabled() else loss
+
+    def clip(self) -> Tensor:
+        """Clips the gradients; their norm () before."""
+        self.state.scaler.unscale_(self.state.optimizer)
+        return clip_grad_norm(self.parameters, self.state.cfg.optimizer.clip_grad_norm)
+
+    def skip_unless_finite(self, values: Tensor) -> None:
+        """values: losses, the gradients' norm and, with a scaler, its scale, as a check will look at them. The fused
+        AdamW leaves the weights alone when found_inf is not 0. Where float16 gradients overflow, the scaler skips."""
+        scaled = self.state.scaler.is_enabled()
+        finite = torch.isfinite(values[:-2] if scaled else values).all()
+        self._sound.copy_(torch.where(finite, self._sound, torch.nan))
+        if not scaled:
+            self.state.optimizer.found_inf = (~torch.isfinite(self._sound)).float()  # type: ignore[attr-defined]
+
+    def take(self) -> None:
+        self.state.scaler.step(self.state.optimizer)
+        self.state.scaler.update()
+        self.state.ema.update()
+        self.state.iteration += 1

@@ -1,0 +1,33 @@
+"""Batches on their device: the layout of images, and room for boxes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rtdetr.types import Batch, Targets
+
+
+def layout_of(device: torch.device) -> torch.memory_format:
+    """Of images and weights. Channels last is how GPUs like them, at least in 16 bits."""
+    return torch.channels_last if device.type == "cuda" else torch.contiguous_format
+
+
+def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[Tensor, Targets]:
+    """Images and boxes of a batch there: bytes are made floats where the step begins."""
+    images = batch.images.to(device, non_blocking=True).contiguous(memory_format=layout_of(device))
+    targets = batch.targets.to(device, non_blocking=True)
+    if device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
+        targets = targets.padded(slots_for(max(batch.targets.counts, default=0), num_denoising))
+    return images, targets
+
+
+def slots_for(num_boxes: int, num_denoising: int) -> int:
+    """Slots for the boxes of an image: as many as there may be without another number of denoising copies, so that a
+    few sizes serve all batches; with a single copy, two thirds of that where they do. Beyond the denoising queries,
+    multiples of 50."""
+    num_boxes = max(1, num_boxes)
+    if num_boxes > num_denoising:
+        return -(-num_boxes // 50) * 50
+    copies, two_thirds = num_denoising // num_boxes, 2 * num_denoising // 3
+    return two_thirds if copies == 1 and num_boxes <= two_thirds else num_denoising // copies
