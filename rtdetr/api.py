@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from rtdetr.commands.configs import find_config
 from rtdetr.commands.run_folder import choose_folder, prepare_folder
-from rtdetr.config import Config, config_from_dict, config_to_dict, keyword_updates, load_config
+from rtdetr.config import Config, ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
 from rtdetr.data.classes import Classes, DataError, new_classes
 from rtdetr.data.locate import data_updates
 from rtdetr.garbage import uncollected
@@ -86,6 +86,7 @@ class RTDETRv3:
         revision: str | None = None,
         compile: Compile = False,
         half: Half = "auto",
+        kernels: Kernels | None = None,
     ) -> RTDETRv3:
         """The detector of a checkpoint (.pth), a folder or .safetensors file of `save_pretrained`, an exported file
         (.onnx, .pt2, OpenVINO), a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, with
@@ -93,8 +94,11 @@ class RTDETRv3:
 
         The name of an official model brings the official weights, which are downloaded once. With `classes`, the names
         that it is to learn, and for other configs, the weights are random.
+        kernels: "auto", or "plain" for PyTorch alone; by default as its config says.
         compile: detect by torch.compile, as `compile()`. half: float16, by default on a GPU.
         """
+        if kernels not in (None, *get_args(Kernels)):
+            raise ConfigError(f"kernels: expected auto or plain, got {kernels!r}")
         path, options = _path("name", name), (compile, half)
         if path.suffix not in EXPORTED:
             wake_gpu(str(device))
@@ -117,7 +121,7 @@ class RTDETRv3:
         bare = path.name == str(name) and not path.suffix and not there
         if path.suffix in (".yml", ".yaml") or bare:
             if classes is not None or str(name) not in OFFICIAL:
-                return cls._random(str(name), classes, chosen, *options)
+                return cls._random(str(name), classes, chosen, kernels, *options)
             path = official_checkpoint(str(name))
             there = True
         if classes is not None:
@@ -134,29 +138,30 @@ class RTDETRv3:
             from rtdetr.inference.predictors import Predictors
             from rtdetr.inference.runtimes import load_model
 
-            if compile or half != "auto":
-                raise CheckpointError(f"{name}: runs as it was exported; compile and half are for checkpoints")
+            if compile or half != "auto" or kernels is not None:
+                raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
             return cls(Predictors(*load_model(path, chosen), chosen, *options), None, path, None)
         with waking(chosen):
             content = read_checkpoint(path)
             file = weight_file(path)
             source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}
-            made = cls._of(*model_from_content(content, path), chosen, *options, path, source)
+            updates = [] if kernels is None else [f"kernels={kernels}"]
+            made = cls._of(*model_from_content(content, path, updates), chosen, *options, path, source)
         made._began = content.get("began")
         return made
 
     @classmethod
     def _random(
-        cls, name: str, names: Sequence[str] | None, device: torch.device, compile: Compile, half: Half
+        cls, name: str, names: Sequence[str] | None, device: torch.device, kernels: Kernels | None, *options: Any
     ) -> RTDETRv3:
         from rtdetr.models.rtdetrv3 import build_model
         from rtdetr.weights.official import guess_classes
 
-        cfg = load_config(find_config(name))
+        cfg = load_config(find_config(name), [] if kernels is None else [f"kernels={kernels}"])
         classes = guess_classes(cfg.num_classes or 80) if names is None else new_classes(names)
         cfg = dataclasses.replace(cfg, num_classes=0)
         logger.warning("%s: random weights, which find nothing before they are trained", name)
-        return cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, compile, half)
+        return cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, *options)
 
     @classmethod
     def _of(
@@ -278,12 +283,13 @@ class RTDETRv3:
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluator import evaluate
+        from rtdetr.ops.kernels import using
         from rtdetr.process_state import process_restored
 
         detector: Any = self.model if self.model is not None else self._predictors.model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
-        with process_restored(), distributed.process_group(str(self.device)) as device:
+        with process_restored(), distributed.process_group(str(self.device)) as device, using(cfg.kernels):
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
 

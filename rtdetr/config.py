@@ -17,16 +17,14 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 
 from rtdetr.config_file import ConfigError, Origins, Range, apply_updates, build, origin, read_config_file
-from rtdetr.config_keys import full_key
+from rtdetr.config_keys import full_key, replace_old_keys
 
-Backend = Literal["auto", "cuda", "cpu", "torch"]
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
-MatchBackend = Literal["auto", "scipy", "cpu", "cuda"]
+Kernels = Literal["auto", "plain"]
 OnDefect = Literal["drop", "refuse"]
 OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
-AugmentBackend = Literal["fused", "plain"]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
@@ -83,7 +81,6 @@ class DecoderConfig:
     num_points: Annotated[int, Range(1, 64)] = 4
     num_layers: Annotated[int, Range(1, 64)] = 6
     num_queries: Count = 300
-    msda_backend: Backend = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +118,6 @@ class LossConfig:
     match_class_cost: Amount = 2.0
     match_l1_cost: Amount = 5.0
     match_giou_cost: Amount = 2.0
-    match_backend: MatchBackend = "auto"  # of rtdetr.ops.linear_assignment; scipy: costs by torch, too
     dense_iou_weight: Amount = 2.5
     dense_dfl_weight: Amount = 0.5
     # The dense head's assigner is ATSS before this epoch (from 0), task-aligned from it on.
@@ -153,7 +149,6 @@ class AugmentConfig:
     zoom_ramp: EpochsOrAuto = 0
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
-    backend: AugmentBackend = "fused"  # plain: the same step by step, slower; they differ by rounding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +240,9 @@ class EvalConfig:
 class Config:
     name: str = "rtdetrv3"
     num_classes: CountOrNone = 0  # 0: from the training annotations
+    # auto: this package's compiled operators and fused kernels, CUDA graphs and the compiler, wherever they can run.
+    # plain: PyTorch and SciPy alone, on any device; slower, and the same within rounding.
+    kernels: Kernels = "auto"
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
@@ -265,7 +263,7 @@ def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
 def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None, by: str = "-u") -> Config:
     """The Config that `config_to_dict` wrote, with `a.b=value` updates. source: names the file in error messages; by:
     what gave the updates."""
-    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates, by)
+    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates, by, stored=True)
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
@@ -313,9 +311,12 @@ def save_config(config: Config, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False), encoding="utf-8")
 
 
-def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
+def _config(
+    tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u", stored: bool = False
+) -> Config:
     keys = list(_dotted_keys(config_to_dict(Config())))
     apply_updates(tree, origins, [_in_full(update, keys, by) for update in updates or []], by)
+    replace_old_keys(tree, origins, stored)
     config: Config = build(Config, tree, origins)
     for key, other, sentence in _contradictions(config):
         where = [origin(origins, key), origin(origins, other)]

@@ -1,11 +1,15 @@
-"""The short names of config keys: `epochs` for `train.epochs`, and what other projects call them."""
+"""The short names of config keys: `epochs` for `train.epochs`, what other projects call them, and keys of before."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Collection
+from typing import Any
 
-from rtdetr.config_file import ConfigError
+from rtdetr.config_file import ConfigError, Origins, origin
+
+logger = logging.getLogger("rtdetr")
 
 SHORT_KEYS = {"batch_size": "data.train_batch_size"}
 # What other detectors call a setting -> what it is here.
@@ -23,6 +27,14 @@ FOREIGN_KEYS = {
     "nc": "nothing: classes come from the annotations",
     "conf": "--threshold (threshold= in Python), where it detects",
     "project": "--output-dir (output_dir= in Python)",
+    "msda_backend": "kernels=plain or auto",
+    "match_backend": "kernels=plain or auto",
+}
+# Keys of before `kernels`: their default first, and last the value that is kernels=plain now.
+OLD_KEYS = {
+    "model.decoder.msda_backend": ("auto", "cuda", "cpu", "torch"),
+    "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
+    "data.augment.backend": ("fused", "plain"),
 }
 
 
@@ -45,3 +57,26 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
     near = difflib.get_close_matches(name, ends, n=1, cutoff=0.0)[0]
     raise ConfigError(f"{by}unknown config key {name}; did you mean {near} ({ends[near]})?")
+
+
+def replace_old_keys(tree: dict[str, Any], origins: Origins, stored: bool) -> None:
+    """Makes `kernels` of the keys that it took the place of, and says so in a line for each. A checkpoint has them all
+    (`stored`): their defaults are not worth a line."""
+    found = {}
+    for dotted, values in OLD_KEYS.items():
+        *sections, key = dotted.split(".")
+        section: Any = tree
+        for name in sections:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and key in section:
+            value, where = section.pop(key), origin(origins, dotted)
+            if value not in values:
+                raise ConfigError(f"{where}: {dotted} is now `kernels`, which must be auto or plain, got {value!r}")
+            found[dotted] = (value, where)
+    if "kernels" not in tree:
+        for dotted, (value, where) in found.items():
+            if value == OLD_KEYS[dotted][-1]:
+                tree["kernels"], origins["kernels"] = "plain", where
+    for dotted, (value, where) in found.items():
+        if not stored or value != OLD_KEYS[dotted][0]:
+            logger.warning("%s: %s=%s is now kernels=%s", where, dotted, value, tree.get("kernels", "auto"))

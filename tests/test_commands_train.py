@@ -52,8 +52,8 @@ TABLE = {
     "no data": Row(
         f"{TRAIN} --output-dir run --overwrite -u data.val.annotations=none.json", 2, ("none.json: no such",)
     ),
-    "no backend": Row(
-        f"{TRAIN} --output-dir run --overwrite -u model.decoder.msda_backend=cuda", 2, ("cannot run on cpu",)
+    "graphs that cannot be": Row(
+        f"{TRAIN} --output-dir run --overwrite -u kernels=plain train.graphs=on", 2, ("graphs=on cannot be",)
     ),
     "no box": Row(
         f"{TRAIN} --output-dir new -u data.train.annotations=nobox.json",

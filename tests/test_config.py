@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import typing
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from rtdetr import config as declared
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config, save_config
 from rtdetr.config_file import MAX_BYTES, Range
+from rtdetr.config_keys import OLD_KEYS
 from rtdetr.data.pixels import INTERPOLATIONS
 from rtdetr.engine.automatic import BY_WEIGHTS
 from rtdetr.models.backbone import STAGE_BLOCKS, STRIDES
@@ -220,7 +222,8 @@ def test_a_misspelt_update_names_the_option() -> None:
         ("ema.decay=1", "ema.decay must be a number from 0 to below 1, got 1"),
         ("ema.from_zeros=maybe", "ema.from_zeros must be true or false, got 'maybe'"),
         ("model.backbone.depth=18.0", "must be one of 18, 34, 50, 101, got 18.0"),
-        ("model.decoder.msda_backend=gpu", "must be one of auto, cuda, cpu, torch, got 'gpu'"),
+        ("kernels=fast", "kernels must be one of auto, plain, got 'fast'"),
+        ("loss.match_backend=gpu", "-u: loss.match_backend is now `kernels`, which must be auto or plain, got 'gpu'"),
         ("model.encoder.hidden_dim=66", "must be a whole number from 4 to 4,096, a multiple of 4, got 66"),
         ("data.image_size=640", "data.image_size must be a list of 2 whole numbers, such as [640, 640], got 640"),
         ("data.image_size=[640]", "data.image_size must be a list of 2 whole numbers, such as [640, 640], got [640]"),
@@ -404,3 +407,37 @@ def test_missing_and_circular_files(tmp_path: Path) -> None:
 
 def test_defaults_are_usable() -> None:
     assert config_from_dict({}, "empty") == Config()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kernels"),
+    [(key, value, "plain" if value == values[-1] else "auto") for key, values in OLD_KEYS.items() for value in values],
+)
+def test_a_key_that_kernels_replaced_loads_with_one_line(
+    key: str, value: str, kernels: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content: Any = {key.rpartition(".")[2]: value}
+    for section in reversed(key.split(".")[:-1]):
+        content = {section: content}
+    path = tmp_path / "old.yml"
+    path.write_text(json.dumps(content))
+    assert load_config(path) == dataclasses.replace(Config(), kernels=kernels)  # type: ignore[arg-type]
+    assert caplog.messages == [f"{path}: {key}={value} is now kernels={kernels}"]
+    caplog.clear()
+    assert load_config(OFFICIAL[0], [f"{key}={value}"]).kernels == kernels
+    assert caplog.messages == [f"-u: {key}={value} is now kernels={kernels}"]
+    caplog.clear()
+    assert load_config(path, ["kernels=plain"]).kernels == "plain"
+    assert caplog.messages == [f"{path}: {key}={value} is now kernels=plain"]
+
+
+def test_a_checkpoint_of_before_says_no_word_about_old_defaults(caplog: pytest.LogCaptureFixture) -> None:
+    content = config_to_dict(Config())
+    del content["kernels"]
+    content["model"]["decoder"]["msda_backend"] = content["loss"]["match_backend"] = "auto"
+    content["data"]["augment"]["backend"] = "fused"
+    assert config_from_dict(content, "old.pth") == Config() and not caplog.messages
+    content["loss"]["match_backend"] = "scipy"
+    assert config_from_dict(content, "old.pth").kernels == "plain"
+    (line,) = caplog.messages
+    assert line == "old.pth (the config stored in it): loss.match_backend=scipy is now kernels=plain"

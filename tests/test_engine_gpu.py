@@ -25,7 +25,7 @@ pytestmark = pytest.mark.gpu
 
 GPU = torch.device("cuda")
 # No crop takes a box away, so that there is one kind of batch: captured at the third step.
-ALIKE = ("data.augment.crop_prob=0", "model.supervision.num_denoising=1", "loss.match_backend=auto", "train.epochs=4")
+ALIKE = ("data.augment.crop_prob=0", "model.supervision.num_denoising=1", "train.epochs=4")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_data
 
-from rtdetr.config import ConfigError, TrainConfig
+from rtdetr.config import ConfigError, Kernels, TrainConfig
 from rtdetr.engine import graphs
 from rtdetr.engine.graphs import RUNS_BEFORE, why_not_capture
 from rtdetr.engine.placement import slots_for
@@ -103,23 +103,23 @@ def test_padding_changes_no_loss_but_by_its_random_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "device", "match", "reason"),
+    ("changes", "device", "kernels", "reason"),
     [
         ({}, "cuda", "auto", None),
         ({"graphs": "off"}, "cuda", "auto", "train.graphs=off"),
         ({}, "cpu", "auto", "no GPU"),
         ({"accumulate": 2}, "cuda", "auto", "train.accumulate"),
-        ({}, "cuda", "scipy", "loss.match_backend=scipy"),
+        ({}, "cuda", "plain", "kernels=plain"),
         ({}, "cuda", "auto", "matched on the host: no compiler"),
     ],
 )
 def test_when_steps_are_captured(
-    changes: dict[str, object], device: str, match: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, object], device: str, kernels: Kernels, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_kernels = "no compiler" if reason and "no compiler" in reason else None
     monkeypatch.setattr(graphs, "why_no_kernels", lambda device: no_kernels)  # there may be no GPU here
-    found = why_not_capture(TrainConfig(**changes), torch.device(device), match)  # type: ignore[arg-type]
+    found = why_not_capture(TrainConfig(**changes), torch.device(device), kernels)  # type: ignore[arg-type]
     assert found is None if reason is None else found is not None and reason in found
     if reason is not None and "graphs" not in changes:
         with pytest.raises(ConfigError, match=r"train\.graphs=on cannot be"):
-            why_not_capture(TrainConfig(**{**changes, "graphs": "on"}), torch.device(device), match)  # type: ignore
+            why_not_capture(TrainConfig(**{**changes, "graphs": "on"}), torch.device(device), kernels)  # type: ignore

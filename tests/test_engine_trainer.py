@@ -326,8 +326,8 @@ def test_what_cannot_be_resumed(data: Path, whole: Path, tmp_path: Path) -> None
         Trainer(tiny_config(data, "model.decoder.num_layers=3"), tmp_path, CPU, resume=whole / "last.pth")
     with pytest.raises(ConfigError, match=r"num_classes is 80.*has 5 categories"):
         Trainer(tiny_config(data, "num_classes=80"), tmp_path, CPU)
-    with pytest.raises(ConfigError, match="msda_backend=cuda cannot run on cpu: it needs device='cuda'"):
-        Trainer(tiny_config(data, "model.decoder.msda_backend=cuda"), tmp_path, CPU)
+    with pytest.raises(ConfigError, match=r"train\.compile=on cannot be: kernels=plain"):
+        Trainer(tiny_config(data, "kernels=plain", "train.compile=on"), tmp_path, CPU)
 
 
 def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_path: Path) -> None:

@@ -12,13 +12,15 @@ import pytest
 import torch
 from engine_helpers import tiny_config, tiny_data
 from PIL import Image
+from plain_kernels import OurOperators
 
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.pictures import read_picture
 from rtdetr.engine.evaluator import detect
 from rtdetr.inference.predictor import Predictor
-from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.types import Batch, Detections, ImageInfo, Targets
 from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
 
@@ -60,12 +62,20 @@ def test_detections_equal_those_of_evaluation(checkpoint: Path) -> None:
         assert [x1, y1, x2 - x1, y2 - y1] == pytest.approx(theirs["bbox"], abs=1e-2)
 
 
-def test_a_backend_that_cannot_run_here_is_named(checkpoint: Path, tmp_path: Path) -> None:
+def test_plain_kernels_detect_with_the_model_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
     content = load_checkpoint(checkpoint)
-    content["config"]["model"]["decoder"]["msda_backend"] = "cuda"
-    save_checkpoint(tmp_path / "cuda.pth", content)
-    with pytest.raises(ConfigError, match="msda_backend=cuda cannot run on cpu: it needs device='cuda'"):
-        Predictor(tmp_path / "cuda.pth", "cpu")
+    content["config"]["model"]["decoder"]["msda_backend"] = "torch"  # as older files say it
+    save_checkpoint(tmp_path / "plain.pth", content)
+    plain, fast = Predictor(tmp_path / "plain.pth", threshold=0.0), Predictor(checkpoint, threshold=0.0)
+    with OurOperators() as called:
+        found = plain.predict([picture(96, 64)])[0]
+    assert isinstance(plain.model, RTDETRv3) and not called.names
+    with OurOperators() as called:
+        expected = fast.predict([picture(96, 64)])[0]
+    assert called.names or WHY_NOT["cpu"]
+    assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
+    with pytest.raises(ConfigError, match="compile: expected auto or False with kernels=plain"):
+        Predictor(tmp_path / "plain.pth", compile=True)
 
 
 def test_boxes_are_in_the_pixels_of_each_picture(checkpoint: Path) -> None:

@@ -11,8 +11,9 @@ from conftest import golden_dir
 from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy
-from rtdetr.config import LossConfig, MatchBackend
+from rtdetr.config import LossConfig
 from rtdetr.losses.matcher import match, match_together, matching_cost
+from rtdetr.ops.kernels import Kernels, using
 from rtdetr.types import QueryOutputs, Targets
 
 CONFIG = LossConfig()
@@ -83,10 +84,10 @@ def test_more_boxes_than_queries_uses_every_query() -> None:
 
 def test_every_backend_gives_what_scipy_gives() -> None:
     (outputs, targets), (others, _) = _random((4, 0, 3, 1)), _random((4, 0, 3, 1), shape=(2, 1), num_queries=25)
-    plain = LossConfig(match_backend="scipy")
-    expected = [match(outputs, targets, plain), match(others, targets, plain, repeats=3)]
+    with using("plain"):
+        expected = [match(outputs, targets, CONFIG), match(others, targets, CONFIG, repeats=3)]
     fast, spoilt = match_together([(outputs, 1), (others, 3)], targets, CONFIG)
-    assert all(torch.equal(a, b) for a, b in zip(expected, fast, strict=True)) and not spoilt.any()
+    assert all(torch.equal(a, b) for a, b in zip(expected, fast, strict=True)) and spoilt is None
 
 
 def test_pictures_and_batches_without_boxes_match_nothing() -> None:
@@ -98,12 +99,12 @@ def test_pictures_and_batches_without_boxes_match_nothing() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("backend", ["auto", "scipy"])
-def test_non_finite_prediction_is_named(bad: float, backend: MatchBackend) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_non_finite_prediction_is_named(bad: float, kernels: Kernels) -> None:
     outputs, targets = _random((2, 3))
     outputs.boxes[1, 2, 1, 4, 0] = bad
-    with pytest.raises(FloatingPointError, match="layer 1, group 2, picture 1 "):
-        match(outputs, targets, LossConfig(match_backend=backend))
+    with using(kernels), pytest.raises(FloatingPointError, match="layer 1, group 2, picture 1 "):
+        match(outputs, targets, CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,6 @@ def test_on_a_gpu_a_spoilt_picture_is_flagged_and_matches_nothing() -> None:
     outputs.boxes[1, 2, 1, 4, 0] = float("nan")
     moved = QueryOutputs(outputs.logits.cuda(), outputs.boxes.cuda())
     (index,), spoilt = match_together([(moved, 1)], targets.to("cuda"), CONFIG)
-    assert spoilt.tolist() == [False, True]
+    assert spoilt is not None and spoilt.tolist() == [False, True]
     assert (index[1, 2, 1] == -1).all()
     assert torch.equal(index[:, :, 0].cpu(), expected[:, :, 0]) and torch.equal(index[0].cpu(), expected[0])

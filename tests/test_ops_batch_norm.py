@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops import batch_norm
-from rtdetr.ops.batch_norm import KINDS, norm_activation, why_not_by_kernel
+from rtdetr.ops.fused import batch_norm
+from rtdetr.ops.fused.batch_norm import KINDS, norm_activation, why_not
 
 # Of the largest number; measured on an H200: 2e-6, 8e-3 and 1e-3.
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -39,7 +39,7 @@ def results(norm: nn.Module, x: Tensor, plus: Tensor | None, grad: Tensor, call:
 @pytest.mark.parametrize("activation", list(KINDS))
 def test_without_kernels_it_is_the_modules_one_after_another(activation: Callable[[Tensor], Tensor] | None) -> None:
     norm, x, plus = random_norm(8), torch.randn(2, 8, 5, 4), torch.randn(2, 8, 5, 4)
-    assert why_not_by_kernel(norm, x, activation) is not None
+    assert why_not(norm, x, activation) is not None
     y = norm(x) + plus
     norm.reset_running_stats()
     assert torch.equal(norm_activation(norm, x, activation, plus), y if activation is None else activation(y))
@@ -67,7 +67,7 @@ def test_numbers_and_gradients(dtype: torch.dtype) -> None:
         if activation is F.relu:  # whose edge rounding may cross
             before = F.batch_norm(x.double(), None, None, exact.weight, exact.bias, training=True)
             grad = grad * ((before if plus is None else before + plus).abs() > 1e-3)
-        assert why_not_by_kernel(mine, x, activation) is None
+        assert why_not(mine, x, activation) is None
 
         def plain(norm: nn.Module, x: Tensor, plus: Tensor | None) -> Tensor:
             y = norm(x) if plus is None else norm(x) + plus

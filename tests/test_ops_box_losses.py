@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rtdetr.losses.criterion import _box_losses
-from rtdetr.ops.box_losses import box_losses, why_not_by_kernel
+from rtdetr.ops.fused.box_losses import box_losses, why_not
 
 
 def test_where_the_kernel_cannot_run_torch_does() -> None:
-    assert "needs a GPU" in str(why_not_by_kernel(torch.zeros(1, 1, 1, 1, 4)))
+    assert "needs a GPU" in str(why_not(torch.zeros(1, 1, 1, 1, 4)))
 
 
 @pytest.mark.gpu
@@ -29,7 +29,7 @@ def test_losses_and_gradients_are_those_of_torch() -> None:
     boxes[1, 0, :, :slots, ::2] = targets[..., ::2]
     boxes[1, 1, 0, 0, 1] = torch.nan
     weights = torch.rand(2, *index.shape)
-    if why_not_by_kernel(boxes.cuda()) is not None:
+    if why_not(boxes.cuda()) is not None:
         pytest.skip("no kernel")
 
     own = boxes.clone().requires_grad_()

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rtdetr.ops.layer_norm import sum_norm, why_not_by_kernel
+from rtdetr.ops.fused.layer_norm import sum_norm, why_not
 
 # Of the largest number, as in test_ops_batch_norm.
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 def test_without_kernels_it_is_sum_and_norm() -> None:
     x, plus, weight, bias = torch.randn(2, 5, 16), torch.randn(2, 5, 16), torch.randn(16), torch.randn(16)
-    assert why_not_by_kernel(x, weight) is not None
+    assert why_not(x, weight) is not None
     assert torch.equal(sum_norm(x, plus, weight, bias, 1e-5), F.layer_norm(x + plus, (16,), weight, bias, 1e-5))
 
 
@@ -30,7 +30,7 @@ def test_numbers_and_gradients(dtype: torch.dtype) -> None:
         x = (torch.randn(2, number, dim, device="cuda") * 2 + 1).to(dtype).requires_grad_()
         plus = torch.randn_like(x).requires_grad_() if with_plus else None
         weight, bias = (torch.randn(dim, device="cuda").requires_grad_() for _ in range(2))
-        assert why_not_by_kernel(x, weight) is None
+        assert why_not(x, weight) is None
         y = sum_norm(x, plus, weight, bias, 1e-5)
         grad = torch.randn_like(y)
         y.backward(grad)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rtdetr.ops.linear import linear, why_not_by_kernel
+from rtdetr.ops.fused.linear import linear, why_not
 
 # Of the largest number, as in test_ops_batch_norm; float32 without TF32.
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -15,7 +15,7 @@ TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 @pytest.mark.parametrize("relu", [False, True])
 def test_without_the_kernel_it_is_torchs(relu: bool) -> None:
     x, weight, bias = torch.randn(2, 3, 8), torch.randn(16, 8), torch.randn(16, requires_grad=True)
-    assert why_not_by_kernel(x, weight, bias) is not None
+    assert why_not(x, weight, bias) is not None
     y = F.linear(x, weight, bias)
     assert torch.equal(linear(x, weight, bias, relu), F.relu(y) if relu else y)
 
@@ -31,7 +31,7 @@ def test_numbers_and_gradients(dtype: torch.dtype, relu: bool, monkeypatch: pyte
         tensors[1] /= shape[-1] ** 0.5
         mine = [each.clone().requires_grad_() for each in tensors]
         exact = [each.double().requires_grad_() for each in tensors]
-        assert why_not_by_kernel(mine[0], mine[1], mine[2]) is None
+        assert why_not(mine[0], mine[1], mine[2]) is None
         y, wanted = linear(mine[0], mine[1], mine[2], relu), F.linear(*exact)
         wanted = F.relu(wanted) if relu else wanted
         # A gradient that does not touch results near the ReLU's edge, where rounding decides.

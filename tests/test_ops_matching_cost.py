@@ -8,7 +8,8 @@ from torch import Tensor
 
 from rtdetr.config import LossConfig
 from rtdetr.losses.matcher import match_together, matching_cost, plain_matching_cost
-from rtdetr.ops import matching_cost as kernel
+from rtdetr.ops.fused import matching_cost as kernel
+from rtdetr.ops.kernels import using
 from rtdetr.types import QueryOutputs, Targets
 
 CONFIG = LossConfig(match_class_cost=2.0, match_l1_cost=5.0, match_giou_cost=3.0)
@@ -42,7 +43,7 @@ def problems(
 
 def by_kernel(outputs: QueryOutputs, targets: Targets) -> Tensor:
     """The costs of outputs that do not lie side by side."""
-    if kernel.why_not_by_kernel(outputs.logits.cuda(), targets.counts) is not None:
+    if kernel.why_not(outputs.logits.cuda(), targets.counts) is not None:
         pytest.skip("no kernel")
     apart = QueryOutputs(*(torch.stack([each.cuda()] * 2, dim=-1)[..., 1] for each in outputs))
     return matching_cost(apart, targets.to("cuda"), CONFIG).cpu()
@@ -50,11 +51,11 @@ def by_kernel(outputs: QueryOutputs, targets: Targets) -> Tensor:
 
 def test_where_the_kernel_cannot_run_torch_does() -> None:
     outputs, targets = problems()
-    assert "needs a GPU" in str(kernel.why_not_by_kernel(outputs.logits, targets.counts))
+    assert "needs a GPU" in str(kernel.why_not(outputs.logits, targets.counts))
     assert torch.equal(matching_cost(outputs, targets, CONFIG), plain_matching_cost(outputs, targets, CONFIG))
 
 
-@pytest.mark.skipif(not kernel.BUILT, reason="a library without the kernel")
+@pytest.mark.skipif("matching_cost" not in kernel.BUILT, reason="a library without the kernel")
 @pytest.mark.parametrize(("counts", "rows"), [(COUNTS, 11), ((), 35)])
 def test_the_operator_has_a_shape_without_a_kernel(counts: tuple[int, ...], rows: int) -> None:
     outputs, targets = problems(dtype=torch.bfloat16)
@@ -95,7 +96,9 @@ def test_what_is_not_finite_stays_so_where_it_is(where: str, bad: float) -> None
     torch.testing.assert_close(found, wanted, rtol=4e-5, atol=4e-5, equal_nan=True)
     _, spoilt = match_together([(QueryOutputs(*(each.cuda() for each in outputs)), 1)], targets.to("cuda"), CONFIG)
     seen = [False, False, not wanted.isfinite().all(), False, False]
-    assert spoilt.tolist() == seen and (where == "logits" or seen[2])  # a logit's infinity ends as a finite cost
+    assert (
+        spoilt is not None and spoilt.tolist() == seen and (where == "logits" or seen[2])
+    )  # a logit's infinity ends as a finite cost
 
 
 @pytest.mark.gpu
@@ -109,13 +112,16 @@ def test_a_label_that_is_no_class_spoils_its_picture_alone() -> None:
 @pytest.mark.gpu
 def test_the_same_queries_get_the_same_boxes() -> None:
     outputs, targets = problems(queries=60, dtype=torch.float32)
-    if kernel.why_not_by_kernel(outputs.logits.cuda(), targets.counts) is not None:
+    if kernel.why_not(outputs.logits.cuda(), targets.counts) is not None:
         pytest.skip("no kernel")
     moved, on_device = QueryOutputs(*(each.cuda() for each in outputs)), targets.to("cuda")
     pair = [(moved, 1), (moved, 4)]
     found, spoilt = match_together(pair, on_device, LossConfig())
-    wanted, _ = match_together(pair, on_device, LossConfig(match_backend="scipy"))  # with torch's costs
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)) and not spoilt.any()
+    with using("plain"):
+        wanted, _ = match_together(pair, on_device, LossConfig())
+    assert (
+        all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)) and spoilt is not None and not spoilt.any()
+    )
     padded, _ = match_together(pair, on_device.padded(12)._replace(counts=()), LossConfig())
     assert all(torch.equal(a, b) for a, b in zip(padded, wanted, strict=True))
 
@@ -125,7 +131,7 @@ def test_a_graph_captures_it_and_reads_what_lies_there_then() -> None:
     outputs, targets = problems(dtype=torch.float16)
     other = QueryOutputs(*(each.flip(0, 3) for each in outputs))
     moved, on_device = QueryOutputs(*(each.cuda() for each in outputs)), targets.to("cuda")
-    if kernel.why_not_by_kernel(moved.logits, targets.counts) is not None:
+    if kernel.why_not(moved.logits, targets.counts) is not None:
         pytest.skip("no kernel")
     matching_cost(moved, on_device, CONFIG)
     torch.cuda.synchronize()
@@ -141,7 +147,7 @@ def test_a_graph_captures_it_and_reads_what_lies_there_then() -> None:
 @pytest.mark.gpu
 def test_the_operator_is_registered_as_pytorch_wants_it() -> None:
     outputs, targets = problems(dtype=torch.float16)
-    if kernel.why_not_by_kernel(outputs.logits.cuda(), targets.counts) is not None:
+    if kernel.why_not(outputs.logits.cuda(), targets.counts) is not None:
         pytest.skip("no kernel")
     moved = [each.cuda() for each in (*outputs, targets.labels, targets.boxes)]
     for counts in (list(COUNTS), []):

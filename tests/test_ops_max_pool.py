@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rtdetr.ops.max_pool import halve, why_not_by_kernel
+from rtdetr.ops.fused.max_pool import halve, why_not
 
 
 @pytest.mark.gpu
@@ -15,7 +15,7 @@ from rtdetr.ops.max_pool import halve, why_not_by_kernel
 def test_values_and_gradients_are_torchs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.randn(shape, device="cuda").mul(3).round().to(dtype).contiguous(memory_format=torch.channels_last)
     mine, theirs = x.clone().requires_grad_(), x.contiguous().requires_grad_()
-    assert why_not_by_kernel(mine) is None
+    assert why_not(mine) is None
     y, wanted = halve(mine), F.max_pool2d(theirs, 3, stride=2, padding=1)
     grad = torch.randn_like(wanted).mul(4).round()  # whole numbers, so that no order of a sum matters
     y.backward(grad)
@@ -33,5 +33,5 @@ def test_not_a_number_stays_one() -> None:
 
 def test_without_kernels_it_is_torchs() -> None:
     x = torch.randn(1, 8, 7, 6, requires_grad=True)
-    assert why_not_by_kernel(x) is not None
+    assert why_not(x) is not None
     assert torch.equal(halve(x), F.max_pool2d(x, 3, stride=2, padding=1))

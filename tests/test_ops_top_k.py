@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rtdetr.ops.top_k import MAX_K, MAX_ROW, top_k, why_not_by_kernel
+from rtdetr.ops.fused.top_k import MAX_K, MAX_ROW, top_k, why_not
 
 
 def expected(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,7 @@ def rows(kind: str, number: int, length: int) -> Tensor:
 
 def test_without_a_kernel() -> None:
     values = rows("normal", 3, 40)
-    assert why_not_by_kernel(values, 5) is not None
+    assert why_not(values, 5) is not None
     for found, wanted in zip(top_k(values, 5), expected(values, 5)):
         assert torch.equal(found, wanted)
     assert top_k(values, 0)[1].shape == (3, 0)
@@ -42,7 +42,7 @@ def test_the_kernel_takes_what_a_stable_sort_takes(kind: str, dtype: torch.dtype
     for number, length, k in ((1, 24000, 300), (3, 8400, 300), (40, 2100, 1), (2, 1, 1), (2, 700, 700), (2, 5000, 513),
                               (1, MAX_ROW, MAX_K), (5, 100, 0)):  # fmt: skip
         values = rows(kind, number, length).to("cuda", dtype)
-        assert why_not_by_kernel(values, k) is None
+        assert why_not(values, k) is None
         (best, index), (wanted, places) = top_k(values, k), expected(values, k)
         torch.testing.assert_close(best, wanted, atol=0, rtol=0, equal_nan=True)
         assert torch.equal(index, places), (kind, length, k)
@@ -57,7 +57,7 @@ def test_what_the_kernel_leaves_to_torch() -> None:
         (values.double(), 3),
         (values[:, :9].requires_grad_(), 3),
     ):
-        assert why_not_by_kernel(each, k) is not None
+        assert why_not(each, k) is not None
         assert torch.equal(top_k(each, k)[0], each.topk(k, dim=1)[0])
     view = values[:, 1:4001:2]
     assert torch.equal(top_k(view, 7)[1], expected(view, 7)[1])

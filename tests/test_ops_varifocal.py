@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from rtdetr.losses.functional import VarifocalOfMatches
-from rtdetr.ops.varifocal import why_not_by_kernel
+from rtdetr.ops.fused.varifocal import why_not
 
 
 def test_where_the_kernel_cannot_run_torch_does() -> None:
-    assert "needs a GPU" in str(why_not_by_kernel(torch.zeros(2, 3), 2.0))
+    assert "needs a GPU" in str(why_not(torch.zeros(2, 3), 2.0))
 
 
 @pytest.mark.gpu
@@ -29,7 +29,7 @@ def test_losses_and_gradients_are_those_of_torch(shape: tuple[int, ...], bounded
         x = logits.to(device).detach().requires_grad_()
         if device == "cuda":
             x = torch.stack([x] * 3, dim=-2).select(-2, 1).detach().requires_grad_()
-            if why_not_by_kernel(x, 2.0) is not None:
+            if why_not(x, 2.0) is not None:
                 pytest.skip("no kernel")
         losses = VarifocalOfMatches.apply(x, labels.to(device), scores.to(device), matched.to(device), bounded)
         (gradient,) = torch.autograd.grad((losses * weight.to(device)).sum(), x)

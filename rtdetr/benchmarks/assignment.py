@@ -21,6 +21,7 @@ from rtdetr.engine.placement import slots_for
 from rtdetr.losses.matcher import match_together, matching_cost
 from rtdetr.ops.assignment import AssignmentBackend, linear_assignment
 from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.kernels import Kernels, using
 from rtdetr.types import QueryOutputs, Targets
 
 LAYERS, CLASSES = 4, 80
@@ -104,17 +105,18 @@ def measure(
     targets = targets.to(device)
     on_device = [(QueryOutputs(*(tensor.to(device) for tensor in each)), repeats) for each, repeats in outputs]
 
-    def make_costs(config: LossConfig) -> list[tuple[Tensor, int]]:
-        return [(matching_cost(each, targets, config), repeats) for each, repeats in on_device]
+    def make_costs(kernels: Kernels) -> list[tuple[Tensor, int]]:
+        with using(kernels):
+            return [(matching_cost(each, targets, LossConfig()), repeats) for each, repeats in on_device]
 
-    costs = make_costs(LossConfig(match_backend="scipy"))
+    costs = make_costs("plain")
     expected = [linear_assignment(cost, counts, repeats, backend="scipy") for cost, repeats in costs]
     rows = []
     for backend in backends:
-        config = LossConfig(match_backend=backend)
+        kernels: Kernels = "plain" if backend == "scipy" else "auto"
 
-        def make(config: LossConfig = config) -> list[tuple[Tensor, int]]:
-            return make_costs(config)
+        def make(kernels: Kernels = kernels) -> list[tuple[Tensor, int]]:
+            return make_costs(kernels)
 
         def solve(problems: list[tuple[Tensor, int]] = costs, backend: AssignmentBackend = backend) -> list[Tensor]:
             return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in problems]
@@ -127,7 +129,7 @@ def measure(
         taken = milliseconds(make, device), milliseconds(solve, device, times), milliseconds(both, device, times)
         row = Measurement(case, "trained" if trained else "random", backend, *taken, float(same.float().mean()))
         if backend == "cuda":
-            row = replace(row, graph_ms=milliseconds(captured(on_device, targets, config), device))
+            row = replace(row, graph_ms=milliseconds(captured(on_device, targets, LossConfig()), device))
         rows.append(with_profile(row, solve, costs, device, times) if profiled else row)
     return rows
 

@@ -1,6 +1,6 @@
 """Training pictures per second of one core, from the JPEG file to a float tensor.
 
-`plain` and `fused` are the backends of data.augment.backend; `torchvision` is PIL and torchvision.transforms.v2 with
+`plain` and `fused` are what kernels=plain and kernels=auto do; `torchvision` is PIL and torchvision.transforms.v2 with
 the same probabilities and ranges; "bytes" is what the loader hands over, which the device divides by 255; the two rows
 of decoding are what files cost alone. All take turns on the same
 pictures, sizes and interpolations. Times are those of the processor, and each picture counts with the fastest of its

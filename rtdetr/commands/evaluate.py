@@ -62,13 +62,12 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
-    from rtdetr.models.rtdetrv3 import check_backend
+    from rtdetr.ops.kernels import using
 
     updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)
-        check_backend(cfg.model, device)
         detector: nn.Module = model.to(device)
         if args.deployed:
             half = args.deployed == "float16"
@@ -79,7 +78,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         if distributed.is_main():
             check_outputs(outputs, [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
-        with signals.listening():
+        with signals.listening(), using(cfg.kernels):
             batches = _counted(loader)
             detections, stopped = [], ""
             try:

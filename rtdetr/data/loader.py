@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import AugmentBackend, Config, settled
+from rtdetr.config import Config, settled
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
@@ -63,7 +63,7 @@ class TrainingSamples(Dataset[Item]):
         source: DetectionSet,
         augmentation: Augmentation,
         seed: int,
-        backend: AugmentBackend = "fused",
+        backend: Literal["fused", "plain"] = "fused",
         paste_prob: float = 0.0,
     ) -> None:
         self.source = source
@@ -291,7 +291,8 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
             f"{source.annotation_file}: {len(source)} pictures do not fill one batch of {data.train_batch_size} in "
             f"each of {world_size} processes; lower data.train_batch_size"
         )
-    samples = TrainingSamples(source, augmentation, seed, augment.backend, augment.paste_prob)
+    backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
+    samples = TrainingSamples(source, augmentation, seed, backend, augment.paste_prob)
     return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
 
 

@@ -49,7 +49,7 @@ def accelerate(
     plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)
     options: dict[str, Any] = {} if draws is None else {"draws": draws}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     parallel = distributed.world_size() > 1 and not captured
     gradients = FlatGradients(parameters) if captured else None
     step: Step = partial(plain, partial(model, **options) if options else model)
@@ -59,12 +59,13 @@ def accelerate(
         unused = cfg.train.find_unused_parameters
         together = DistributedDataParallel(model, find_unused_parameters=unused, gradient_as_bucket_view=True)
         step = AveragedLast(partial(plain, partial(together, **options)), together)
-    why_not_compiled = why_not_compile(cfg.train, device, iterations, len(set(cfg.data.augment.batch_sizes)))
+    sizes = len(set(cfg.data.augment.batch_sizes))
+    why_not_compiled = why_not_compile(cfg.train, device, iterations, sizes, cfg.kernels)
     if why_not_compiled is None:
         compile_step(model)
     # The compiler casts as it likes; layers that are done again in the backward pass find the weights as they are.
-    again = why_not_compiled is None or cfg.train.checkpoint_activations
-    if dtype is not None and device.type == "cuda" and not parallel and not again:
+    by_autocast = cfg.kernels == "plain" or why_not_compiled is None or cfg.train.checkpoint_activations
+    if dtype is not None and device.type == "cuda" and not parallel and not by_autocast:
         gather = partial(hand_over, parameters) if gradients is None else gradients.collect
         step = CastTogether(plain, model, dtype, gather, options)
     elif gradients is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rtdetr.config import TrainConfig
+from rtdetr.config import ConfigError, Kernels, TrainConfig
 from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import RTDETRv3
 
@@ -18,11 +18,17 @@ MAX_GRAPHS = 64  # of one function, before torch gives up on it
 WORTH_IT = 25000  # iterations of a picture size that win back the 75 seconds it takes to compile (3 ms each, H200)
 
 
-def why_not_compile(cfg: TrainConfig, device: torch.device, iterations: int, sizes: int = 1) -> str | None:
-    """Why the step of a run with so many iterations left, on so many picture sizes, runs as it stands; None: it shall
-    be compiled."""
+def why_not_compile(
+    cfg: TrainConfig, device: torch.device, iterations: int, sizes: int = 1, kernels: Kernels = "auto"
+) -> str | None:
+    """Why the step of a run with so many iterations left, on so many image sizes, runs as it stands; None: it shall
+    be compiled. Raises ConfigError where it shall, and cannot be."""
     if cfg.compile == "off":
         return "train.compile=off"
+    if kernels == "plain":
+        if cfg.compile == "on":
+            raise ConfigError("train.compile=on cannot be: kernels=plain; set it to auto")
+        return "kernels=plain"
     if cfg.compile == "on":
         return None
     if device.type != "cuda":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rtdetr.config import ConfigError, SupervisionConfig, TrainConfig, settled
+from rtdetr.config import ConfigError, Kernels, SupervisionConfig, TrainConfig, settled
 from rtdetr.engine import distributed
 from rtdetr.engine.flat_gradients import FlatGradients
 from rtdetr.engine.step import Losses, Part, Step
@@ -21,20 +21,20 @@ MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
 RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
 
 
-def why_not_capture(cfg: TrainConfig, device: torch.device, match_backend: str) -> str | None:
+def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "auto") -> str | None:
     """Why steps are launched kernel by kernel; None: they shall be captured. Raises ConfigError if they cannot be."""
     if cfg.graphs == "off":
         return "train.graphs=off"
     reason = None
-    if device.type != "cuda":
+    if kernels == "plain":
+        reason = "kernels=plain"
+    elif device.type != "cuda":
         reason = "there is no GPU"
     elif distributed.world_size() > 1 and cfg.find_unused_parameters:
         reason = "train.find_unused_parameters is done by DistributedDataParallel"
     elif settled(cfg.accumulate) > 1:
         reason = "train.accumulate adds up the gradients of several batches"
-    elif match_backend in ("scipy", "cpu"):
-        reason = f"loss.match_backend={match_backend} works on the host"
-    elif match_backend == "auto" and (why_not := why_no_kernels(device)):
+    elif why_not := why_no_kernels(device):
         reason = f"boxes are matched on the host: {why_not}"
     if reason is not None and cfg.graphs == "on":
         raise ConfigError(f"train.graphs=on cannot be: {reason}; set it to auto")

@@ -25,6 +25,7 @@ from rtdetr.losses.criterion import build_criterion
 from rtdetr.losses.functional import by_itself
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.assignment import MAX_COLUMNS
+from rtdetr.ops.kernels import using
 from rtdetr.types import Batch, ImageInfo, Targets
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
@@ -51,7 +52,7 @@ def forecast(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
     boxes = int(source.boxes_per_picture().max())
     batch = f"the worst batch of the set ({size} pictures of {side} x {side}, up to {boxes} boxes in one)"
     needs = distributed.gather_objects((measure(cfg, source, size, device), _free(device)))
-    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     advice, graphs = what_to_lower(cfg, captured), graphs_of(cfg, source) if captured else 0
     if any(need is None for need, _ in needs):
         free = min(free for _, free in needs) / GIB
@@ -93,7 +94,7 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
 
 def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
     """A function that tells whether a batch of so many pictures fits into the memory of the GPU that is free now."""
-    captured = why_not_capture(cfg.train, device, cfg.loss.match_backend) is None
+    captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     graphs = graphs_of(cfg, source) if captured else 0
 
     def fits(batch_size: int) -> bool:
@@ -110,13 +111,14 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     try:
-        with by_itself():
+        with by_itself(), using(cfg.kernels):
             kept, model = train_on_worst(cfg, source, batch_size, device)
         step = torch.cuda.max_memory_reserved(device) - before - kept
         _free(device)
         torch.cuda.reset_peak_memory_stats(device)
         between = torch.cuda.memory_reserved(device)
-        _detect(cfg, model, device)
+        with using(cfg.kernels):
+            _detect(cfg, model, device)
         del model
         return Need(kept, step, torch.cuda.max_memory_reserved(device) - between)
     except torch.cuda.OutOfMemoryError:

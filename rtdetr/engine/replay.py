@@ -17,6 +17,7 @@ from rtdetr.engine.placement import on_device
 from rtdetr.engine.step import Part, training_step
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.ops.kernels import using
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.weights.checkpoint import CheckpointError, read_torch_file
 
@@ -69,7 +70,8 @@ def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
             torch.cuda.set_rng_state(step.random[1], device)
         model.train()
         bad = _watch_outputs(model)
-        losses, refused = _do(step, model, device)
+        with using(cfg.kernels):
+            losses, refused = _do(step, model, device)
     return Diagnosis(losses, refused, bad[0] if bad else "", [*_spoilt_pictures(step.batches)])
 
 

@@ -33,7 +33,8 @@ from rtdetr.engine.step import Part
 from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import build_model, check_backend
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.ops.kernels import using
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import LAST
 from rtdetr.weights.load import warm_start
@@ -61,7 +62,6 @@ class Trainer:
         cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
-        check_backend(cfg.model, device)
         self._open_data(cfg)
         if device.type == "cuda":
             # TF32 for what autocast leaves in float32; evaluation does without.
@@ -215,8 +215,12 @@ class Trainer:
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
         """One optimiser step on `batches` together, or none, where it fails and may be left out."""
-        if self.cfg.train.on_nan == "stop":
-            return self._step(batches)
+        with using(self.cfg.kernels):
+            if self.cfg.train.on_nan == "stop":
+                return self._step(batches)
+            return self._step_or_skip(batches)
+
+    def _step_or_skip(self, batches: list[Batch]) -> StepRecord:
         buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm has taken in what it saw
         try:
             return self._step(batches)
@@ -259,7 +263,8 @@ class Trainer:
         state, model, stop = self.state, self.state.ema.model, self.signals.asked
         distributed.take_from_main(model.buffers())  # its batch norm is what gets saved; others differ without SyncBN
         try:
-            result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
+            with using(self.cfg.kernels):
+                result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
             return
         pictures = len(self.val_loader.source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from typing import NamedTuple, get_args
 import torch
 from PIL import Image
 
-from rtdetr.config import ConfigError, config_from_dict, config_to_dict
+from rtdetr.config import ConfigError
 from rtdetr.export import targets
 from rtdetr.export.cases import calibration_pictures, example_pictures
 from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
@@ -140,9 +141,7 @@ def describe(weights: Source, precision: Precision, raw: bool, input_type: Input
     else:
         model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
-    cfg = config_from_dict(
-        config_to_dict(cfg), str(cfg.name), ["model.decoder.msda_backend=auto"]
-    )  # any device will do
+    cfg = dataclasses.replace(cfg, kernels="auto")  # any device will do
     set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")

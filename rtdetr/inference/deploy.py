@@ -8,6 +8,7 @@ Graphs              either of them, recorded once per size of a batch and replay
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 import threading
@@ -20,12 +21,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rtdetr.config import ConfigError
+from rtdetr.config import ConfigError, Kernels
 from rtdetr.data.preprocess import SCALE
 from rtdetr.gpu import load_libraries
 from rtdetr.models.fold import DeployedModel
 from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.ops.kernels import using
 from rtdetr.types import Detections
 
 Model = RTDETRv3 | DeployedModel | EndToEnd
@@ -49,7 +51,7 @@ class Plan(NamedTuple):
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
     `fold.deploy`; "auto": with half. resize: where images get the network's size, on the host or on the device; "auto":
-    tensors of a GPU there, all others on the host.
+    tensors of a GPU there, all others on the host. kernels: plain is the model as it is, without all these.
     """
 
     fold: bool = True
@@ -58,9 +60,18 @@ class Plan(NamedTuple):
     compile: Compile = False
     fuse_relu: Auto = "auto"
     resize: Literal["auto", "host", "device"] = "auto"
+    kernels: Kernels = "auto"
 
     def on(self, device: torch.device) -> Plan:
         """The plan for a device, without "auto" but for graphs. Raises ConfigError when it cannot be had there."""
+        if self.kernels == "plain":
+            if refused := [
+                name
+                for name in ("half", "graphs", "compile", "fuse_relu")
+                if getattr(self, name) not in ("auto", False)
+            ]:
+                raise ConfigError(f"{refused[0]}: expected auto or False with kernels=plain")
+            return self._replace(fold=False, half=False, graphs=False, compile=False, fuse_relu=False)
         cuda = device.type == "cuda"
         for name, asked in (
             ("half", self.half is True),
@@ -104,6 +115,8 @@ def build_detector(
         plan = Plan(fold=False, half=False, graphs=False)
     dtype = torch.float16 if plan.half else torch.float32
     running: Model = model.eval()
+    if plan.kernels == "plain" and not in_place and isinstance(model, RTDETRv3):  # which may be trained meanwhile
+        running = copy.deepcopy(model)
     if plan.fold and isinstance(model, RTDETRv3):
         fused = {"fuse_linear": bool(plan.half), "fuse_relu": bool(plan.fuse_relu), "for_compiler": bool(plan.compile)}
         running = model.deploy(dtype, remember_sizes=True, in_place=in_place, **fused)
@@ -111,6 +124,8 @@ def build_detector(
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
         detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
+    if plan.kernels == "plain":
+        detect = Plainly(detect)
     if plan.half:
         detect = WithFastProducts(detect)
     if plan.graphs:
@@ -147,6 +162,17 @@ class AsModule(EndToEnd):
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
         return self.detect(images, sizes)
+
+
+class Plainly:
+    """`detect` with PyTorch alone."""
+
+    def __init__(self, detect: Detect) -> None:
+        self.detect = detect
+
+    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+        with using("plain"):
+            return self.detect(images, sizes)
 
 
 class Compiled:

@@ -26,7 +26,7 @@ from rtdetr.inference.images import AnyImage, Batch, DevicePixels, HostPixels, P
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.models.postprocess import EndToEnd
-from rtdetr.models.rtdetrv3 import RTDETRv3, check_backend
+from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
 
@@ -114,8 +114,7 @@ class Predictor:
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
         self.device, self.threshold = torch.device(device), threshold
         self.cfg, self.classes = cfg, classes
-        check_backend(cfg.model, self.device)
-        self.plan = Plan(**options).on(self.device)
+        self.plan = Plan(**{"kernels": cfg.kernels, **options}).on(self.device)
         self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._known_sizes: dict[tuple[int, int, int], Tensor] = {}

@@ -14,7 +14,7 @@ from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
 from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
 from rtdetr.losses.matcher import match_together
-from rtdetr.ops.box_losses import box_losses, why_not_by_kernel
+from rtdetr.ops.fused import box_losses
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
 
@@ -99,7 +99,7 @@ class Criterion:
         if dense is not None:
             total = total + of_cells["loss_aux_o2m"]
         losses |= of_cells
-        if total.is_cuda:  # looked at when the losses are: to raise here would wait for the device
+        if spoilt is not None:  # looked at when the losses are: to raise here would wait for the device
             total = total.masked_fill(spoilt.any(), torch.nan)
             losses["spoilt_picture"] = torch.where(spoilt.any(), spoilt.int().argmax() + 1, 0).to(total.dtype)
         losses["loss"] = total
@@ -141,8 +141,8 @@ def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -
     matched = index >= 0
     picture = torch.arange(logits.shape[2], device=logits.device)[:, None]
     safe_index = index.clamp(min=0)
-    if why_not_by_kernel(boxes) is None:
-        l1, overlap, scores = box_losses(boxes, targets.boxes.to(boxes.dtype), index)
+    if box_losses.why_not(boxes) is None:
+        l1, overlap, scores = box_losses.box_losses(boxes, targets.boxes.to(boxes.dtype), index)
     else:
         l1, overlap, scores = _box_losses(boxes, targets.boxes[picture, safe_index].to(boxes.dtype), matched)
     labels = targets.labels[picture, safe_index]

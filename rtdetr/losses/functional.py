@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops.varifocal import varifocal, why_not_by_kernel
+from rtdetr.ops.fused import varifocal
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -50,8 +50,8 @@ class VarifocalOfMatches(torch.autograd.Function):
         alpha: float = 0.75,
         gamma: float = 2.0,
     ) -> Tensor:
-        if why_not_by_kernel(logits, gamma) is None:
-            sums, gradient = varifocal(logits, labels, scores, matched, bounded, alpha)
+        if varifocal.why_not(logits, gamma) is None:
+            sums, gradient = varifocal.varifocal(logits, labels, scores, matched, bounded, alpha)
             ctx.save_for_backward(gradient)
             return sums
         gradient, losses = torch.empty_like(logits), []

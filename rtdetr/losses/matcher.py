@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy, giou
-from rtdetr.config import LossConfig, MatchBackend
+from rtdetr.config import LossConfig
 from rtdetr.losses.functional import at_least_float32, focal_class_cost
 from rtdetr.ops.assignment import linear_assignment_checked, linear_assignment_padded
-from rtdetr.ops.matching_cost import fused_matching_cost, why_not_by_kernel
+from rtdetr.ops.fused import matching_cost as fused
 from rtdetr.types import QueryOutputs, Targets
 
 
@@ -30,11 +30,11 @@ def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int
 @torch.no_grad()
 def match_together(
     problems: Sequence[tuple[QueryOutputs, int]], targets: Targets, cfg: LossConfig
-) -> tuple[list[Tensor], Tensor]:
-    """`match` for several (outputs, repeats), by `cfg.match_backend`; and (B,) bool: pictures with a cost that is not
-    finite, whose queries match nothing.
+) -> tuple[list[Tensor], Tensor | None]:
+    """`match` for several (outputs, repeats); and (B,) bool: images with a cost that is not finite, whose queries match
+    nothing. None: there is none, as on a CPU such a cost raises FloatingPointError at once.
 
-    Nothing waits for a GPU unless the backend is scipy. On a CPU such a cost raises FloatingPointError at once.
+    Nothing waits for a GPU, unless kernels are plain: SciPy matches on the host.
     """
     indices: list[Tensor] = []
     spoilt: list[Tensor] = []  # (layers and groups, B)
@@ -43,17 +43,18 @@ def match_together(
         layers = []
         for first, part in _parts(outputs, targets):
             cost = matching_cost(part, targets, cfg)
-            index, bad = _assign(cost, counts, repeats, cfg.match_backend)
+            index, bad = _assign(cost, counts, repeats)
             if 0 in targets.counts:
                 bad = bad | _spoilt_without_boxes(part, targets)
-            if bad.device.type == "cpu" and bad.any():
+            layers.append(index)
+            if bad.device.type != "cpu":
+                spoilt.append(bad.flatten(0, 1))
+            elif bad.any():
                 layer, group, picture = bad.nonzero()[0].tolist()
                 layer += first
                 raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
-            layers.append(index)
-            spoilt.append(bad.flatten(0, 1))
         indices.append(torch.cat(layers) if len(layers) > 1 else layers[0])
-    return indices, torch.cat(spoilt).any(0)
+    return indices, torch.cat(spoilt).any(0) if spoilt else None
 
 
 def _spoilt_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
@@ -62,12 +63,10 @@ def _spoilt_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
     return ~finite & ~targets.mask.any(1)
 
 
-def _assign(
-    cost: Tensor, counts: tuple[int, ...] | Tensor, repeats: int, backend: MatchBackend
-) -> tuple[Tensor, Tensor]:
+def _assign(cost: Tensor, counts: tuple[int, ...] | Tensor, repeats: int) -> tuple[Tensor, Tensor]:
     if isinstance(counts, Tensor):  # of padded costs
-        return linear_assignment_padded(cost, counts, repeats, backend=backend)
-    return linear_assignment_checked(cost, counts, repeats, backend=backend)
+        return linear_assignment_padded(cost, counts, repeats)
+    return linear_assignment_checked(cost, counts, repeats)
 
 
 def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutputs]]:
@@ -90,11 +89,11 @@ def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> T
     class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
     Where the host does not know the counts, padding has rows too: T is B * M.
 
-    On a GPU one kernel makes it, unless the backend is scipy: that one is the reference from beginning to end."""
-    if cfg.match_backend == "scipy" or why_not_by_kernel(outputs.logits, targets.counts) is not None:
+    On a GPU one kernel makes it."""
+    if fused.why_not(outputs.logits, targets.counts) is not None:
         return plain_matching_cost(outputs, targets, cfg)
     weights = cfg.match_class_cost, cfg.match_l1_cost, cfg.match_giou_cost
-    return fused_matching_cost(*outputs, targets.labels, targets.boxes, targets.counts, weights)
+    return fused.fused_matching_cost(*outputs, targets.labels, targets.boxes, targets.counts, weights)
 
 
 def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:

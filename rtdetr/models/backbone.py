@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from rtdetr.config import BackboneConfig, Depth
 from rtdetr.models.layers import ConvNorm
-from rtdetr.ops.batch_norm import norm_activation
-from rtdetr.ops.max_pool import halve
+from rtdetr.ops.fused import prefer_gpu_form
+from rtdetr.ops.fused.batch_norm import norm_activation
+from rtdetr.ops.fused.max_pool import halve
+from rtdetr.ops.fused.projections import project_averages
 
 STAGE_BLOCKS: dict[Depth, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
@@ -27,17 +29,11 @@ class Shortcut(nn.Module):
         self.project = ConvNorm(in_channels, out_channels, 1, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and self.training and self.stride == 2 and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+        if prefer_gpu_form(x) and self.training and self.stride == 2 and x.shape[2] % 2 == x.shape[3] % 2 == 0:
             return norm_activation(self.project.norm, project_averages(x, self.project.conv.weight), None)
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
         return self.project(x)
-
-
-def project_averages(x: Tensor, weight: Tensor) -> Tensor:
-    """(B, O, H / 2, W / 2): the 1x1 projection of averages of 2x2 cells, for even maps (B, C, H, W) and weight
-    (O, C, 1, 1). One convolution does both; on a GPU the gradient of torch's average pooling takes longer than it."""
-    return F.conv2d(x, weight.expand(-1, -1, 2, 2) / 4, stride=2)
 
 
 class BasicBlock(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rtdetr.boxes import inverse_sigmoid
-from rtdetr.config import Backend, DecoderConfig
+from rtdetr.config import DecoderConfig
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import (
     MLP,
@@ -29,7 +29,7 @@ from rtdetr.models.layers import (
     tokens_of,
     xavier_linear,
 )
-from rtdetr.ops.top_k import top_k
+from rtdetr.ops.fused.top_k import top_k
 
 Shapes = tuple[tuple[int, int], ...]
 
@@ -146,13 +146,11 @@ class DecoderLayer(nn.Module):
 
     linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # as in MLP
 
-    def __init__(
-        self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int, msda_backend: Backend
-    ) -> None:
+    def __init__(self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int) -> None:
         super().__init__()
         self.self_attn = SelfAttention(dim, num_heads)
         self.norm1 = LayerNorm(dim)
-        self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points, msda_backend)
+        self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points)
         self.norm2 = LayerNorm(dim)
         self.linear1 = xavier_linear(dim, feedforward_dim)
         self.linear2 = xavier_linear(feedforward_dim, dim)
@@ -183,7 +181,6 @@ class Decoder(nn.Module):
         num_queries: int,
         num_classes: int,
         num_levels: int,
-        msda_backend: Backend,
         official_rectangles: bool,
     ) -> None:
         super().__init__()
@@ -195,8 +192,7 @@ class Decoder(nn.Module):
         for linear in self.query_pos.linears():
             nn.init.xavier_uniform_(linear.weight)
         self.layers = nn.ModuleList(
-            DecoderLayer(dim, feedforward_dim, num_heads, num_levels, num_points, msda_backend)
-            for _ in range(num_layers)
+            DecoderLayer(dim, feedforward_dim, num_heads, num_levels, num_points) for _ in range(num_layers)
         )
         self.score_heads = nn.ModuleList(score_head(dim, num_classes) for _ in range(num_layers))
         self.box_heads = nn.ModuleList(box_head(dim) for _ in range(num_layers))
@@ -250,6 +246,5 @@ def build_decoder(cfg: DecoderConfig, in_channels: int, num_classes: int, offici
         cfg.num_queries,
         num_classes,
         3,
-        cfg.msda_backend,
         official_rectangles,
     )

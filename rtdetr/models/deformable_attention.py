@@ -7,9 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import Backend
 from rtdetr.models.layers import Linear
-from rtdetr.ops import ms_deform_attn_fused
+from rtdetr.ops import Backend, ms_deform_attn_fused
 
 
 class MSDeformAttn(nn.Module):

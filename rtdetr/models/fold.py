@@ -21,7 +21,7 @@ from rtdetr.models.decoder import Decoded, Decoder, DecoderLayer, Memory, gather
 from rtdetr.models.encoder import CSPBlock, HybridEncoder, RepVGGBlock
 from rtdetr.models.layers import MLP, ConvNorm, Group, SelfAttention, in_weight_type
 from rtdetr.ops.conv_relu import conv_relu, linear_relu
-from rtdetr.ops.top_k import top_k
+from rtdetr.ops.fused.top_k import top_k
 from rtdetr.types import Predictions, as_floats
 
 

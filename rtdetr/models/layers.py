@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops.batch_norm import norm_activation
-from rtdetr.ops.layer_norm import sum_norm
-from rtdetr.ops.linear import linear
+from rtdetr.ops.fused.batch_norm import norm_activation
+from rtdetr.ops.fused.layer_norm import sum_norm
+from rtdetr.ops.fused.linear import linear
 
 PRIOR_LOGIT = -math.log(99.0)  # every class starts at a score of 0.01
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy
-from rtdetr.ops.top_k import top_k
+from rtdetr.ops.fused.top_k import top_k
 from rtdetr.types import Detections, Predictions
 
 

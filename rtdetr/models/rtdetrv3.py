@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import ConfigError, ModelConfig
+from rtdetr.config import ModelConfig
 from rtdetr.models.backbone import STRIDES, ResNetVd, build_backbone
 from rtdetr.models.decoder import Decoder, build_decoder
 from rtdetr.models.denoising import Draws
@@ -16,9 +16,7 @@ from rtdetr.models.dense_head import DenseHead
 from rtdetr.models.encoder import HybridEncoder, build_encoder
 from rtdetr.models.fold import DeployedModel, deploy
 from rtdetr.models.query_groups import QueryGroups
-from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Predictions, Targets, TrainingOutputs
-from rtdetr.wording import option
 
 
 class RTDETRv3(nn.Module):
@@ -71,15 +69,3 @@ def build_model(cfg: ModelConfig, num_classes: int) -> RTDETRv3:
     groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
     dense_head = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
     return RTDETRv3(backbone, encoder, decoder, groups, dense_head)
-
-
-def check_backend(cfg: ModelConfig, device: torch.device) -> None:
-    """Raises ConfigError when the config names a backend that cannot run on the device, which no file can know."""
-    backend = cfg.decoder.msda_backend
-    if backend not in ("cuda", "cpu"):
-        return
-    reason = f"it needs {option(f'--device {backend}', f'device={backend!r}')}"
-    if device.type == backend:
-        reason = why_not_compiled(torch.empty(0, device=device)) or ""
-    if reason:
-        raise ConfigError(f"model.decoder.msda_backend={backend} cannot run on {device}: {reason}; or set it to auto")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rtdetr.ops import compiled
+from rtdetr.ops import compiled, kernels
 from rtdetr.ops.backend import check_name, check_readable, check_tensors, run, why_not_compiled
 
 AssignmentBackend = Literal["auto", "scipy", "cpu", "cuda"]
@@ -104,7 +104,7 @@ def resolve_assignment_backend(
 ) -> Literal["scipy", "cpu", "cuda"]:
     """Return the backend that runs; `auto` takes scipy where no kernel can, a named one raises RuntimeError."""
     check_name(backend, BACKENDS)
-    if backend == "scipy":
+    if backend == "scipy" or (backend == "auto" and kernels.are_plain()):
         return "scipy"
     device: Literal["cpu", "cuda"] = "cuda" if cost.is_cuda else "cpu"
     if backend not in ("auto", device):

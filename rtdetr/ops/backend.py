@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from rtdetr.ops import compiled
+from rtdetr.ops import compiled, kernels
 
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
@@ -121,7 +121,7 @@ def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Li
     falls back to torch; a named backend that cannot run raises RuntimeError with the same sentence; an unknown name
     raises ValueError."""
     check_name(backend)
-    if backend == "torch":
+    if backend == "torch" or (backend == "auto" and kernels.are_plain()):
         return "torch"
     if backend == "auto":
         # a process that exports has imported torch.onnx; one that detects need not

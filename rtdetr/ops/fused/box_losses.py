@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import why_not_fused
 
 AXES = 4  # kBoxAxes
-BUILT = hasattr(torch.ops.rtdetr, "box_losses")  # libraries built before it came have none
 
 
 def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,13 +24,12 @@ def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, T
     return found
 
 
-def why_not_by_kernel(boxes: Tensor) -> str | None:
+def why_not(boxes: Tensor) -> str | None:
     """None where the kernel runs, else a sentence."""
-    if not boxes.is_cuda or not BUILT or torch.compiler.is_compiling():
-        return "the kernel needs a GPU, a library built with it, and no compiler"
-    if boxes.dtype != torch.float32 or boxes.dim() != AXES + 1 or boxes.stride(-1) != 1:
+    reason = why_not_fused("box_losses", boxes)
+    if reason is None and (boxes.dtype != torch.float32 or boxes.dim() != AXES + 1 or boxes.stride(-1) != 1):
         return "the kernel takes float32 boxes (K, G, B, Q, 4), the four numbers side by side"
-    return why_not_compiled(boxes)
+    return reason
 
 
 class BoxLosses(torch.autograd.Function):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import BUILT, why_not_fused
 
 MAX_ROW, MAX_K = 32 * 1024, 1024  # kMaxTopKRow and kMaxTopK of csrc/top_k.h
-BUILT = hasattr(torch.ops.rtdetr, "top_k")  # libraries built before it came have none
 
 
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -16,25 +15,25 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     NaN counts as the largest. Of equal values the kernel takes those that come first, torch any.
     """
-    if why_not_by_kernel(values, k) is None:
+    if why_not(values, k) is None:
         best, index = torch.ops.rtdetr.top_k(values, k)
         return best, index
     best, index = values.topk(k, dim=1)
     return best, index
 
 
-def why_not_by_kernel(values: Tensor, k: int) -> str | None:
+def why_not(values: Tensor, k: int) -> str | None:
     """None where the kernel runs, else a sentence."""
-    if not values.is_cuda or not BUILT:
-        return "the kernel needs values on a GPU, and a library built with it"
+    if (reason := why_not_fused("top_k", values, compiler_too=True)) is not None:
+        return reason
     if values.dtype not in (torch.float32, torch.float16) or values.shape[1] > MAX_ROW or k > MAX_K:
         return f"the kernel takes float32 and float16, rows of {MAX_ROW} and {MAX_K} results"
-    return "the kernel has no gradient" if values.requires_grad else why_not_compiled(values)
+    return "the kernel has no gradient" if values.requires_grad else None
 
 
 def _fake(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values.new_empty(values.shape[0], k), values.new_empty(values.shape[0], k, dtype=torch.int64)
 
 
-if BUILT:
+if "top_k" in BUILT:
     torch.library.register_fake("rtdetr::top_k")(_fake)

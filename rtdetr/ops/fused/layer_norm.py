@@ -9,32 +9,31 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import why_not_fused
 
 ALIGNMENT, MAX_BYTES = 8, 2048  # channels; of a token: kMaxTokenBytes of csrc/layer_norm.h
-BUILT = hasattr(torch.ops.rtdetr, "token_norm")  # libraries built before it came have none
 
 
 def sum_norm(x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm (..., dim) of x + plus, (..., dim) both, in the type of x; weight, bias: (dim,). Mean and deviation
     are taken in float32."""
     with torch.autocast(x.device.type, enabled=False):
-        if why_not_by_kernel(x, weight) is None:
+        if why_not(x, weight) is None:
             y: Tensor = SumNorm.apply(x, plus, weight, bias, eps)
             return y
         x = x if plus is None else x + plus
         return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), eps)
 
 
-def why_not_by_kernel(x: Tensor, weight: Tensor) -> str | None:
+def why_not(x: Tensor, weight: Tensor) -> str | None:
     """None where the kernels run, else a sentence."""
-    if not x.is_cuda or not BUILT or torch.compiler.is_compiling():
-        return "the kernels need a GPU, a library built with them, and no compiler, which does as well"
+    if (reason := why_not_fused("token_norm", x)) is not None:
+        return reason
     if x.dtype == torch.float64 or weight.dtype != torch.float32 or x.shape[-1] % ALIGNMENT:
         return f"the kernels need 16 or 32 bits, weights of 32, and channels by {ALIGNMENT}"
     if x.shape[-1] * x.element_size() > MAX_BYTES or not x.numel():
         return f"the kernels take tokens of up to {MAX_BYTES} bytes"
-    return why_not_compiled(x)
+    return None
 
 
 class SumNorm(torch.autograd.Function):

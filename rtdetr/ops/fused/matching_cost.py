@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import BUILT, why_not_fused
 
 MAX_PICTURES, MAX_SETS = 512, 65535  # kMaxCostPictures and kMaxCostSets of csrc/matching_cost.h
-BUILT = hasattr(torch.ops.rtdetr, "matching_cost")  # libraries built before it came have none
 
 
 def fused_matching_cost(
@@ -33,13 +32,12 @@ def fused_matching_cost(
     return cost
 
 
-def why_not_by_kernel(logits: Tensor, counts: Sequence[int]) -> str | None:
+def why_not(logits: Tensor, counts: Sequence[int]) -> str | None:
     """None where the kernel runs, else a sentence."""
-    if not logits.is_cuda or not BUILT:
-        return "the kernel needs a GPU and a library built with it"
-    if len(counts) > MAX_PICTURES or logits.shape[0] * logits.shape[1] > MAX_SETS:
-        return f"the kernel takes {MAX_PICTURES} pictures, and {MAX_SETS} layers and groups"
-    return why_not_compiled(logits)
+    reason = why_not_fused("matching_cost", logits, compiler_too=True)
+    if reason is None and (len(counts) > MAX_PICTURES or logits.shape[0] * logits.shape[1] > MAX_SETS):
+        return f"the kernel takes {MAX_PICTURES} images, and {MAX_SETS} layers and groups"
+    return reason
 
 
 def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], *_: float) -> Tensor:
@@ -47,5 +45,5 @@ def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts
     return boxes.new_empty(layers, groups, sum(counts) if counts else labels.numel(), queries)
 
 
-if BUILT:
+if "matching_cost" in BUILT:
     torch.library.register_fake("rtdetr::matching_cost")(_fake)

@@ -9,27 +9,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import why_not_fused
 
 ALIGNMENT = 8  # channels
-BUILT = hasattr(torch.ops.rtdetr, "max_pool")  # libraries built before it came have none
 
 
 def halve(x: Tensor) -> Tensor:
     """Largest of 3 x 3 cells in steps of 2, (B, C, ceil(H / 2), ceil(W / 2)) of maps (B, C, H, W)."""
-    if why_not_by_kernel(x) is None:
+    if why_not(x) is None:
         y: Tensor = Halve.apply(x)
         return y
     return F.max_pool2d(x, 3, stride=2, padding=1)
 
 
-def why_not_by_kernel(x: Tensor) -> str | None:
+def why_not(x: Tensor) -> str | None:
     """None where the kernels run, else a sentence."""
-    if not x.is_cuda or not BUILT or not x.requires_grad or torch.compiler.is_compiling():
-        return "the kernels need a GPU, a library built with them, a gradient, and no compiler"
+    if not x.requires_grad:
+        return "the kernels are for the gradient, and there is none"
+    if (reason := why_not_fused("max_pool", x)) is not None:
+        return reason
     if x.dtype == torch.float64 or x.shape[1] % ALIGNMENT or not x.is_contiguous(memory_format=torch.channels_last):
         return f"the kernels need 16 or 32 bits, and channels last, by {ALIGNMENT}"
-    return why_not_compiled(x)
+    return None
 
 
 class Halve(torch.autograd.Function):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import why_not_fused
 
 MAX_AXES, GAMMA = 5, 2.0  # the kernel's; kVarifocalAxes and the classes
-BUILT = hasattr(torch.ops.rtdetr, "varifocal")  # libraries built before it came have none
 
 
 def varifocal(
@@ -21,10 +20,10 @@ def varifocal(
     return losses, gradient
 
 
-def why_not_by_kernel(logits: Tensor, gamma: float) -> str | None:
+def why_not(logits: Tensor, gamma: float) -> str | None:
     """None where the kernel runs, else a sentence."""
-    if not logits.is_cuda or not BUILT or torch.compiler.is_compiling():
-        return "the kernel needs a GPU, a library built with it, and no compiler"
+    if (reason := why_not_fused("varifocal", logits)) is not None:
+        return reason
     if logits.dtype != torch.float32 or logits.dim() > MAX_AXES or logits.stride(-1) != 1 or gamma != GAMMA:
         return f"the kernel takes float32, at most {MAX_AXES} axes, classes side by side, and gamma {GAMMA}"
-    return why_not_compiled(logits)
+    return None

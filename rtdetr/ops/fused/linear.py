@@ -9,30 +9,31 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import why_not_fused
 
 ALIGNMENT = 8  # channels of the result
-BUILT = hasattr(torch.ops.rtdetr, "column_sums")  # libraries built before it came have none
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x @ weight.T + bias, (..., C'), or its ReLU. x: (..., C); weight: (C', C); bias: (C',)."""
-    if why_not_by_kernel(x, weight, bias) is None:
+    if why_not(x, weight, bias) is None:
         y: Tensor = Linear.apply(x, weight, bias, relu)
         return y
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
 
 
-def why_not_by_kernel(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
+def why_not(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
     """None where the kernel runs, else a sentence."""
-    if not x.is_cuda or not BUILT or not bias.requires_grad or torch.compiler.is_compiling():
-        return "the kernel needs a GPU, a library built with it, a gradient, and no compiler, which does as well"
+    if not bias.requires_grad:
+        return "the kernel is for the gradient, and there is none"
+    if (reason := why_not_fused("column_sums", x)) is not None:
+        return reason
     if not x.dtype == weight.dtype == bias.dtype or x.dtype == torch.float64:
         return "the kernel needs tensors of one type, of 16 or 32 bits; autocast would cast them"
     if torch.is_autocast_enabled("cuda") and x.dtype != torch.get_autocast_dtype("cuda"):
         return "autocast would cast them"
-    return f"the kernel needs channels by {ALIGNMENT}" if weight.shape[0] % ALIGNMENT else why_not_compiled(x)
+    return f"the kernel needs channels by {ALIGNMENT}" if weight.shape[0] % ALIGNMENT else None
 
 
 class Linear(torch.autograd.Function):

@@ -12,17 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rtdetr.ops.backend import why_not_compiled
+from rtdetr.ops.fused import why_not_fused
 
 Activation = Callable[[Tensor], Tensor] | None
 KINDS: dict[Activation, int] = {None: 0, F.relu: 1, F.silu: 2}  # enum Activation of csrc/batch_norm.h
 ALIGNMENT, MAX_ELEMENT = 8, 4  # channels; bytes
-BUILT = hasattr(torch.ops.rtdetr, "channel_norm")  # libraries built before it came have none
 
 
 def norm_activation(norm: nn.Module, x: Tensor, activation: Activation, plus: Tensor | None = None) -> Tensor:
     """activation(norm(x) + plus), (B, C, H, W), for x and plus (B, C, H, W); norm is any module."""
-    if why_not_by_kernel(norm, x, activation) is None:
+    if why_not(norm, x, activation) is None:
         assert isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm)
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
@@ -35,19 +34,19 @@ def norm_activation(norm: nn.Module, x: Tensor, activation: Activation, plus: Te
     return y if activation is None else activation(y)
 
 
-def why_not_by_kernel(norm: nn.Module, x: Tensor, activation: Activation) -> str | None:
+def why_not(norm: nn.Module, x: Tensor, activation: Activation) -> str | None:
     """None where the kernels run, else a sentence."""
     if not isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm) or not norm.training or norm.momentum is None:
         return "the kernels are for batch norm that trains"
-    if not x.is_cuda or not BUILT or torch.compiler.is_compiling():
-        return "the kernels need a GPU, a library built with them, and no compiler, which does as well"
+    if (reason := why_not_fused("channel_norm", x)) is not None:
+        return reason
     if activation not in KINDS or x.shape[1] % ALIGNMENT or x.element_size() > MAX_ELEMENT:
         return f"the kernels need ReLU, SiLU or nothing, channels by {ALIGNMENT}, and 16 or 32 bits"
     if not x.is_contiguous(memory_format=torch.channels_last):
         return "the kernels need channels last"
     if x.numel() == x.shape[1] and not isinstance(norm, nn.SyncBatchNorm):
         return "one value to a channel has no variance, which the module says"
-    return why_not_compiled(x)
+    return None
 
 
 def _rows(x: Tensor) -> Tensor:
