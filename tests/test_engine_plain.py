@@ -12,6 +12,7 @@ from engine_helpers import made_up_batch, tiny_config, tiny_data, tiny_updates
 from plain_kernels import OurOperators
 from test_engine_signals import ROOT, environment
 
+from rtdetr import RTDETRv3
 from rtdetr.engine.compile import WORTH_IT, why_not_compile
 from rtdetr.engine.trainer import Trainer
 from rtdetr.ops.compiled import WHY_NOT
@@ -88,3 +89,16 @@ def test_the_switch_is_put_back_and_takes_two_words() -> None:
     assert not are_plain()
     with pytest.raises(ValueError, match="kernels: expected one of auto, plain, got 'fast'"), using("fast"):  # type: ignore[arg-type]
         pass
+
+
+def test_a_model_is_plain_when_it_is_asked_for() -> None:
+    model = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", device="cpu", kernels="plain")
+    with OurOperators() as called:
+        model.predict(torch.rand(3, 64, 64))
+    assert model.cfg.kernels == "plain" and not called.names
+    for name, kernels, sentence in (
+        ("model.onnx", "plain", "runs as it was exported"),
+        ("x.pth", "fast", "got 'fast'"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            RTDETRv3.from_pretrained(name, kernels=kernels)  # type: ignore[arg-type]

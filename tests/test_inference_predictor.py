@@ -64,6 +64,7 @@ def test_detections_equal_those_of_evaluation(checkpoint: Path) -> None:
 
 def test_plain_kernels_detect_with_the_model_as_it_is(checkpoint: Path, tmp_path: Path) -> None:
     content = load_checkpoint(checkpoint)
+    del content["config"]["kernels"]
     content["config"]["model"]["decoder"]["msda_backend"] = "torch"  # as older files say it
     save_checkpoint(tmp_path / "plain.pth", content)
     plain, fast = Predictor(tmp_path / "plain.pth", threshold=0.0), Predictor(checkpoint, threshold=0.0)
