@@ -21,7 +21,7 @@ from rtdetr import cli
 from rtdetr.config import ConfigError
 from rtdetr.engine import saving
 from rtdetr.engine.metrics import read_rows
-from rtdetr.engine.occupied import occupied
+from rtdetr.engine.run_lock import run_lock
 from rtdetr.engine.trainer import Trainer
 from rtdetr.engine.watch import CannotWrite, StepRecord
 from rtdetr.types import Batch
@@ -253,11 +253,11 @@ def test_one_training_at_a_time(
     data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is started again while it still goes on would write over its own state."""
-    monkeypatch.setattr("rtdetr.engine.occupied.GRACE", 0.2)
+    monkeypatch.setattr("rtdetr.engine.run_lock.GRACE", 0.2)
     folder = shutil.copytree(whole, tmp_path / "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     new = ["-c", str(NANO), "--output-dir", str(folder), "--overwrite", "-u", *tiny_updates(data)]
-    with occupied(folder):
+    with run_lock(folder):
         for arguments in (["-r", str(folder / "last.pth")], new):
             assert cli.main(["train", "--device", "cpu", *arguments]) == 2
             assert f"{folder}: another training is at work there" in capsys.readouterr().err
@@ -266,14 +266,14 @@ def test_one_training_at_a_time(
     step = trainer.train_step
 
     def looking(batches: list[Batch]) -> StepRecord:
-        with pytest.raises(ConfigError, match="another training is at work there"), occupied(folder):
+        with pytest.raises(ConfigError, match="another training is at work there"), run_lock(folder):
             pass
         return step(batches)
 
     trainer.train_step = looking  # type: ignore[method-assign]
     assert trainer.run() is None
     place = ExitStack()
-    place.enter_context(occupied(folder))
+    place.enter_context(run_lock(folder))
     threading.Timer(0.1, place.close).start()
-    with occupied(folder):  # as soon as the workers of a killed run have ended
+    with run_lock(folder):  # as soon as the workers of a killed run have ended
         pass

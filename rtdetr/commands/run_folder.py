@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rtdetr.commands.outputs import OutputError, check_folder, unused_folder, writing
-from rtdetr.engine.occupied import occupied
+from rtdetr.engine.run_lock import run_lock
 from rtdetr.wording import option
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
@@ -33,7 +33,7 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
     check_folder(folder)
     if any(_files_of_run(folder)):
         check_folder(_old_folder(folder))
-        with occupied(folder):
+        with run_lock(folder):
             pass
     return folder
 

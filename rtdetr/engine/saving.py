@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rtdetr.engine import distributed
-from rtdetr.engine.occupied import occupied
+from rtdetr.engine.run_lock import run_lock
 from rtdetr.engine.run_state import RunState
 from rtdetr.engine.watch import CannotWrite, say, writing
 from rtdetr.weights.checkpoint import BEFORE, LAST, make_checkpoint, save_checkpoint
@@ -37,7 +37,7 @@ class Saver:
     def begin(self) -> None:
         """Takes the folder, and removes what a killed run left of files that it was writing. Raises ConfigError when
         another training is at work there."""
-        self._place.enter_context(occupied(self.folder))
+        self._place.enter_context(run_lock(self.folder))
         for each in self.folder.glob(".*.pth.*.part"):
             each.unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its f
 
 
 @contextlib.contextmanager
-def occupied(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[None]:
     """The folder is this training's until the end of the block, or of the process and its workers; for as long as that
     takes, others that ask get a ConfigError. File systems without locks give it to anybody."""
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
