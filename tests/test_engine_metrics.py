@@ -12,8 +12,8 @@ import torch
 from engine_helpers import tiny_config, tiny_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rtdetr.engine.board import FOUND, OBJECT, SIDE, Board, album
 from rtdetr.engine.metrics import MetricsLog, curves, draw_curves, read_rows
+from rtdetr.engine.tensorboard import FOUND, OBJECT, SIDE, EventFile, album
 from rtdetr.engine.trainer import Trainer
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "training.md"
@@ -43,7 +43,7 @@ def test_figures_that_do_not_exist_are_empty(tmp_path: Path) -> None:
 
 
 def test_the_board_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
-    board = Board(tmp_path / "tensorboard", None)
+    board = EventFile(tmp_path / "tensorboard", None)
     board.add_numbers(1, {"train/loss": 3.0})
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (board.path.stat().st_size + 20, before[1]))
@@ -54,7 +54,7 @@ def test_the_board_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> N
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
     board.add_numbers(3, {"train/loss": 1.0})
-    Board(tmp_path / "tensorboard", 3).add_numbers(3, {"train/loss": 0.5})  # a run that goes on from step 2
+    EventFile(tmp_path / "tensorboard", 3).add_numbers(3, {"train/loss": 0.5})  # a run that goes on from step 2
     assert scalars(tmp_path) == {"train/loss": [(1, 3.0), (3, 0.5)]}
 
 

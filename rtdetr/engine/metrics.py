@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rtdetr.engine.board import Board
+from rtdetr.engine.tensorboard import EventFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,7 +49,7 @@ class MetricsLog:
             rows = self._rows_until(resume_at, saved_at or resume_at, evaluation_due)
             self._rewrite(rows, [])
         purge = None if resume_at is None else resume_at + 1
-        self.board = Board(folder / "tensorboard", purge)
+        self.board = EventFile(folder / "tensorboard", purge)
 
     def _rows_until(self, resume_at: int, saved_at: int, evaluation_due: bool) -> list[Row]:
         """Those of before, numbered in steps of today. A file that somebody else has changed is moved aside."""

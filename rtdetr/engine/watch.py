@@ -24,12 +24,12 @@ from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
-from rtdetr.engine.board import album
 from rtdetr.engine.evaluator import EvalResult
 from rtdetr.engine.metrics import MetricsLog
 from rtdetr.engine.rehearsal import what_to_lower
 from rtdetr.engine.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_state import RunState
+from rtdetr.engine.tensorboard import album
 from rtdetr.losses.matcher import SPOILT
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import save_checkpoint

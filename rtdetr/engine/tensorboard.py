@@ -23,7 +23,7 @@ SURE = 0.3  # score of the detections that are drawn
 OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
 
 
-class Board:
+class EventFile:
     """A file of events. torch's SummaryWriter has a thread write it, which a full disk ends for good.
 
     purge_step: what older files of the folder say from that step on no longer counts. Raises OSError.
