@@ -18,8 +18,8 @@ from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict,
 from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, open_train_set
-from rtdetr.engine import automatic, rehearsal
-from rtdetr.engine.rehearsal import Need, forecast, train_on_worst, worst_batch
+from rtdetr.engine import automatic, memory_estimate
+from rtdetr.engine.memory_estimate import Need, estimate, train_on_worst, worst_batch
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.functional import by_itself, mean_over_processes
 from rtdetr.models.rtdetrv3 import build_model
@@ -278,18 +278,18 @@ def test_a_tenth_of_the_memory_stays_free(
         reserved[0] = 7 + 10 * batch_size
         return 0, None
 
-    monkeypatch.setattr(rehearsal, "train_on_worst", train)
-    monkeypatch.setattr(rehearsal, "_detect", lambda *_: reserved.__setitem__(0, 7))
+    monkeypatch.setattr(memory_estimate, "train_on_worst", train)
+    monkeypatch.setattr(memory_estimate, "_detect", lambda *_: reserved.__setitem__(0, 7))
     monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(rehearsal.gc, "collect", lambda: None)  # it takes its time
+    monkeypatch.setattr(memory_estimate.gc, "collect", lambda: None)  # it takes its time
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
-    monkeypatch.setattr(rehearsal, "why_not_capture", lambda *_: None if graphs == "on" else "off")
+    monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if graphs == "on" else "off")
     cfg = tiny_config(data)
-    fits = rehearsal.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
+    fits = memory_estimate.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
     assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
 
 
@@ -321,17 +321,17 @@ def test_the_forecast_is_said_before_the_first_step(
     updates: str, need: Need | None, said: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
-    monkeypatch.setattr(rehearsal, "measure", lambda *_: need)
-    monkeypatch.setattr(rehearsal, "_free", lambda _: FREE)
-    monkeypatch.setattr(rehearsal, "why_not_capture", lambda *_: None if updates.endswith("on") else "off")
+    monkeypatch.setattr(memory_estimate, "measure", lambda *_: need)
+    monkeypatch.setattr(memory_estimate, "_free", lambda _: FREE)
+    monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if updates.endswith("on") else "off")
     cfg = tiny_config(data)
     if need is None:
         with pytest.raises(ConfigError) as refused:
-            forecast(cfg, open_train_set(cfg), torch.device("cuda"))
+            estimate(cfg, open_train_set(cfg), torch.device("cuda"))
         lines = [str(refused.value)]
         assert "does not fit into the 20.0 GiB that are free on cuda; set train.checkpoint" in lines[0]
     else:
-        lines = forecast(cfg, open_train_set(cfg), torch.device("cuda"))
+        lines = estimate(cfg, open_train_set(cfg), torch.device("cuda"))
     assert lines[-1].startswith(said), lines
 
 
@@ -358,7 +358,7 @@ def test_steps_with_more_boxes_than_a_gpu_matches_are_no_graphs(
     cfg = tiny_config(data, *updates)
     source = open_train_set(cfg)
     monkeypatch.setattr(source, "boxes_per_picture", lambda: np.array(counts))
-    assert rehearsal.graphs_of(cfg, source) == graphs
+    assert memory_estimate.graphs_of(cfg, source) == graphs
 
 
 def test_losses_of_a_rehearsal_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +390,7 @@ def test_the_rehearsal_saves_memory_where_the_training_does(data: Path, monkeypa
     monkeypatch.setattr("rtdetr.models.decoder.checkpoint", counted)
     cfg = tiny_config(data, "train.checkpoint_activations=true")
     train_on_worst(cfg, open_train_set(cfg), 2, CPU)
-    assert len(calls) == rehearsal.STEPS * cfg.model.decoder.num_layers
+    assert len(calls) == memory_estimate.STEPS * cfg.model.decoder.num_layers
 
 
 def test_auto_that_nobody_replaced_is_refused(data: Path) -> None:

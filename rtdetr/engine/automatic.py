@@ -3,9 +3,9 @@ that a run starts from.
 
 Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12. Batches
 that an `auto` puts together into one step count one by one: a run takes about as long with it as without.
-Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/rehearsal.py), but at most 32 pictures, and an eighth
-of the training pictures where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate is
-meant for `optimizer.lr_batch` pictures, and then follows the batch linearly.
+Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/memory_estimate.py), but at most 32 images, and an
+eighth of the training images where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate
+is meant for `optimizer.lr_batch` images, and then follows the batch linearly.
 Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
 did: a few hundred pictures teach nothing that another set has to keep. Of other weights it is kept in part.
 From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
@@ -27,7 +27,7 @@ from rtdetr.config import Config, config_from_dict, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.engine import distributed
-from rtdetr.engine.rehearsal import rehearse
+from rtdetr.engine.memory_estimate import rehearse
 from rtdetr.weights.checkpoint import load_checkpoint
 from rtdetr.weights.load import stored_content
 

@@ -22,10 +22,10 @@ from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import how_it_began, settle
 from rtdetr.engine.casts import precision_on
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+from rtdetr.engine.memory_estimate import estimate
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.placement import layout_of, on_device
-from rtdetr.engine.rehearsal import forecast
 from rtdetr.engine.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
@@ -69,7 +69,7 @@ class Trainer:
             if cfg.train.deterministic:
                 be_deterministic()
             if cfg.train.rehearsal:
-                say(*forecast(cfg, self.train_loader.source, device))
+                say(*estimate(cfg, self.train_loader.source, device))
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         network = build_model(cfg.model, len(self.classes))
         network.decoder.recompute = cfg.train.checkpoint_activations

@@ -25,8 +25,8 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import EvalResult
+from rtdetr.engine.memory_estimate import what_to_lower
 from rtdetr.engine.metrics import MetricsLog
-from rtdetr.engine.rehearsal import what_to_lower
 from rtdetr.engine.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_state import RunState
 from rtdetr.engine.tensorboard import album

@@ -45,7 +45,7 @@ class Need(NamedTuple):
         return self.kept + max(self.step * max(1, graphs), self.step * min(1, graphs) + self.evaluation)
 
 
-def forecast(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
+def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
     """Rehearses the worst batch of the set on a GPU: a line on the memory that the run will take, and a warning where
     there is less. Every process has to call it. Raises ConfigError when the batch does not fit into one of them."""
     size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
