@@ -18,9 +18,9 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration import accelerate
-from rtdetr.engine.advice import StuckAtZero, on_data
 from rtdetr.engine.automatic import how_it_began, settle
 from rtdetr.engine.casts import precision_on
+from rtdetr.engine.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.memory_estimate import estimate
 from rtdetr.engine.metrics import draw_curves

@@ -13,7 +13,7 @@ from engine_helpers import NUM_TRAIN, NUM_VAL, tiny_config, tiny_data
 
 from rtdetr.data.doctor import files
 from rtdetr.data.loader import build_val_loader, open_train_set
-from rtdetr.engine.advice import StuckAtZero, on_data
+from rtdetr.engine.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.evaluator import FIGURES, EvalResult
 from rtdetr.engine.trainer import Trainer
 
