@@ -22,8 +22,8 @@ from rtdetr.cli import main
 from rtdetr.data.classes import Classes
 from rtdetr.data.formats.sources import open_set, read_document
 from rtdetr.engine import report
+from rtdetr.engine.error_analysis import KINDS, find_mistakes
 from rtdetr.engine.evaluator import score
-from rtdetr.engine.mistakes import KINDS, find_mistakes
 from rtdetr.engine.report import write_report
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint

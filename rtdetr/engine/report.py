@@ -16,8 +16,8 @@ from PIL import Image, ImageDraw
 
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import read_document
+from rtdetr.engine.error_analysis import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
 from rtdetr.engine.evaluator import FIGURE_NAMES, EvalResult, countable
-from rtdetr.engine.mistakes import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
