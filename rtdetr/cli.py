@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _exit_code(error: Exception) -> int | None:
     """1 or 2 for what the user can mend, which becomes one line; None for everything else, which stays a traceback."""
-    from rtdetr.engine.lifeline import ProcessLost
+    from rtdetr.engine.peer_watchdog import ProcessLost
 
     if isinstance(error, ProcessLost):  # which leaves little time: the imports below take seconds on a busy machine
         return 1

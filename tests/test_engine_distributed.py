@@ -257,7 +257,7 @@ def test_last_acts_come_before_the_end_of_the_process_group(monkeypatch: pytest.
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(distributed.dist, "init_process_group", lambda *_: None)
     monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: done.append("the group is gone"))
-    monkeypatch.setattr(distributed, "Lifeline", lambda *_: SimpleNamespace(why_not="", close=lambda well: None))
+    monkeypatch.setattr(distributed, "PeerWatchdog", lambda *_: SimpleNamespace(why_not="", close=lambda well: None))
     owner, lost = Kept(), Kept()
     with distributed.process_group("cpu"):
         distributed.before_the_end(owner, lambda: done.append("graphs of the owner"))

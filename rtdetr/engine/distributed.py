@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rtdetr.engine.lifeline import Lifeline, ProcessLost
+from rtdetr.engine.peer_watchdog import PeerWatchdog, ProcessLost
 from rtdetr.wording import option
 
 Result = TypeVar("Result")
@@ -64,7 +64,7 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
         dist.init_process_group("cpu:gloo,cuda:nccl", device_id=chosen)
     else:
         dist.init_process_group("gloo")
-    line, well = Lifeline(rank(), world_size(), gather_objects), False
+    line, well = PeerWatchdog(rank(), world_size(), gather_objects), False
     if line.why_not:
         print(f"warning: {line.why_not}", file=sys.stderr)
     try:

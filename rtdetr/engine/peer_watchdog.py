@@ -28,7 +28,7 @@ class ProcessLost(RuntimeError):
     """Another process of the run has died; the message is one sentence."""
 
 
-class Lifeline:
+class PeerWatchdog:
     """gather: what every process gives, in the order of ranks, on all of them. Where no connection can be made, as
     behind some firewalls, there is none, and `why_not` says so."""
 
@@ -49,7 +49,7 @@ class Lifeline:
                 self._keep(line, 0)
         except OSError as error:
             self.why_not = f"no line to the first process ({error}): when one dies, others may wait for minutes"
-        self._watcher = threading.Thread(target=self._watch, name="lifeline", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, name="peer_watchdog", daemon=True)
         self._watcher.start()
 
     def lost(self, seconds: float) -> str | None:

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-from rtdetr.engine import lifeline
+from rtdetr.engine import peer_watchdog
 
 ROOT = Path(__file__).resolve().parents[1]
 # argv: what rank 1 does in the third round, and what the others do then
 SCRIPT = """
 import os, signal, sys, time
 from rtdetr import cli
-from rtdetr.engine import distributed, lifeline
-lifeline.GRACE = 3.0 if sys.argv[2] == "stuck" else 20.0
+from rtdetr.engine import distributed, peer_watchdog
+peer_watchdog.GRACE = 3.0 if sys.argv[2] == "stuck" else 20.0
 def run(_):
     with distributed.process_group("cpu"):
         for number in range(5):
@@ -109,22 +109,22 @@ class Late(threading.Thread):
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lifeline.Lifeline]]:
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[peer_watchdog.PeerWatchdog]]:
     """Of three processes, here in one, none of which watches before it is waited for."""
-    monkeypatch.setattr(lifeline, "threading", SimpleNamespace(Event=threading.Event, Thread=Late))
-    monkeypatch.setattr(lifeline.faulthandler, "dump_traceback_later", lambda *_, **__: None)
+    monkeypatch.setattr(peer_watchdog, "threading", SimpleNamespace(Event=threading.Event, Thread=Late))
+    monkeypatch.setattr(peer_watchdog.faulthandler, "dump_traceback_later", lambda *_, **__: None)
     monkeypatch.setattr(threading, "excepthook", lambda args: errors.append(args.exc_value))
     errors: list[Any] = []
     said: list[Any] = [None] * 3
     all_said = threading.Barrier(3, timeout=20)
 
-    def line(rank: int) -> lifeline.Lifeline:
+    def line(rank: int) -> peer_watchdog.PeerWatchdog:
         def gather(value: Any) -> list[Any]:
             said[rank] = value
             all_said.wait()
             return said
 
-        return lifeline.Lifeline(rank, 3, gather)
+        return peer_watchdog.PeerWatchdog(rank, 3, gather)
 
     with ThreadPoolExecutor(3) as pool:
         three = list(pool.map(line, range(3)))
@@ -134,13 +134,13 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[lifeline.Lifeline]]:
     assert not errors and not any(each.why_not for each in three)
 
 
-def test_the_watch_may_begin_after_the_end(lines: list[lifeline.Lifeline]) -> None:
+def test_the_watch_may_begin_after_the_end(lines: list[peer_watchdog.PeerWatchdog]) -> None:
     for each in lines:
         each.close(well=True)
     assert [each.lost(0) for each in lines] == [None] * 3
 
 
-def test_a_goodbye_hides_no_loss(lines: list[lifeline.Lifeline]) -> None:
+def test_a_goodbye_hides_no_loss(lines: list[peer_watchdog.PeerWatchdog]) -> None:
     """Both are heard at once, whichever comes first."""
     first, second, third = lines
     second.close(well=False)
@@ -153,7 +153,7 @@ def test_a_goodbye_hides_no_loss(lines: list[lifeline.Lifeline]) -> None:
 def test_the_sentence_waits_for_no_import() -> None:
     """Who has lost another process is ended after a while; on a busy machine importing takes as long."""
     script = (
-        "import sys; from rtdetr import cli; from rtdetr.engine.lifeline import ProcessLost; "
+        "import sys; from rtdetr import cli; from rtdetr.engine.peer_watchdog import ProcessLost; "
         "assert cli._exit_code(ProcessLost('1')) == 1; "
         "print([each for each in sys.modules if each in ('torch', 'rtdetr.export', 'rtdetr.engine.watch')])"
     )
