@@ -30,7 +30,7 @@ Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a slip of the finger
 # before it fills the memory.
-CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/automatic.py replaces auto
+CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/auto_config.py replaces auto
 Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
@@ -142,7 +142,7 @@ class AugmentConfig:
     flip_prob: Share = 0.5
     # Unknown to the official recipe: up to four objects of another picture pasted in; a turn by 90, 180 or 270 degrees,
     # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs. An
-    # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/automatic.py).
+    # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/auto_config.py).
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
     turn_after: EpochsOrAuto = 0
@@ -156,7 +156,7 @@ class DataConfig:
     train: SplitConfig = field(default_factory=SplitConfig)
     val: SplitConfig = field(default_factory=SplitConfig)
     image_size: tuple[Side, Side] = (640, 640)  # height, width for evaluation and detection
-    # Pictures per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/automatic.py).
+    # Pictures per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/auto_config.py).
     train_batch_size: CountOrAuto = 16
     val_batch_size: Count = 8
     num_workers: Annotated[int, Range(0, 256)] = 4

@@ -12,7 +12,7 @@ from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
 
 from rtdetr import cli
 from rtdetr.config import load_config
-from rtdetr.engine.automatic import BY_WEIGHTS, KNOWING
+from rtdetr.engine.auto_config import BY_WEIGHTS, KNOWING
 from rtdetr.engine.learning_curve import Point, estimate
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer

@@ -14,7 +14,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.loader import build_val_loader, open_train_set
 from rtdetr.data.subset import spread, write_subset
 from rtdetr.engine import distributed
-from rtdetr.engine.automatic import settle
+from rtdetr.engine.auto_config import settle
 from rtdetr.engine.run_state import Pace
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.trainer import Trainer

@@ -18,7 +18,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration import accelerate
-from rtdetr.engine.automatic import how_it_began, settle
+from rtdetr.engine.auto_config import how_it_began, settle
 from rtdetr.engine.casts import precision_on
 from rtdetr.engine.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate

@@ -55,7 +55,7 @@ def make_checkpoint(
     source: dict[str, str] | None = None,
     began: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """began: what `how_it_began` in rtdetr/engine/automatic.py says of the run that made the weights."""
+    """began: what `how_it_began` in rtdetr/engine/auto_config.py says of the run that made the weights."""
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -18,7 +18,7 @@ from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict,
 from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, open_train_set
-from rtdetr.engine import automatic, memory_estimate
+from rtdetr.engine import auto_config, memory_estimate
 from rtdetr.engine.memory_estimate import Need, estimate, train_on_worst, worst_batch
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.functional import by_itself, mean_over_processes
@@ -38,7 +38,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("steps", "epochs"), [(1, 1500), (7, 215), (12, 125), (18, 84), (62, 72), (125, 48), (625, 12), (7000, 12)]
 )
 def test_epochs_follow_the_steps_of_one(steps: int, epochs: int) -> None:
-    assert automatic.epochs_for(steps) == epochs
+    assert auto_config.epochs_for(steps) == epochs
 
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 5, 8, 13, 24, 25, 99])
@@ -50,7 +50,7 @@ def test_the_largest_batch_that_fits_is_found(room: int, most: int) -> None:
         asked.append(number)
         return number <= room
 
-    assert automatic.largest(most, fits) == max(1, min(room, most))
+    assert auto_config.largest(most, fits) == max(1, min(room, most))
     assert len(asked) == len(set(asked)) <= 10 and all(2 <= each <= most for each in asked)
 
 
@@ -68,17 +68,17 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     ]
     written = load_config(tmp_path / "config.yml")
     assert (written.data.train_batch_size, written.train.epochs, written.optimizer.lr) == (4, 500, 0.0005)
-    monkeypatch.setattr(automatic, "ON_CPU", 2)
+    monkeypatch.setattr(auto_config, "ON_CPU", 2)
     resumed = Trainer(tiny_config(data, *updates), tmp_path, CPU, resume=tmp_path / "last.pth")
     assert resumed.cfg == written
 
 
-AUTO = [f"{key}=auto" for key in automatic.BY_WEIGHTS]
-RANDOM, KNOWING, LIKE_THIS = zip(*automatic.BY_WEIGHTS.values())
+AUTO = [f"{key}=auto" for key in auto_config.BY_WEIGHTS]
+RANDOM, KNOWING, LIKE_THIS = zip(*auto_config.BY_WEIGHTS.values())
 
 
 def by_weights(cfg: Config) -> tuple[Any, ...]:
-    return tuple(attrgetter(key)(cfg) for key in automatic.BY_WEIGHTS)
+    return tuple(attrgetter(key)(cfg) for key in auto_config.BY_WEIGHTS)
 
 
 def weights_of(data: Path, path: Path, *updates: str) -> Path:
@@ -90,14 +90,14 @@ def weights_of(data: Path, path: Path, *updates: str) -> Path:
 
 
 def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
-    cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU)
+    cfg, lines = auto_config.settle(tiny_config(data, *AUTO), CPU)
     assert by_weights(cfg) == RANDOM
     assert lines == [
         "auto, for random weights: model.backbone.freeze_stages 0, optimizer.backbone_lr_multiplier 1, "
         "optimizer.muon_lr_multiplier 3, optimizer.warmup_iterations 50, ema.warmup 100, data.augment.zoom_ramp 0, "
         "data.augment.turn_after 30, train.accumulate 1"
     ]
-    cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
+    cfg, _ = auto_config.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
     assert by_weights(cfg) == KNOWING
     slowly = weights_of(data, tmp_path / "slowly.pth", "optimizer.backbone_lr_multiplier=0.1")
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
@@ -109,11 +109,11 @@ def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
         (tuned, KNOWING),
         (tmp_path / "foreign.pth", KNOWING),
     ):
-        cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU, None, path)
+        cfg, lines = auto_config.settle(tiny_config(data, *AUTO), CPU, None, path)
         assert by_weights(cfg) == expected, path
         (line,) = lines
         assert line.startswith("auto, for the weights it starts from: ") and line.count(", ") == len(AUTO)
-    cfg, _ = automatic.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU, None, wholly)
+    cfg, _ = auto_config.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU, None, wholly)
     assert by_weights(cfg) == KNOWING
 
 
@@ -149,21 +149,21 @@ def test_checkpoints_tell_how_their_run_began(
     for file in ("run/best.pth", "run/last.pth", "on/last.pth", "shared"):
         content = read_checkpoint(tmp_path / file)
         assert content["began"] == {"weights": name, "in_full": in_full}, file
-        settled, _ = automatic.settle(tiny_config(data, *AUTO), CPU, None, tmp_path / file)
+        settled, _ = auto_config.settle(tiny_config(data, *AUTO), CPU, None, tmp_path / file)
         assert by_weights(settled) == (LIKE_THIS if in_full else KNOWING), file
 
 
 def test_random_weights_that_were_changed_may_have_auto_in_their_config(data: Path, tmp_path: Path) -> None:
     """As when somebody loads a backbone of their own into a new model, and trains that."""
     changed = weights_of(data, tmp_path / "changed.pth", *AUTO)
-    cfg, _ = automatic.settle(tiny_config(data, *AUTO), CPU, None, changed)
+    cfg, _ = auto_config.settle(tiny_config(data, *AUTO), CPU, None, changed)
     assert by_weights(cfg) == KNOWING
 
 
 def test_a_number_given_stays_beside_auto(data: Path, tmp_path: Path) -> None:
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
     updates = [*AUTO, "optimizer.muon_lr_multiplier=2", "data.augment.zoom_ramp=7"]
-    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU, None, wholly)
+    cfg, lines = auto_config.settle(tiny_config(data, *updates), CPU, None, wholly)
     assert (cfg.optimizer.muon_lr_multiplier, cfg.data.augment.zoom_ramp) == (2, 7)
     assert (cfg.ema.warmup, cfg.optimizer.warmup_iterations) == (50, 20)
     assert "muon" not in lines[0] and "zoom" not in lines[0] and "ema.warmup 50" in lines[0]
@@ -189,14 +189,14 @@ def test_a_checkpoint_from_before_a_setting_had_its_default(data: Path, tmp_path
     content = load_checkpoint(path)
     del content["config"]["data"]["augment"]["zoom_ramp"]
     save_checkpoint(path, content)
-    cfg, lines = automatic.settle(tiny_config(data, *AUTO), CPU, resume=path)
+    cfg, lines = auto_config.settle(tiny_config(data, *AUTO), CPU, resume=path)
     assert lines[0].startswith("auto, for the run that is resumed: ")
     assert (cfg.data.augment.zoom_ramp, cfg.optimizer.muon_lr_multiplier) == (0, 2)
 
 
 def test_the_rate_counts_all_pictures_of_a_step(data: Path) -> None:
     updates = ["data.train_batch_size=auto", "train.accumulate=3", "optimizer.lr_batch=24", "optimizer.lr=0.002"]
-    cfg, lines = automatic.settle(tiny_config(data, *updates), CPU)
+    cfg, lines = auto_config.settle(tiny_config(data, *updates), CPU)
     assert cfg.optimizer.lr == pytest.approx(0.001) and len(lines) == 1
 
 
@@ -204,7 +204,7 @@ def test_batches_that_auto_puts_together_change_neither_rate_nor_length(data: Pa
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
     updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.accumulate=auto", "optimizer.lr=0.002"]
     updates += ["optimizer.lr_batch=8"]
-    random, tuned = (automatic.settle(tiny_config(data, *updates), CPU, None, start) for start in (None, wholly))
+    random, tuned = (auto_config.settle(tiny_config(data, *updates), CPU, None, start) for start in (None, wholly))
     assert (random[0].train.accumulate, tuned[0].train.accumulate) == (1, 2)
     assert dataclasses.replace(random[0], train=tuned[0].train) == tuned[0] and tuned[0].optimizer.lr == 0.001
     assert random[0].train.epochs == tuned[0].train.epochs == 500
@@ -217,25 +217,25 @@ def test_a_settled_config_stays_as_it_is(data: Path, tmp_path: Path) -> None:
     updates = ["data.train_batch_size=auto", "train.epochs=auto", *AUTO, "optimizer.lr=0.002", "optimizer.lr_batch=16"]
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
     for start in (None, wholly):
-        once, _ = automatic.settle(tiny_config(data, *updates), CPU, None, start)
-        assert automatic.settle(once, CPU, None, start) == (once, [])
-        for key in ("data.train_batch_size", "train.epochs", *automatic.BY_WEIGHTS):
+        once, _ = auto_config.settle(tiny_config(data, *updates), CPU, None, start)
+        assert auto_config.settle(once, CPU, None, start) == (once, [])
+        for key in ("data.train_batch_size", "train.epochs", *auto_config.BY_WEIGHTS):
             again = config_from_dict(config_to_dict(once), "config.yml", [f"{key}=auto"])
-            assert automatic.settle(again, CPU, None, start)[0] == once, (key, start)
+            assert auto_config.settle(again, CPU, None, start)[0] == once, (key, start)
 
 
 @pytest.mark.parametrize("batch", ["auto", "2"])
 def test_a_resumed_run_keeps_its_rate(data: Path, tmp_path: Path, batch: str) -> None:
     """Also one with a batch of its own, whose rate nobody scaled, and one of a file from before `lr_batch` followed."""
     updates = [f"data.train_batch_size={batch}", "optimizer.lr=0.002", "optimizer.lr_batch=16"]
-    cfg, _ = automatic.settle(tiny_config(data, *updates), CPU)
+    cfg, _ = auto_config.settle(tiny_config(data, *updates), CPU)
     cfg = dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr_batch=16))
     save_checkpoint(
         tmp_path / "last.pth",
         make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), build_model(cfg.model, 3).state_dict()),
     )
     again = config_from_dict(config_to_dict(cfg), "last.pth", ["data.train_batch_size=auto"])
-    resumed, lines = automatic.settle(again, CPU, tmp_path / "last.pth")
+    resumed, lines = auto_config.settle(again, CPU, tmp_path / "last.pth")
     assert resumed == cfg and lines == [
         f"data.train_batch_size: auto is {cfg.data.train_batch_size}; optimizer.lr {cfg.optimizer.lr:g}, "
         "as in the run that is resumed"
@@ -246,22 +246,22 @@ def test_a_step_that_auto_puts_together_has_no_more_pictures_than_one_batch(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
-    monkeypatch.setattr(automatic, "rehearse", lambda *_: lambda number: True)
-    monkeypatch.setattr(automatic, "MOST_PICTURES", 4)
+    monkeypatch.setattr(auto_config, "rehearse", lambda *_: lambda number: True)
+    monkeypatch.setattr(auto_config, "MOST_PICTURES", 4)
     for accumulate, start, size in (("auto", wholly, 2), ("auto", None, 4), ("2", wholly, 4)):
         cfg = tiny_config(data, "data.train_batch_size=auto", f"train.accumulate={accumulate}")
-        settled, _ = automatic.settle(cfg, torch.device("cuda"), None, start)
+        settled, _ = auto_config.settle(cfg, torch.device("cuda"), None, start)
         assert settled.data.train_batch_size == size, (accumulate, start)
 
 
 def test_a_given_batch_keeps_its_rate(data: Path) -> None:
     cfg = tiny_config(data, "train.epochs=auto", "optimizer.lr=0.002")
-    assert automatic.settle(cfg, CPU)[0].optimizer == cfg.optimizer
+    assert auto_config.settle(cfg, CPU)[0].optimizer == cfg.optimizer
 
 
 def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(automatic, "rehearse", lambda *_: lambda number: number <= 3)
-    cfg, _ = automatic.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
+    monkeypatch.setattr(auto_config, "rehearse", lambda *_: lambda number: number <= 3)
+    cfg, _ = auto_config.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
     assert cfg.data.train_batch_size == 3
 
 
