@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluator import evaluate
-from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.gradient_buffer import GradientBuffer
 from rtdetr.engine.graphs import RUNS_BEFORE
 from rtdetr.engine.step import Part, training_step
 from rtdetr.engine.trainer import Trainer
@@ -66,7 +66,7 @@ def started(rank: int, port: int, work: Callable[..., None], *arguments: Path) -
 
 
 def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
-    """The gradients of a batch, as DistributedDataParallel averages them and as FlatGradients does."""
+    """The gradients of a batch, as DistributedDataParallel averages them and as GradientBuffer does."""
     step, found = partial(training_step, criterion=build_criterion(trainer.cfg, len(trainer.classes))), []
     for network in (DistributedDataParallel(copy.deepcopy(trainer.model)), copy.deepcopy(trainer.model)):
         parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -75,7 +75,7 @@ def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
         if isinstance(network, DistributedDataParallel):
             step(network, batch.images, batch.targets)
         else:
-            flat = FlatGradients(parameters)
+            flat = GradientBuffer(parameters)
             flat.behind(partial(step, network))(batch.images, batch.targets, Part())
             flat.average()
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])

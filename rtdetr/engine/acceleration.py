@@ -15,7 +15,7 @@ from rtdetr.engine import distributed
 from rtdetr.engine.casts import CastTogether, autocast_type, hand_over
 from rtdetr.engine.compile import compile_step, why_not_compile
 from rtdetr.engine.data_parallel import AveragedLast
-from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.gradient_buffer import GradientBuffer
 from rtdetr.engine.graphs import StepGraphs, repeats_in_crowds, why_not_capture
 from rtdetr.engine.step import Step, training_step
 from rtdetr.losses.criterion import Criterion
@@ -51,7 +51,7 @@ def accelerate(
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     parallel = distributed.world_size() > 1 and not captured
-    gradients = FlatGradients(parameters) if captured else None
+    gradients = GradientBuffer(parameters) if captured else None
     step: Step = partial(plain, partial(model, **options) if options else model)
     if captured:
         distributed.take_from_main(model.state_dict().values())

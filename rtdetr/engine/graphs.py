@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rtdetr.config import ConfigError, Kernels, SupervisionConfig, TrainConfig, settled
 from rtdetr.engine import distributed
-from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.gradient_buffer import GradientBuffer
 from rtdetr.engine.step import Losses, Part, Step
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
@@ -71,7 +71,7 @@ class StepGraphs:
     every one, captured there or not.
     """
 
-    def __init__(self, step: Step, gradients: FlatGradients, repeats: int, kind: Callable[[Part], Hashable]) -> None:
+    def __init__(self, step: Step, gradients: GradientBuffer, repeats: int, kind: Callable[[Part], Hashable]) -> None:
         self.step, self.gradients, self.max_slots, self.kind = step, gradients, MAX_COLUMNS // repeats, kind
         self.images: dict[Hashable, Tensor] = {}  # what graphs read
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()

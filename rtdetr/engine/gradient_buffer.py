@@ -15,7 +15,7 @@ from rtdetr.types import Targets
 ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
 
 
-class FlatGradients:
+class GradientBuffer:
     """The gradients of `parameters`, float32.
 
     They are averaged after the backward pass, not within it: in a CUDA graph, work beside the rest has every memset and

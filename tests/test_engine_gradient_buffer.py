@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rtdetr.config import ConfigError
-from rtdetr.engine.flat_gradients import FlatGradients
+from rtdetr.engine.gradient_buffer import GradientBuffer
 
 
 def network() -> nn.Sequential:
@@ -21,7 +21,7 @@ def test_flat_gradients_have_the_values_and_the_layout_of_the_weights() -> None:
     parameters = [*model.parameters()]
     model(x).square().sum().backward()
     wanted = [each.grad.clone() for each in parameters if each.grad is not None]
-    flat = FlatGradients(parameters)
+    flat = GradientBuffer(parameters)
     for _ in range(2):
         model.zero_grad()
         model(x).square().sum().backward()
@@ -36,7 +36,7 @@ def test_flat_gradients_have_the_values_and_the_layout_of_the_weights() -> None:
 def test_a_parameter_without_a_gradient_is_left_alone_and_not_averaged() -> None:
     model = network()
     parameters = [*model.parameters(), nn.Parameter(torch.ones(3))]
-    flat = FlatGradients(parameters)
+    flat = GradientBuffer(parameters)
     model(torch.rand(2, 3, 8, 8)).sum().backward()
     flat.collect(parameters)
     assert [each.grad is None for each in parameters] == [False] * 6 + [True]
@@ -47,7 +47,7 @@ def test_a_parameter_without_a_gradient_is_left_alone_and_not_averaged() -> None
 def test_gradients_of_16_bit_copies_end_in_float32_in_their_place() -> None:
     parameters = [*network().parameters()]
     copies = [each.detach().bfloat16().requires_grad_() for each in parameters]
-    flat = FlatGradients(parameters)
+    flat = GradientBuffer(parameters)
     sum((copy * 1.1).square().sum() for copy in copies).backward()  # type: ignore[union-attr]
     flat.collect(copies)
     for parameter, copy in zip(parameters, copies, strict=True):
