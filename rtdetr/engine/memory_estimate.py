@@ -15,9 +15,9 @@ from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
-from rtdetr.engine.casts import autocast_type
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.graphs import repeats_in_crowds, why_not_capture
+from rtdetr.engine.mixed_precision import autocast_type
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
 from rtdetr.engine.placement import layout_of, on_device, slots_for
 from rtdetr.engine.step import training_step

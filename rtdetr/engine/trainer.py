@@ -19,11 +19,11 @@ from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration import accelerate
 from rtdetr.engine.auto_config import how_it_began, settle
-from rtdetr.engine.casts import precision_on
 from rtdetr.engine.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.memory_estimate import estimate
 from rtdetr.engine.metrics import draw_curves
+from rtdetr.engine.mixed_precision import precision_on
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.placement import layout_of, on_device
 from rtdetr.engine.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
