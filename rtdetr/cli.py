@@ -102,7 +102,7 @@ def _exit_code(error: Exception) -> int | None:
     from rtdetr.config import ConfigError
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
-    from rtdetr.engine.watch import TrainingFailed
+    from rtdetr.engine.failures import TrainingFailed
     from rtdetr.export import ExportFailed
     from rtdetr.weights.checkpoint import CheckpointError
 

@@ -14,10 +14,10 @@ from test_engine_replay import LAYER, at_step
 from test_engine_signals import ROOT, environment
 
 from rtdetr import cli
+from rtdetr.engine.failures import StepFailed
 from rtdetr.engine.graphs import StepGraphs
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
-from rtdetr.engine.watch import StepFailed
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import load_checkpoint
 

@@ -74,12 +74,12 @@ def test_a_spoilt_picture_is_named_from_a_graph(data: Path, tmp_path: Path) -> N
     trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
     trainer.model.train()
     for batch in [made_up_batch((3, 2), seed) for seed in range(RUNS_BEFORE + 1)]:
-        trainer.watch.check(trainer.train_step([batch]))
+        trainer.checks.check(trainer.train_step([batch]))
     weights = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
     bad = made_up_batch((3, 2), 99)
     bad.targets.boxes[1, 0] = torch.nan
     with pytest.raises(RuntimeError, match=r"noise99_1\.png"):
-        trainer.watch.check(trainer.train_step([bad]))
+        trainer.checks.check(trainer.train_step([bad]))
     for name, tensor in trainer.model.named_parameters():
         assert torch.equal(tensor, weights[name]), name
 

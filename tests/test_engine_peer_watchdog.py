@@ -155,7 +155,7 @@ def test_the_sentence_waits_for_no_import() -> None:
     script = (
         "import sys; from rtdetr import cli; from rtdetr.engine.peer_watchdog import ProcessLost; "
         "assert cli._exit_code(ProcessLost('1')) == 1; "
-        "print([each for each in sys.modules if each in ('torch', 'rtdetr.export', 'rtdetr.engine.watch')])"
+        "print([each for each in sys.modules if each in ('torch', 'rtdetr.export', 'rtdetr.engine.failures')])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.stdout == "[]\n", done.stderr

@@ -12,9 +12,9 @@ from engine_helpers import NANO, tiny_config, tiny_data
 
 from rtdetr import cli
 from rtdetr.config import ConfigError
+from rtdetr.engine.failures import StepFailed, TrainingFailed
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
-from rtdetr.engine.watch import StepFailed, TrainingFailed
 from rtdetr.losses.criterion import Criterion
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
@@ -97,7 +97,7 @@ def test_a_sound_step_is_done_again_to_the_same_losses(
     trainer.model.load_state_dict(weights)
     before = torch.get_rng_state()
     with pytest.raises(StepFailed, match="no module is the first"):
-        trainer.watch.fail(0, "nothing", {}, batches, record.random)
+        trainer.checks.fail(0, "nothing", {}, batches, record.random)
     assert torch.equal(before, torch.get_rng_state())
     assert cli.main(["train", "--replay", str(tmp_path / "failed_batch.pth"), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
@@ -112,7 +112,7 @@ def test_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for arguments, sentence in (
         (["--replay", str(tmp_path / "a.pth")], "not a failed step"),
         (["--replay", str(tmp_path / "b.pth")], "no such weight file"),
-        (["--replay", str(tmp_path / "a.pth"), "-c", str(NANO)], "leave out -c"),
+        (["--replay", str(tmp_path / "a.pth"), "-c", str(NANO)], "leave out DATA, -c"),
         (["--replay", str(tmp_path / "a.pth"), "-r", str(tmp_path / "a.pth")], "not allowed with"),
     ):
         try:

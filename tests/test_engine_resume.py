@@ -169,8 +169,8 @@ def test_a_torn_last_row_of_the_metrics_is_dropped(
     folder = stopped[6].parent
     (tmp_path / "metrics.csv").write_bytes((folder / "metrics.csv").read_bytes() + torn.encode())
     trainer = Trainer(tiny_config(data, "train.epochs=3"), tmp_path, CPU, resume=stopped[6])
-    trainer.watch.open()
-    trainer.watch.close()
+    trainer.log.open()
+    trainer.log.close()
     assert (tmp_path / "metrics.csv").read_bytes() == (folder / "metrics.csv").read_bytes()
 
 
@@ -190,8 +190,8 @@ def test_metrics_that_somebody_changed_stand_in_no_ones_way(
     (tmp_path / "metrics.csv").write_bytes(content.encode(errors="surrogateescape"))
     trainer = Trainer(tiny_config(data, "train.epochs=3"), tmp_path, CPU, resume=stopped[6])
     capsys.readouterr()
-    trainer.watch.open()
-    trainer.watch.close()
+    trainer.log.open()
+    trainer.log.close()
     said = f"{tmp_path / 'metrics.csv'}: is not as a run writes it; it is metrics-other.csv now, and a new one begins\n"
     assert said in capsys.readouterr().out
     assert (tmp_path / "metrics-other.csv").read_bytes() == content.encode(errors="surrogateescape")

@@ -20,10 +20,11 @@ from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
 from rtdetr import cli
 from rtdetr.config import ConfigError
 from rtdetr.engine import saving
+from rtdetr.engine.failures import CannotWrite
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.run_lock import run_lock
+from rtdetr.engine.step_checks import StepRecord
 from rtdetr.engine.trainer import Trainer
-from rtdetr.engine.watch import CannotWrite, StepRecord
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 

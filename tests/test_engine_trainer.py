@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from rtdetr.config import ConfigError
 from rtdetr.data.shapes import make_shapes
 from rtdetr.engine.evaluator import FIGURES
+from rtdetr.engine.failures import TrainingFailed
 from rtdetr.engine.metrics import read_rows
 from rtdetr.engine.step import Losses, Part, training_step
+from rtdetr.engine.step_checks import StepRecord
 from rtdetr.engine.trainer import Trainer
-from rtdetr.engine.watch import StepRecord, TrainingFailed
 from rtdetr.losses.criterion import Criterion, build_criterion
 from rtdetr.types import Batch, Targets
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
@@ -244,7 +245,7 @@ def test_a_late_check_still_keeps_the_weights_of_the_failed_step(
     """As on a GPU: a fused optimiser, and losses that are looked at when the next step is done. The failed step's
     gradients are finite in float32; in float16 the loss itself is NaN, which the scaler sees once."""
     trainer = Trainer(tiny_config(data, f"train.precision={precision}"), tmp_path, CPU)
-    trainer.watch.lag = 1
+    trainer.checks.lag = 1
     trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=precision == "fp16")
     for group in trainer.state.optimizer.param_groups:
         group["fused"] = precision == "fp32"

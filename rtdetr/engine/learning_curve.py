@@ -15,10 +15,11 @@ from rtdetr.data.loader import build_val_loader, open_train_set
 from rtdetr.data.subset import spread, write_subset
 from rtdetr.engine import distributed
 from rtdetr.engine.auto_config import settle
+from rtdetr.engine.failures import writing
+from rtdetr.engine.log import say
 from rtdetr.engine.run_state import Pace
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.trainer import Trainer
-from rtdetr.engine.watch import say, writing
 from rtdetr.weights.load import read_weights
 
 LEARNT = 0.05  # AP below which a run has not learnt enough to say anything about pictures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
 from rtdetr.engine.ema import ModelEma
+from rtdetr.engine.failures import TrainingFailed
 from rtdetr.engine.graphs import repeats_in_crowds, why_not_capture
 from rtdetr.engine.mixed_precision import autocast_type
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
@@ -27,6 +29,7 @@ from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.kernels import using
 from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.wording import option
 
 RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
 STEPS = 2  # the second has the optimiser's moments from the start
@@ -79,6 +82,16 @@ def what_to_lower(cfg: Config, captured: bool) -> str:
     settings = [] if cfg.train.checkpoint_activations else ["train.checkpoint_activations=true"]
     settings += ["train.graphs=off"] if captured else []
     return (f"set {' and '.join(settings)}, or " if settings else "") + f"lower {', '.join(advice)}"
+
+
+def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
+    """What a run that does not fit into its GPU can change."""
+    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg, captured)
+    go_on = f"; go on with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
+    return TrainingFailed(
+        f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
+        f"else uses the GPU{go_on}"
+    )
 
 
 def graphs_of(cfg: Config, source: DetectionSet) -> int:

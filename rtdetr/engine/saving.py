@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from rtdetr.engine import distributed
+from rtdetr.engine.failures import CannotWrite, writing
+from rtdetr.engine.log import say
 from rtdetr.engine.run_lock import run_lock
 from rtdetr.engine.run_state import RunState
-from rtdetr.engine.watch import CannotWrite, say, writing
 from rtdetr.weights.checkpoint import BEFORE, LAST, make_checkpoint, save_checkpoint
 
 BEST = "best.pth"

@@ -21,7 +21,9 @@ from rtdetr.engine.acceleration import accelerate
 from rtdetr.engine.auto_config import how_it_began, settle
 from rtdetr.engine.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.evaluator import EvaluationStopped, evaluate
-from rtdetr.engine.memory_estimate import estimate
+from rtdetr.engine.failures import StepFailed, writing
+from rtdetr.engine.log import TrainingLog, say
+from rtdetr.engine.memory_estimate import estimate, out_of_memory
 from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.mixed_precision import precision_on
 from rtdetr.engine.optimizer_step import OptimizerStep
@@ -30,7 +32,8 @@ from rtdetr.engine.run_state import RunState, be_deterministic, seed_everything,
 from rtdetr.engine.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.step import Part
-from rtdetr.engine.watch import StepFailed, StepRecord, Watch, out_of_memory, say, writing
+from rtdetr.engine.step_checks import StepChecks, StepRecord
+from rtdetr.engine.unreadable import Unreadable
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model
@@ -93,7 +96,8 @@ class Trainer:
         fast = accelerate(cfg, network, criterion, device, left, self.update.scale, draws)
         self.step, self.graphs, self.why_not_compiled = fast
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
-        self.watch = Watch(self.state, output_dir, device, self.train_loader)
+        self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
+        self.log = TrainingLog(self.state, output_dir, device, self.train_loader)
         self.saver = Saver(self.state, output_dir, resume)
 
     def _open_data(self, cfg: Config) -> None:
@@ -135,7 +139,7 @@ class Trainer:
                 if distributed.is_main():
                     say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
                     self._save_settings()
-                self.watch.open()
+                self.log.open()
                 stopped = self._go_on()
             except torch.cuda.OutOfMemoryError as error:
                 last, evaluating = self.output_dir / LAST, self.state.evaluation_due
@@ -143,7 +147,7 @@ class Trainer:
                 raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             finally:
                 self.saver.end()
-                self.watch.close()
+                self.log.close()
                 self.release()
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
@@ -174,21 +178,21 @@ class Trainer:
         """The rest of the present epoch, and its evaluation when one is due."""
         state = self.state
         self.model.train()
-        self.watch.restart_clock()
+        self.log.restart_clock()
         unfinished: list[StepRecord] = []
         for batches in self._grouped(batches_left):
             unfinished.append(self.train_step(batches))
-            while len(unfinished) > self.watch.lag:
-                self.watch.finish(unfinished.pop(0))
+            while len(unfinished) > self.checks.lag:
+                self._finish(unfinished.pop(0))
             state.start_batch += len(batches)
             if self._stopping() or state.iteration >= self.total_iterations:
                 break
             if state.start_batch < len(self.train_loader) and self.saver.due():
                 while unfinished:  # a state is saved when its losses have been looked at
-                    self.watch.finish(unfinished.pop(0))
+                    self._finish(unfinished.pop(0))
                 self.saver.save(background=True)
         for record in unfinished:
-            self.watch.finish(record)
+            self._finish(record)
         ended = state.iteration >= self.total_iterations
         if state.start_batch < len(self.train_loader) and not ended:
             return  # stopped in the middle
@@ -201,6 +205,12 @@ class Trainer:
             self.saver.save(background=not state.evaluation_due)  # its workers are born while nothing is being written
         if state.evaluation_due and not self._stopping():
             self._evaluate()
+
+    def _finish(self, record: StepRecord) -> None:
+        """Checks a step and shows it."""
+        values = self.checks.check(record) if record.names else {}
+        self.unreadable.count(record.batches)
+        self.log.show(record, values, self.unreadable.replaced)
 
     def _grouped(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
         """Batches of one optimiser step each; the last group of an epoch may be smaller."""
@@ -225,13 +235,13 @@ class Trainer:
         try:
             return self._step(batches)
         except StepFailed as error:
-            record = self.watch.skip(error, batches)
+            record = self.checks.skip(error, batches)
         torch._foreach_copy_([*self.model.buffers()], buffers)
         self.state.iteration += 1
         return record
 
     def _step(self, batches: list[Batch]) -> StepRecord:
-        self.watch.begin()
+        self.checks.begin()
         lr, scaler = self.update.begin(), self.state.scaler
         boxes = [sum(batch.targets.counts) for batch in batches]
         names: tuple[str, ...] = ()
@@ -242,17 +252,17 @@ class Trainer:
             try:
                 names, values = self.step(images, targets, part)
             except FloatingPointError as error:
-                self.watch.fail(self.state.iteration, str(error), {}, [batch])
+                self.checks.fail(self.state.iteration, str(error), {}, [batch])
             total = values if number == 1 else total + values
         names, total = (*names, "grad_norm"), torch.cat((total, self.update.clip().float()[None]))
         if scaler.is_enabled():
             scale = scaler.scale(torch.ones((1,), device=self.device))
             names, total = (*names, "loss_scale"), torch.cat((total, scale))
-        record = self.watch.record(lr, names, total, batches)
-        if self.watch.lag:
+        record = self.checks.record(lr, names, total, batches)
+        if self.checks.lag:
             self.update.skip_unless_finite(total)
         else:
-            self.watch.check(record)
+            self.checks.check(record)
         self.update.take()
         return record
 
@@ -268,11 +278,11 @@ class Trainer:
         except EvaluationStopped:
             return
         pictures = len(self.val_loader.source)
-        figures = distributed.from_main(lambda: self.watch.figures_of(result, pictures))
+        figures = distributed.from_main(lambda: self.unreadable.figures_of(result, pictures))
         state.evaluation_due = False
         state.early_stop.see(figures, state.iteration)
         if result is not None:
-            self.watch.log_evaluation(result, self.val_loader.source, classes)
+            self.log.log_evaluation(result, self.val_loader.source, classes)
             seconds = time.perf_counter() - started
             say(f"epoch {state.epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
             if result.figures["AP"] > state.best_ap:

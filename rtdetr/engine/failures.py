@@ -1,0 +1,42 @@
+"""Why a run cannot go on, in one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rtdetr.wording import option
+
+
+class TrainingFailed(RuntimeError):
+    """The run cannot go on; the message is one sentence."""
+
+
+class StepFailed(TrainingFailed):
+    """The losses or gradients of a step are not finite; losses: by name, empty where they could not be computed."""
+
+    def __init__(self, sentence: str, losses: dict[str, float]) -> None:
+        self.losses = losses
+        super().__init__(sentence)
+
+
+class CannotWrite(TrainingFailed):
+    """A file of the run cannot be written, as on a full disk; `reason` is the system's."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path, self.reason = path, reason
+        saved = f"what was saved before is whole, make room and go on with {option('-r', 'resume')}"
+        super().__init__(f"{path}: cannot be written ({reason}); {saved}")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Work that writes a file of the run. Raises CannotWrite."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides the disk's own words
+        if not isinstance(cause, OSError):
+            raise
+        raise CannotWrite(path, cause.strerror or str(cause)) from error

@@ -1,0 +1,123 @@
+"""What a run shows: lines, a progress bar, and the rows of metrics.csv and TensorBoard."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from rtdetr.data.classes import Classes
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.loader import DetectionLoader
+from rtdetr.engine import distributed
+from rtdetr.engine.evaluator import EvalResult
+from rtdetr.engine.failures import writing
+from rtdetr.engine.metrics import MetricsLog
+from rtdetr.engine.run_state import RunState
+from rtdetr.engine.step_checks import StepRecord
+from rtdetr.engine.tensorboard import album
+
+
+def say(*messages: str) -> None:
+    """Lines on the terminal, from the main process only, that leave the progress bar whole."""
+    for message in messages if distributed.is_main() else ():
+        tqdm.write(message)
+
+
+class TrainingLog:
+    """The log of a run, by the main process between `open` and `close`."""
+
+    def __init__(self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader) -> None:
+        self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
+        self._logged = (time.perf_counter(), 0)  # when, and images since
+        self._waited = 0.0  # seconds for data, until then
+        self._log_waits = False
+        self._bar: tqdm[Any] | None = None
+        self._metrics: MetricsLog | None = None
+
+    def open(self) -> None:
+        if not distributed.is_main():
+            return
+        with writing(self.output_dir):
+            resume_at, due = self.state.iteration or None, self.state.evaluation_due
+            self._metrics = MetricsLog(self.output_dir, resume_at, self.state.saved_iteration, due)
+            if (aside := self._metrics.aside) is not None:
+                say(f"{self._metrics.path}: is not as a run writes it; it is {aside.name} now, and a new one begins")
+        self._bar = tqdm(
+            total=self.state.total_iterations,
+            initial=self.state.iteration,
+            unit="step",
+            mininterval=0.5 if sys.stderr.isatty() else 30.0,  # a log file wants few lines
+            dynamic_ncols=True,
+        )
+
+    def close(self) -> None:
+        if self._bar is not None and self._metrics is not None:
+            self._bar.close()
+
+    def restart_clock(self) -> None:
+        """Pictures per second, and the time that passes waiting for them, are counted from here on."""
+        self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
+
+    def show(self, record: StepRecord, values: Mapping[str, float], unreadable: int) -> None:
+        """values: losses by name, none of a skipped step; unreadable: images so far."""
+        since, images = self._logged
+        images += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
+        self._logged = (since, images)
+        if self._bar is None or self._metrics is None:
+            return
+        self._bar.update()
+        between = (record.iteration + 1) % self.state.cfg.train.log_every and record.iteration
+        if between or not values:
+            return
+        seconds = time.perf_counter() - since
+        speed, data_wait = images / seconds, (self.loader.seconds_waited - self._waited) / seconds
+        self.restart_clock()
+        if self.device.type == "cuda":
+            memory = torch.cuda.max_memory_reserved(self.device) / 2**30
+        else:
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        shown = {"lr": record.lr, "images_per_s": speed, "data_wait": data_wait, "memory_gib": memory}
+        if unreadable:
+            shown["unreadable"] = unreadable
+        self._log("train", record.iteration + 1, {**values, **shown})
+        self._bar.set_postfix_str(
+            f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
+            f"(data {data_wait:.0%}) {memory:.1f} GiB"
+        )
+
+    def log_evaluation(self, result: EvalResult, source: DetectionSet, classes: Classes) -> None:
+        """source, classes: of the pictures that were evaluated, under the ids of the detections."""
+        if self._metrics is None:
+            return
+        existing = {name: None if value < 0 else value for name, value in result.figures.items()}  # COCO's -1
+        self._log("eval", self.state.iteration, existing)
+        for number, picture in enumerate(album(source, classes, result.detections)):
+            with self._waiting_for_room():
+                self._metrics.board.add_picture(self.state.iteration, f"pictures/{number}", picture)
+
+    def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
+        """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""
+        if self._metrics is None:
+            return
+        with self._waiting_for_room():
+            self._metrics.write(kind, iteration, self.state.epoch, values)
+
+    @contextmanager
+    def _waiting_for_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._log_waits:
+                path = self.output_dir / "metrics.csv"
+                say(f"{path}: cannot be written ({error.strerror or error}); its rows wait for room")
+            self._log_waits = True
+        else:
+            self._log_waits = False

@@ -1,0 +1,110 @@
+"""Checks the losses and gradients of every step.
+
+On a GPU the losses of a step travel to the host in the background and are checked one step later, so that checks never
+make the GPU wait. On a CPU they are checked before the weights change.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from rtdetr.engine import distributed
+from rtdetr.engine.crash_record import fail_step
+from rtdetr.engine.failures import StepFailed, TrainingFailed
+from rtdetr.engine.replay import random_state
+from rtdetr.engine.run_state import RunState
+from rtdetr.losses.matcher import SPOILT
+from rtdetr.types import Batch
+
+MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
+
+
+class StepRecord(NamedTuple):
+    """One optimiser step, for checks and logs."""
+
+    iteration: int  # from 0
+    lr: float
+    names: tuple[str, ...]  # losses, grad_norm, in float16 loss_scale
+    values: Tensor  # (len(names),) on the host, valid once `ready` has passed
+    ready: torch.cuda.Event | None
+    batches: list[Batch]
+    random: list[Tensor]  # state of the generators before the step
+
+
+class StepChecks:
+    """Checks the steps of a run, in every process."""
+
+    def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
+        self.state, self.output_dir, self.device = state, output_dir, device
+        # Steps between one and the look at its losses. One that may be left out is looked at before it is taken.
+        self.lag = 1 if device.type == "cuda" and state.cfg.train.on_nan == "stop" else 0
+        self._moved = state.iteration - 1  # the last step that was not skipped
+        self._skipped = 0  # steps
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins: what it draws can be drawn again."""
+        self._random = random_state(self.device)
+
+    def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
+        """The record of the present step, whose values may still be under way."""
+        ready = None
+        if self.device.type == "cuda":
+            values = values.to("cpu", non_blocking=True)
+            ready = torch.cuda.Event()
+            ready.record()
+        return StepRecord(self.state.iteration, lr, names, values, ready, batches, self._random)
+
+    def check(self, record: StepRecord) -> dict[str, float]:
+        """The step's losses by name. Saves the batch and raises TrainingFailed when one is NaN or infinite, and when
+        float16 gradients have been so for too long."""
+        if record.ready is not None:
+            record.ready.synchronize()
+        values = dict(zip(record.names, record.values.tolist()))
+        spoilt = values.pop("spoilt_picture", 0.0)
+        watched = dict(values)
+        if self.state.scaler.is_enabled():
+            del watched["grad_norm"]  # float16 gradients may overflow: the scaler skips the step and scales down
+        bad = {name: value for name, value in watched.items() if not math.isfinite(value)}
+        if bad:
+            what = ", ".join(f"{name} = {value}" for name, value in bad.items())
+            if spoilt and len(record.batches) == 1:
+                what = f"{record.batches[0].infos[int(spoilt) - 1].file_name}: {SPOILT}"
+            self.fail(record.iteration, what, values, record.batches, record.random)
+        if math.isfinite(values["grad_norm"]):
+            self._moved = record.iteration
+        skipped, scale = record.iteration - self._moved, values.get("loss_scale", 1.0)
+        if skipped >= MAX_SKIPPED or scale < MIN_LOSS_SCALE:
+            what = (
+                f"the float16 gradients were not finite in {skipped} steps in a row, with a loss scale down to "
+                f"{scale:g}; use train.precision=bf16 or fp32"
+            )
+            self.fail(record.iteration, what, values, record.batches, record.random)
+        return values
+
+    def fail(
+        self,
+        iteration: int,
+        what: str,
+        losses: dict[str, float],
+        batches: list[Batch],
+        random: list[Tensor] | None = None,
+    ) -> NoReturn:
+        """See `fail_step`. random: of the present step where it is None."""
+        fail_step(self.state, self.output_dir, self.device, iteration, what, losses, batches, random or self._random)
+
+    def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
+        """The record of a failed step that is left out. Raises TrainingFailed when there have been too many."""
+        most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
+        if self._skipped > most:
+            raise TrainingFailed(f"{error}; {most} steps were left out before (train.max_skips)") from error
+        if distributed.world_size() > 1 and not error.losses:  # the other processes wait for its gradients
+            raise error
+        tqdm.write(f"{error}; the step is left out, number {self._skipped} of at most {most}")
+        return StepRecord(self.state.iteration, 0.0, (), torch.zeros(0), None, batches, [])

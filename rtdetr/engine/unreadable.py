@@ -1,0 +1,58 @@
+"""Images of a run that cannot be read: each is named once, and too many of them end it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from rtdetr.engine.evaluator import EvalResult
+from rtdetr.engine.failures import TrainingFailed
+from rtdetr.engine.run_state import RunState
+from rtdetr.types import Batch
+
+MIN_UNREADABLE = 10  # pictures, or most of the set; fewer do not stop a run whose data.max_unreadable is not 0
+
+
+class Unreadable:
+    """Those of a process."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.sentences: set[str] = set()  # about images of training
+        self.replaced = self.seen = 0  # images, the former as often as they came
+        self._named: set[str] = set()  # sentences that were said, of evaluation, too
+
+    def count(self, batches: list[Batch]) -> None:
+        """Those of a training step. Raises TrainingFailed when there are too many of them."""
+        for batch in batches:
+            self.seen += len(batch.infos)
+            self.replaced += len(batch.unreadable)
+            self.sentences.update(batch.unreadable)
+            self._name(batch.unreadable, "training takes another picture instead")
+        bad, num_images = len(self.sentences), self.state.pace.num_pictures
+        self._refuse(bad, min(self.seen, num_images), "pictures seen so far", MIN_UNREADABLE)
+        self._refuse(bad, num_images, "pictures of the set", num_images // 2 + 1)
+
+    def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
+        """The figures of an evaluation of so many images, on the main process. Raises TrainingFailed when there are too
+        many that it had to do without."""
+        if result is None:
+            return {}
+        self._name(result.unreadable, "evaluation does without it")
+        self._refuse(len(result.unreadable), num_images, "validation pictures", min(MIN_UNREADABLE, num_images))
+        return result.figures
+
+    def _name(self, sentences: Sequence[str], instead: str) -> None:
+        for sentence in sentences:
+            if sentence not in self._named:
+                self._named.add(sentence)
+                tqdm.write(f"{sentence}; {instead}")
+
+    def _refuse(self, bad: int, of: int, what: str, least: int) -> None:
+        share = self.state.cfg.data.max_unreadable
+        if bad > share * of and bad >= (least if share else 1):
+            raise TrainingFailed(
+                f"{bad} of the {of} {what} cannot be read (above), more than data.max_unreadable={share:g} allows; "
+                "`rtdetr doctor CONFIG` names them all"
+            )
