@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,24 @@ def test_losses_of_plain_steps_are_those_of_auto(data: Path, tmp_path: Path) -> 
         assert not are_plain()
     for plain, auto in zip(*ends, strict=True):
         torch.testing.assert_close(plain, auto, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_plain_steps_on_a_gpu_are_those_of_auto(data: Path, tmp_path: Path) -> None:
+    """At a rate that moves nothing, so that rounding does not add up; the later steps of `auto` are graphs."""
+    ends, settings = [], ("train.precision=fp32", "train.compile=off", "optimizer.lr=1e-12")
+    for kernels in ("plain", "auto"):
+        trainer = Trainer(tiny_config(data, f"kernels={kernels}", *settings), tmp_path / kernels, torch.device("cuda"))
+        torch.set_float32_matmul_precision("highest")
+        trainer.model.train()
+        torch.manual_seed(5)
+        assert (trainer.graphs is None) == (kernels == "plain")
+        with OurOperators() if kernels == "plain" else nullcontext() as called:
+            ends.append([trainer.train_step([made_up_batch((3, 2), seed)]).values.clone() for seed in range(6)])
+        torch.cuda.synchronize()
+        assert called is None or not called.names
+    for plain, auto in zip(*ends, strict=True):
+        torch.testing.assert_close(plain[:-1], auto[:-1], rtol=2e-2, atol=1e-3)
 
 
 def test_plain_steps_are_not_compiled(data: Path) -> None:

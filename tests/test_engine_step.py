@@ -30,6 +30,12 @@ def test_the_criterion_is_called_in_one_place() -> None:
     ]
 
 
+def test_models_and_losses_do_not_ask_for_a_gpu() -> None:
+    for room in ("models", "losses"):
+        for path in (PACKAGE / room).glob("*.py"):
+            assert "is_cuda" not in path.read_text(encoding="utf-8"), path
+
+
 def test_four_calls_lead_from_the_loop_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stacks, forward = [], RTDETRv3.forward
 

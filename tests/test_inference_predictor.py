@@ -77,6 +77,8 @@ def test_plain_kernels_detect_with_the_model_as_it_is(checkpoint: Path, tmp_path
     assert [each.score for each in found] == pytest.approx([each.score for each in expected], abs=1e-4)
     with pytest.raises(ConfigError, match="compile: expected auto or False with kernels=plain"):
         Predictor(tmp_path / "plain.pth", compile=True)
+    with pytest.raises(ConfigError, match="kernels: expected auto or plain, got 'fast'"):
+        Predictor(checkpoint, kernels="fast")
 
 
 def test_boxes_are_in_the_pixels_of_each_picture(checkpoint: Path) -> None:

@@ -64,6 +64,8 @@ class Plan(NamedTuple):
 
     def on(self, device: torch.device) -> Plan:
         """The plan for a device, without "auto" but for graphs. Raises ConfigError when it cannot be had there."""
+        if self.kernels not in ("auto", "plain"):
+            raise ConfigError(f"kernels: expected auto or plain, got {self.kernels!r}")
         if self.kernels == "plain":
             if refused := [
                 name
