@@ -27,6 +27,7 @@ OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
+Resize = Literal["cubic", "bilinear", "bicubic"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a slip of the finger
 # before it fills the memory.
@@ -156,6 +157,9 @@ class DataConfig:
     train: SplitConfig = field(default_factory=SplitConfig)
     val: SplitConfig = field(default_factory=SplitConfig)
     image_size: tuple[Side, Side] = (640, 640)  # height, width for evaluation and detection
+    # How images get that size. cubic: OpenCV's, as in the official pipeline. bilinear, bicubic: smoothed where they
+    # shrink, as Pillow, torchvision and transformers do.
+    interpolation: Resize = "cubic"
     # Pictures per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/auto_config.py).
     train_batch_size: CountOrAuto = 16
     val_batch_size: Count = 8

@@ -20,9 +20,9 @@ from PIL import Image
 from test_models_fold import made_up
 from torch import Tensor
 
-from rtdetr.config import Config, ConfigError
+from rtdetr.config import Config, ConfigError, Resize
 from rtdetr.data.classes import Classes
-from rtdetr.data.preprocess import resize_cubic, resize_cubic_there
+from rtdetr.data.preprocess import resize, resize_there
 from rtdetr.inference import deploy
 from rtdetr.inference.deploy import (
     MAX_GRAPHS,
@@ -254,12 +254,13 @@ def test_processes_read_what_threads_read(cfg: Config, tmp_path: Path, device: s
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_resize_on_the_device_is_within_one_level(device: str) -> None:
+@pytest.mark.parametrize("interpolation", ["cubic", "bilinear", "bicubic"])
+def test_resize_on_the_device_is_within_one_level(interpolation: Resize, device: str) -> None:
     generator = np.random.default_rng(0)
     for height, width, size in ((48, 64, (64, 96)), (301, 173, (64, 96)), (1, 1, (32, 64)), (64, 96, (64, 96))):
         pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        found = resize_cubic_there(torch.from_numpy(pixels).to(device), size).cpu().numpy()
-        expected = resize_cubic(pixels, size)
+        found = resize_there(torch.from_numpy(pixels).to(device), size, interpolation).cpu().numpy()
+        expected = resize(pixels, size, interpolation)
         assert found.shape == expected.shape and found.dtype == np.uint8
         assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
 

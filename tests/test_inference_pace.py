@@ -154,7 +154,7 @@ def test_tensors_of_a_gpu_stay_there(checkpoint: Path, monkeypatch: pytest.Monke
     model = RTDETRv3.from_pretrained(checkpoint, device="cuda")
     there = TENSOR.cuda()
     expected = [model.predict(each, threshold=0) for each in (there, FITTING.cuda())]
-    for name in ("as_pixels", "resize_cubic", "as_rgb_array"):
+    for name in ("as_pixels", "resize", "as_rgb_array"):
         monkeypatch.setattr(image_module, name, lambda *_: pytest.fail("it came to the host"))
     for _ in range(7):  # plainly, recorded, replayed
         for source, before in zip((there, FITTING.cuda()), expected):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import Config, settled
+from rtdetr.config import Config, Resize, settled
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
@@ -120,10 +120,13 @@ class EvaluationSamples(Dataset[Item]):
     """Pictures as the network sees them in evaluation; size: (h, w). go_on: one that cannot be used becomes a black one
     without boxes, of height and width 0 in its `info`; else DataError is raised."""
 
-    def __init__(self, source: DetectionSet, size: tuple[int, int], go_on: bool = False) -> None:
+    def __init__(
+        self, source: DetectionSet, size: tuple[int, int], go_on: bool = False, interpolation: Resize = "cubic"
+    ) -> None:
         self.source = source
         self.size = size
         self.go_on = go_on
+        self.interpolation: Resize = interpolation
 
     def __getitem__(self, index: int) -> Item:
         try:
@@ -136,7 +139,7 @@ class EvaluationSamples(Dataset[Item]):
             return Item(torch.zeros(3, *self.size), *nothing, info, (str(error),))
         boxes, labels = self.source.targets(index)
         scale = np.array([self.size[1] / image.width, self.size[0] / image.height] * 2, np.float32)
-        pixels = preprocess(image, self.size)
+        pixels = preprocess(image, self.size, self.interpolation)
         return Item(pixels, torch.from_numpy(boxes * scale), torch.from_numpy(labels), self.source.info(index))
 
 
@@ -315,7 +318,7 @@ def build_val_loader(
     """
     data = cfg.data
     source = _open(cfg, "val", classes, False, match)
-    samples = EvaluationSamples(source, data.image_size, go_on)
+    samples = EvaluationSamples(source, data.image_size, go_on, data.interpolation)
     shard = range(rank, len(source), world_size)
     return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
 

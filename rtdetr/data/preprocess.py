@@ -15,20 +15,26 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from rtdetr.config import Resize
 from rtdetr.data.depth import as_8_bits
 
 # The official pipeline multiplies by the rounded reciprocal; dividing by 255 differs in the last bit of some values.
 SCALE = np.float32(1.0 / 255.0)
 
 
-def preprocess(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int] = (640, 640)) -> Tensor:
+def preprocess(
+    image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]],
+    size: tuple[int, int] = (640, 640),
+    interpolation: Resize = "cubic",
+) -> Tensor:
     """Network input (3, h, w) float32, RGB in [0, 1], of a PIL picture of any mode or a uint8 RGB array (H, W, 3).
 
     size: (h, w) in pixels. The aspect ratio is not kept. The resize is OpenCV's cubic one on uint8 (rounded, saturated)
     without smoothing when it shrinks, as in the official eval pipeline; a picture of that size is not touched.
+    interpolation: as in `resize`.
     Raises ValueError when the array or the size has another form.
     """
-    return to_tensor(resize_cubic(as_rgb_array(image), size))
+    return to_tensor(resize(as_rgb_array(image), size, interpolation))
 
 
 def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -48,6 +54,22 @@ def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np
     return image
 
 
+def resize(
+    pixels: np.ndarray[Any, np.dtype[np.uint8]],
+    size: tuple[int, int],
+    interpolation: Resize,
+    out: np.ndarray[Any, Any] | None = None,
+) -> np.ndarray[Any, Any]:
+    """`resize_cubic`, or torchvision's resize of uint8 with smoothing (bilinear, bicubic), which transformers' own
+    processors call."""
+    if interpolation == "cubic" or pixels.shape[:2] == size:
+        return resize_cubic(pixels, size, out)
+    from torchvision.transforms.v2 import InterpolationMode, functional  # here: it takes as long as torch to import
+
+    planes = functional.resize(to_planes(pixels), list(size), InterpolationMode(interpolation), antialias=True)
+    return resize_cubic(planes.permute(1, 2, 0).numpy(), size, out)
+
+
 def resize_cubic(
     pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int], out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
@@ -63,17 +85,22 @@ def resize_cubic(
     return out
 
 
-def resize_cubic_there(pixels: Tensor, size: tuple[int, int]) -> Tensor:
-    """`resize_cubic` of a tensor (H, W, 3) uint8 where it lies, a GPU, say: within one level of 255 of the host's."""
-    return resize_planes_there(pixels.permute(2, 0, 1)[None], size)[0].permute(1, 2, 0)
+def resize_there(pixels: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
+    """`resize` of a tensor (H, W, 3) uint8 where it lies, a GPU, say: within one level of 255 of the host's."""
+    return resize_planes_there(pixels.permute(2, 0, 1)[None], size, interpolation)[0].permute(1, 2, 0)
 
 
-def resize_planes_there(planes: Tensor, size: tuple[int, int]) -> Tensor:
-    """(B, 3, h, w) uint8 of tensors (B, 3, H, W) uint8; see `resize_cubic_there`. None of that size is touched."""
+def resize_planes_there(planes: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
+    """(B, 3, h, w) uint8 of tensors (B, 3, H, W) uint8; see `resize_there`. None of that size is touched."""
     if planes.shape[2:] == size:
         return planes
-    resized = F.interpolate(planes.to(torch.float32), size=size, mode="bicubic", align_corners=False)
-    return resized.round().clamp(0, 255).to(torch.uint8)
+    mode, smooth = ("bilinear" if interpolation == "bilinear" else "bicubic"), interpolation != "cubic"
+    resized = planes.to(torch.float32)
+    # bicubic is cut to 0 ... 255 after either axis, as on the host
+    for sides in ((planes.shape[2], size[1]), size) if interpolation == "bicubic" else (size,):
+        resized = F.interpolate(resized, size=sides, mode=mode, align_corners=False, antialias=smooth)
+        resized = resized.round().clamp(0, 255)
+    return resized.to(torch.uint8)
 
 
 def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:

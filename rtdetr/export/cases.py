@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rtdetr.config import Config
+from rtdetr.config import Config, Resize
 from rtdetr.data.classes import DataError
 from rtdetr.data.pictures import read_picture
-from rtdetr.data.preprocess import as_rgb_array, resize_cubic
+from rtdetr.data.preprocess import as_rgb_array, resize
 from rtdetr.data.shapes import draw_picture
 from rtdetr.export.graph import fitting
 from rtdetr.inference.files import find_pictures
@@ -26,6 +26,7 @@ MOST = 8  # pictures of a folder that are used
 class Pictures(NamedTuple):
     images: list[Image.Image]
     says: str  # what they are
+    interpolation: Resize = "cubic"
 
 
 class Case(NamedTuple):
@@ -38,12 +39,15 @@ class Case(NamedTuple):
 
 def example_pictures(folder: str | Path | None, cfg: Config) -> Pictures:
     """The first pictures of a folder, or generated ones. Raises DataError."""
+    how = cfg.data.interpolation
     if folder is None:
         drawn = [draw_picture(320, np.random.default_rng(seed))[0] for seed in range(3)]
-        return Pictures([Image.fromarray(each) for each in drawn], "generated pictures; --pictures takes real ones")
+        return Pictures(
+            [Image.fromarray(each) for each in drawn], "generated pictures; --pictures takes real ones", how
+        )
     files = list(find_pictures([str(folder)]).pictures)[:MOST]
     images = [read_picture(file, max_megapixels=cfg.data.max_megapixels) for file in files]
-    return Pictures(images, f"{len(images)} pictures of {folder}")
+    return Pictures(images, f"{len(images)} pictures of {folder}", how)
 
 
 def cases(pictures: Pictures, size: tuple[int, int], num_queries: int) -> Iterator[Case]:
@@ -54,15 +58,15 @@ def cases(pictures: Pictures, size: tuple[int, int], num_queries: int) -> Iterat
     for batch, sides in ((1, own), (3, wide), (1, flat), (8, own)):
         chosen = list(islice(endless, batch))
         sizes = torch.tensor([(each.height, each.width) for each in chosen])
-        yield Case("pictures", stack(chosen, sides), sizes)
+        yield Case("pictures", stack(chosen, sides, pictures.interpolation), sizes)
     for seed, (batch, sides) in enumerate(((3, own), (1, wide[::-1]))):
         pixels = torch.randint(0, 256, (batch, 3, *sides), generator=torch.Generator().manual_seed(seed))
         yield Case("random", pixels.to(torch.uint8), torch.tensor([sides] * batch))
 
 
-def stack(pictures: list[Image.Image], size: tuple[int, int]) -> Tensor:
+def stack(pictures: list[Image.Image], size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
     """Network input (B, 3, H, W) uint8 of pictures. size: H, W."""
-    resized = [resize_cubic(as_rgb_array(each), size).transpose(2, 0, 1) for each in pictures]
+    resized = [resize(as_rgb_array(each), size, interpolation).transpose(2, 0, 1) for each in pictures]
     return torch.from_numpy(np.stack(resized))
 
 

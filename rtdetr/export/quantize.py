@@ -75,7 +75,7 @@ def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:
 def _batches(metadata: Metadata, pictures: list[Image.Image]) -> Iterator[dict[str, Any]]:
     for start in range(0, len(pictures), BATCH):
         chosen = pictures[start : start + BATCH]
-        pixels = stack(chosen, metadata.config.data.image_size)
+        pixels = stack(chosen, metadata.config.data.image_size, metadata.config.data.interpolation)
         images = pixels if metadata.input == "uint8" else pixels.float() / 255
         feed = {"images": images.numpy()}
         if not metadata.raw:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from rtdetr.data.preprocess import as_rgb_array, resize_cubic, resize_cubic_there, resize_planes_there
+from rtdetr.config import Resize
+from rtdetr.data.preprocess import as_rgb_array, resize, resize_planes_there, resize_there
 
 Pixels = NDArray[np.uint8]  # (H, W, 3) RGB
 AnyImage = Image.Image | Pixels | Tensor  # a tensor: (3, H, W) uint8 RGB, on any device
@@ -54,7 +55,8 @@ class HostPixels:
     They lie in memory that a GPU copies from by itself, where there is one (`pinned`).
     """
 
-    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool, interpolation: Resize = "cubic") -> None:
+        self.interpolation = interpolation
         self.pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
         self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
 
@@ -67,7 +69,7 @@ class HostPixels:
                 cv2.merge(planes, place)  # several times as fast as NumPy's transposed copy
                 return
             image = np.asarray(cv2.merge(planes), np.uint8)
-        resize_cubic(as_rgb_array(image), (place.shape[0], place.shape[1]), place)
+        resize(as_rgb_array(image), (place.shape[0], place.shape[1]), self.interpolation, place)
 
     def on(self, device: torch.device) -> Tensor:
         """(B, 3, h, w) uint8; a place without an image holds anything."""
@@ -77,8 +79,8 @@ class HostPixels:
 class DevicePixels:
     """A batch of images of the host that get the network's size on the device."""
 
-    def __init__(self, number: int, size: tuple[int, int], pinned: bool) -> None:
-        self.size, self.pinned = size, pinned
+    def __init__(self, number: int, size: tuple[int, int], pinned: bool, interpolation: Resize = "cubic") -> None:
+        self.size, self.pinned, self.interpolation = size, pinned, interpolation
         self.images = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
         self.sizes = torch.ones(number, 2, pin_memory=pinned)
 
@@ -91,15 +93,17 @@ class DevicePixels:
     def on(self, device: torch.device) -> Tensor:
         """(B, 3, h, w) uint8; a place without an image is black."""
         there = (each.to(device, non_blocking=True) for each in self.images)
-        return torch.stack([resize_cubic_there(each, self.size) for each in there]).permute(0, 3, 1, 2)
+        return torch.stack([resize_there(each, self.size, self.interpolation) for each in there]).permute(0, 3, 1, 2)
 
 
 class ThereAlready:
     """A batch of tensors that lie on the device, and get the network's size there."""
 
-    def __init__(self, images: Tensor | Sequence[Tensor], size: tuple[int, int]) -> None:
+    def __init__(
+        self, images: Tensor | Sequence[Tensor], size: tuple[int, int], interpolation: Resize = "cubic"
+    ) -> None:
         """images: (B, 3, H, W) uint8, or (3, H, W) each."""
-        self.images, self.size = images, size
+        self.images, self.size, self.interpolation = images, size, interpolation
         self.sizes = torch.tensor([each.shape[-2:] for each in images], dtype=torch.float32)
 
     @property
@@ -111,8 +115,8 @@ class ThereAlready:
     def on(self, device: torch.device) -> Tensor:
         """(B, 3, h, w) uint8"""
         if isinstance(self.images, Tensor):
-            return resize_planes_there(self.images, self.size)
-        return torch.cat([resize_planes_there(each[None], self.size) for each in self.images])
+            return resize_planes_there(self.images, self.size, self.interpolation)
+        return torch.cat([resize_planes_there(each[None], self.size, self.interpolation) for each in self.images])
 
 
 Batch = HostPixels | DevicePixels | ThereAlready

@@ -18,6 +18,12 @@ FORMAT = "1"  # of these entries
 InputType = Literal["uint8", "float"]
 Precision = Literal["fp32", "fp16", "int8"]
 
+# How others are told to resize, by data.interpolation.
+RESIZES = {
+    **{"cubic": "OpenCV cubic", "bilinear": "bilinear with smoothing (Pillow, torchvision)"},
+    **{"bicubic": "bicubic with smoothing (Pillow, torchvision)"},
+}
+
 
 @dataclass(frozen=True)
 class Metadata:
@@ -37,7 +43,7 @@ class Metadata:
         height, width = self.config.data.image_size
         preprocess = {
             "size": [height, width],
-            "resize": "OpenCV cubic on uint8, aspect ratio not kept",
+            "resize": f"{RESIZES[self.config.data.interpolation]} on uint8, aspect ratio not kept",
             "channels": "RGB",
             "input": self.input,
             "range": [0, 255] if self.input == "uint8" else [0, 1],

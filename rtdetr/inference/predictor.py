@@ -196,14 +196,14 @@ class Predictor:
 
     def _empty_batch(self, number: int) -> HostPixels | DevicePixels:
         kind = DevicePixels if self.plan.resize == "device" else HostPixels
-        return kind(number, self.cfg.data.image_size, pinned=self._upload is not None)
+        data = self.cfg.data
+        return kind(number, data.image_size, self._upload is not None, data.interpolation)
 
     def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
         """Tensors of the device as they are, if all images are that; else what the host makes of them."""
-        size = self.cfg.data.image_size
         if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
             there = images if isinstance(images, Tensor) else [each for each in images if isinstance(each, Tensor)]
-            return ThereAlready(there, size)
+            return ThereAlready(there, self.cfg.data.image_size, self.cfg.data.interpolation)
         batch = self._empty_batch(len(images))
         for i, image in enumerate(images):
             batch.put(i, image)
@@ -238,7 +238,7 @@ class Predictor:
     def _read_by_processes(self, files: Iterator[File], batch_size: int, num_processes: int, read: Read) -> Batches:
         """`_read_ahead` without the pictures themselves."""
         size = self.cfg.data.image_size
-        with ReadingProcesses(num_processes, batch_size, size, read) as processes:
+        with ReadingProcesses(num_processes, batch_size, size, read, self.cfg.data.interpolation) as processes:
             for batch, pixels, results in processes.batches(files):
                 kept = HostPixels(len(batch), size, pinned=self._upload is not None)
                 kept.pixels.numpy()[:] = pixels

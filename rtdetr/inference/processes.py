@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.config import ConfigError
+from rtdetr.config import ConfigError, Resize
 from rtdetr.data.classes import DataError
-from rtdetr.data.preprocess import resize_cubic
+from rtdetr.data.preprocess import resize
 from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 
 File = Path | str
@@ -25,7 +25,8 @@ Read = Callable[[File], NDArray[np.uint8]]  # RGB (H, W, 3); raises DataError
 Result = tuple[int, int] | DataError  # height and width of a picture
 AT_ONCE = 4  # pictures that a process is asked for
 
-_work: tuple[Read, NDArray[np.uint8]]  # in a process: what reads, and the memory (slots, B, h, w, 3) that all see
+# In a process: what reads, the memory (slots, B, h, w, 3) that all see, and how images get their size.
+_work: tuple[Read, NDArray[np.uint8], Resize]
 
 
 class ReadingProcesses:
@@ -34,7 +35,9 @@ class ReadingProcesses:
     They are forked, so `read` may be any function, and they see the memory that was there when they began.
     """
 
-    def __init__(self, number: int, batch_size: int, size: tuple[int, int], read: Read) -> None:
+    def __init__(
+        self, number: int, batch_size: int, size: tuple[int, int], read: Read, interpolation: Resize = "cubic"
+    ) -> None:
         """size: (h, w) that pictures get. Raises ConfigError where processes cannot be forked."""
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError(
@@ -45,7 +48,7 @@ class ReadingProcesses:
         shape = (self.num_slots, batch_size, *size, 3)
         self.pixels = np.frombuffer(mmap.mmap(-1, math.prod(shape)), np.uint8).reshape(shape)
         context = multiprocessing.get_context("fork")
-        self.pool = ProcessPoolExecutor(number, context, _begin, (read, self.pixels))
+        self.pool = ProcessPoolExecutor(number, context, _begin, (read, self.pixels, interpolation))
         with signals_held_back(), memory_shared():
             self.pool.submit(int)  # all of them are forked now, before the pool has threads
 
@@ -84,12 +87,12 @@ def forked_pool(number: int) -> ProcessPoolExecutor:
 
 def _begin(*work: Any) -> None:
     global _work
-    _work = work[0], work[1]
+    _work = work[0], work[1], work[2]
     prepare_worker(0)
 
 
 def _read(files: list[File], slot: int, first: int) -> list[Result]:
-    read, pixels = _work
+    read, pixels, interpolation = _work
     results: list[Result] = []
     for place, file in zip(pixels[slot, first:], files):
         try:
@@ -97,6 +100,6 @@ def _read(files: list[File], slot: int, first: int) -> list[Result]:
         except DataError as error:
             results.append(error)
             continue
-        resize_cubic(picture, (place.shape[0], place.shape[1]), place)
+        resize(picture, (place.shape[0], place.shape[1]), interpolation, place)
         results.append((picture.shape[0], picture.shape[1]))
     return results

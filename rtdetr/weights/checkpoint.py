@@ -61,7 +61,11 @@ def make_checkpoint(
         "version": VERSION,
         "config": config_to_dict(cfg),
         "classes": {"names": list(classes.names), "category_ids": list(classes.category_ids)},
-        "preprocess": {"size": list(cfg.data.image_size), "interpolation": "cubic", "scale": 1.0 / 255.0},
+        "preprocess": {
+            "size": list(cfg.data.image_size),
+            "interpolation": cfg.data.interpolation,
+            "scale": 1.0 / 255.0,
+        },
         "model": dict(model),
         "ema": None if ema is None else dict(ema),
         "training": training,
