@@ -18,6 +18,11 @@ from rtdetr.weights.compare import listed
 
 SELECTION = re.compile(r"\.score_head\.")
 CLASS_ENTRY = re.compile(r"\.(score_heads?|class_heads)(\.\d+)?\.(weight|bias)$|\.label_embedding\.weight$")
+# Classes of COCO that some label files call as Pascal VOC does; those of transformers' RT-DETR, for one.
+VOC_NAMES = {
+    **{"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"},
+    **{"pottedplant": "potted plant", "diningtable": "dining table"},
+}
 
 
 class CarriedRows(NamedTuple):
@@ -67,7 +72,7 @@ def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int
     if list(names) == list(file_names):
         return dict(enumerate(range(len(names))))
     pairs: dict[int, int] = {}
-    for new, old in ((names, file_names), ([_plain(n) for n in names], [_plain(n) for n in file_names])):
+    for new, old in ((names, file_names), ([plain_name(n) for n in names], [plain_name(n) for n in file_names])):
         new_counts, old_counts = Counter(new), Counter(old)
         for i, name in enumerate(new):
             if new_counts[name] == old_counts[name] == 1:
@@ -75,8 +80,10 @@ def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int
     return dict(sorted(pairs.items()))
 
 
-def _plain(name: str) -> str:
-    return name.strip().casefold()
+def plain_name(name: str) -> str:
+    """What a name says: without regard to case and outer spaces, under COCO's name where other files have VOC's."""
+    plain = name.strip().casefold()
+    return VOC_NAMES.get(plain, plain)
 
 
 def _merged(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], pairs: Mapping[int, int]) -> Tensor:

@@ -59,7 +59,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
         if "transformer.dec_score_head.0.weight" not in official:
             raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
     num_classes = config.num_classes or _num_classes(official)
-    model = _bodiless(config.model, num_classes, path)
+    model = bodiless(config.model, num_classes, path)
     weights = under_our_names(official, model)
     report = compare(model, weights)
     fitting = {name: weights[name].contiguous().float() for name in report.matched}
@@ -96,7 +96,7 @@ def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
     """
     official = read_official(path)
     config = recognise(official, path)
-    return under_our_names(official, _bodiless(config.model, _num_classes(official), path))
+    return under_our_names(official, bodiless(config.model, _num_classes(official), path))
 
 
 def under_our_names(official: Mapping[str, Tensor], model: RTDETRv3) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ def _num_classes(official: Mapping[str, Tensor]) -> int:
     return head.shape[0] if head is not None and head.dim() else 80
 
 
-def _bodiless(config: ModelConfig, num_classes: int, path: str | Path) -> RTDETRv3:
+def bodiless(config: ModelConfig, num_classes: int, path: str | Path) -> RTDETRv3:
     """The model without memory for its weights: only names and shapes are wanted."""
     try:
         with torch.device("meta"):

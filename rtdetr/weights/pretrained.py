@@ -23,6 +23,8 @@ from rtdetr.weights.checkpoint import (
 from rtdetr.weights.digest import json_sha256, weights_sha256
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+PROCESSOR = "preprocessor_config.json"  # in folders of transformers
+PICKLED = "pytorch_model.bin"  # in place of WEIGHTS in old folders of transformers
 # That of the weights is in both files, that of the config in itself, where a person who changes it writes "edited".
 WEIGHTS_DIGEST, CONFIG_DIGEST, EDITED = "weights_sha256", "config_sha256", "edited"
 MAX_CONFIG_BYTES = 10_000_000  # of a config.json; 1203 classes of LVIS have 100,000
@@ -36,7 +38,9 @@ def is_pretrained(path: str | Path) -> bool:
 
 def weight_file(path: Path) -> Path:
     """The file that holds the weights, of a path to it or to its folder."""
-    return path / WEIGHTS if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    return path / PICKLED if (path / PICKLED).is_file() and not (path / WEIGHTS).is_file() else path / WEIGHTS
 
 
 def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) -> None:
@@ -65,11 +69,10 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
     about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(about, indent=1, ensure_ascii=False)
-        _write_whole(
+        write_whole(
             folder / WEIGHTS, safetensors.save(plain, metadata={"format": "pt", WEIGHTS_DIGEST: about[WEIGHTS_DIGEST]})
         )
-        _write_whole(folder / CONFIG, text.encode("utf-8", "surrogatepass"))
+        write_json(folder / CONFIG, about)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
 
@@ -81,20 +84,27 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
     if reason := why_no_weight_file(file):
         raise CheckpointError(f"{file}: {reason}")
     about = _read_config(file.with_name(CONFIG))
+    weights, metadata = read_safetensors(file)
+    parts = {key: about.get(key) for key in ("version", "config", "classes", "preprocess", "source", "began")}
+    if about.get("licence"):
+        parts["source"] = {**(parts["source"] or {}), "licence": about["licence"]}
+    content = checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
+    _verify(file, weights, metadata.get(WEIGHTS_DIGEST), about)
+    return content
+
+
+def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The entries of a file, on the CPU, and its metadata. Raises CheckpointError and MissingPackage."""
+    if reason := why_no_weight_file(file):
+        raise CheckpointError(f"{file}: {reason}")
     safetensors = optional("safetensors", "hub", f"{file}: reading safetensors")
     load = optional("safetensors.torch", "hub", f"{file}: reading safetensors").load_file
     try:
         weights = load(file, device="cpu")
         with safetensors.safe_open(file, "pt") as opened:
-            noted = (opened.metadata() or {}).get(WEIGHTS_DIGEST)
+            return weights, opened.metadata() or {}
     except (safetensors.SafetensorError, OSError, *DAMAGE) as error:
         raise CheckpointError(f"{file}: damaged, or no safetensors file; copy or download it again") from error
-    parts = {key: about.get(key) for key in ("version", "config", "classes", "preprocess", "source", "began")}
-    if about.get("licence"):
-        parts["source"] = {**(parts["source"] or {}), "licence": about["licence"]}
-    content = checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
-    _verify(file, weights, noted, about)
-    return content
 
 
 def _verify(file: Path, weights: dict[str, Tensor], noted: str | None, about: dict[str, Any]) -> None:
@@ -124,17 +134,22 @@ def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
     return shared
 
 
-def _read_config(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> Any:
+    """What a file of settings holds; None if it is longer than any should be. Raises CheckpointError."""
     try:
         with open(file, "rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
-        about = json.loads(text) if len(text) <= MAX_CONFIG_BYTES else None
+        return json.loads(text) if len(text) <= MAX_CONFIG_BYTES else None
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{file}: not there; weights in safetensors need the {CONFIG} that save_pretrained() writes beside them"
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: cannot be read as JSON ({error}); copy or download it again") from error
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    about = read_json(file)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise CheckpointError(f"{file}: not the {CONFIG} of a model of this project; was it written by another one?")
     if not isinstance(about.get("source") or {}, dict):
@@ -154,7 +169,12 @@ def _check_target(folder: Path) -> None:
         )
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_json(path: Path, content: Any) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    write_whole(path, text.encode("utf-8", "surrogatepass"))
+
+
+def write_whole(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         beside.write_bytes(content)

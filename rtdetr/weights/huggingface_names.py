@@ -1,0 +1,113 @@
+"""Names that transformers gives the entries of RTDetrForObjectDetection and RTDetrV2ForObjectDetection in their files.
+
+The table goes from our names to theirs; reading turns it round. What they keep as three entries (query, key, value) is
+one of ours, and their denoising table has a row more, for padding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+_RULES: tuple[tuple[str, str], ...] = (
+    (r"^backbone\.stem\.(\d)\.conv\.", r"model.backbone.model.embedder.embedder.\1.convolution."),
+    (r"^backbone\.stem\.(\d)\.norm\.", r"model.backbone.model.embedder.embedder.\1.normalization."),
+    (r"^backbone\.stages\.", r"model.backbone.model.encoder.stages."),
+    (r"^(model\.backbone\..*stages\.\d)\.(\d+)\.", r"\1.layers.\2."),
+    # the pool in front makes the projection the second part of the shortcut; stage 0 has none
+    (r"^(model\.backbone\..*stages\.0\..*)\.shortcut\.project\.", r"\1.shortcut."),
+    (r"^(model\.backbone\..*)\.shortcut\.project\.", r"\1.shortcut.1."),
+    (r"^(model\.backbone\..*layers\.\d+)\.conv1\.", r"\1.layer.0."),
+    (r"^(model\.backbone\..*layers\.\d+)\.conv2\.", r"\1.layer.1."),
+    (r"^(model\.backbone\..*layers\.\d+)\.conv3\.", r"\1.layer.2."),
+    (r"^(model\.backbone\..*)\.conv\.", r"\1.convolution."),
+    (r"^(model\.backbone\..*)\.norm\.", r"\1.normalization."),
+    (r"^encoder\.input_proj\.(\d)\.conv\.", r"model.encoder_input_proj.\1.0."),
+    (r"^encoder\.input_proj\.(\d)\.norm\.", r"model.encoder_input_proj.\1.1."),
+    (r"^encoder\.aifi\.norm1\.", r"encoder.aifi.self_attn_layer_norm."),
+    (r"^encoder\.aifi\.norm2\.", r"encoder.aifi.final_layer_norm."),
+    (r"^encoder\.aifi\.linear(\d)\.", r"encoder.aifi.fc\1."),
+    (r"^encoder\.aifi\.", r"model.encoder.encoder.0.layers.0."),
+    (r"^encoder\.lateral\.", r"model.encoder.lateral_convs."),
+    (r"^encoder\.top_down\.", r"model.encoder.fpn_blocks."),
+    (r"^encoder\.downsample\.", r"model.encoder.downsample_convs."),
+    (r"^encoder\.bottom_up\.", r"model.encoder.pan_blocks."),
+    (r"^(model\.encoder\..*)\.blocks\.(\d+)\.conv3x3\.", r"\1.bottlenecks.\2.conv1."),
+    (r"^(model\.encoder\..*)\.blocks\.(\d+)\.conv1x1\.", r"\1.bottlenecks.\2.conv2."),
+    (r"^decoder\.input_proj\.(\d)\.conv\.", r"model.decoder_input_proj.\1.0."),
+    (r"^decoder\.input_proj\.(\d)\.norm\.", r"model.decoder_input_proj.\1.1."),
+    (r"^decoder\.selector\.proj\.", r"model.enc_output.0."),
+    (r"^decoder\.selector\.norm\.", r"model.enc_output.1."),
+    (r"^decoder\.selector\.score_head\.", r"model.enc_score_head."),
+    (r"^decoder\.selector\.box_head\.", r"model.enc_bbox_head."),
+    (r"^decoder\.query_pos\.", r"model.decoder.query_pos_head."),
+    (r"^decoder\.score_heads\.", r"model.decoder.class_embed."),
+    (r"^decoder\.box_heads\.", r"model.decoder.bbox_embed."),
+    (r"^(decoder\.layers\.\d+)\.norm1\.", r"\1.self_attn_layer_norm."),
+    (r"^(decoder\.layers\.\d+)\.norm2\.", r"\1.encoder_attn_layer_norm."),
+    (r"^(decoder\.layers\.\d+)\.norm3\.", r"\1.final_layer_norm."),
+    (r"^(decoder\.layers\.\d+)\.linear(\d)\.", r"\1.fc\2."),
+    (r"^(decoder\.layers\.\d+)\.cross_attn\.", r"\1.encoder_attn."),
+    (r"^decoder\.layers\.", r"model.decoder.layers."),
+    (r"^query_groups\.label_embedding\.weight$", r"model.denoising_class_embed.weight"),
+)
+PADDED = "model.denoising_class_embed.weight"
+TRAINING_ONLY = ("query_groups.", "dense_head.")  # what has no counterpart there, but for the label embedding
+
+# Names that later or earlier releases write, and the twins of the heads, to those of the table.
+_OTHER_NAMES: tuple[tuple[str, str], ...] = (
+    (r"^(class_embed|bbox_embed)\.", r"model.decoder.\1."),
+    (r"^model\.encoder\.aifi\.", r"model.encoder.encoder."),
+    (r"\.mlp\.fc(\d)\.", r".fc\1."),
+    (r"\.self_attn\.o_proj\.", r".self_attn.out_proj."),
+)
+# Computed from sizes when a model is built.
+DERIVED = re.compile(r"\.n_points_scale$|^model\.(anchors|valid_mask)$")
+
+
+def their_names(name: str) -> tuple[str, ...]:
+    """The entries there that one of ours is, three for a joined projection; none where there is no counterpart."""
+    if match := re.search(r"\.in_proj_(weight|bias)$", name):
+        stem = name.removesuffix(match[0])
+        return tuple(each for part in "qkv" for each in their_names(f"{stem}.{part}_proj.{match[1]}"))
+    for pattern, replacement in _RULES:
+        name = re.sub(pattern, replacement, name)
+    return () if name.startswith(TRAINING_ONLY) else (name,)
+
+
+def to_theirs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entries under their names: backbone, encoder, decoder and the label embedding of a state dict of ours."""
+    theirs: dict[str, Tensor] = {}
+    for name, tensor in weights.items():
+        names = their_names(name)
+        theirs |= dict(zip(names, tensor.chunk(3) if len(names) == 3 else [tensor]))
+    if PADDED in theirs:
+        table = theirs[PADDED]
+        theirs[PADDED] = torch.cat((table, table.new_zeros(1, *table.shape[1:])))
+    return theirs
+
+
+def to_ours(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Entries under our names, and the names there of those that the model has no place for.
+
+    own: the state dict of a model with the wanted names and shapes; missing parts are left out.
+    """
+    left = {_plain_name(name): tensor for name, tensor in theirs.items() if not DERIVED.search(name)}
+    weights: dict[str, Tensor] = {}
+    for name in own:
+        names = their_names(name)
+        if names and all(each in left for each in names):
+            parts = [left.pop(each) for each in names]
+            weights[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+            if names == (PADDED,):
+                weights[name] = weights[name][: len(own[name])]
+    return weights, [name for name in left if not name.endswith("num_batches_tracked")]
+
+
+def _plain_name(name: str) -> str:
+    for pattern, replacement in _OTHER_NAMES:
+        name = re.sub(pattern, replacement, name)
+    return name

@@ -1,0 +1,39 @@
+"""What v3 trains with, for weights that know detection alone: RT-DETR v1, v2 and files of transformers.
+
+The selectors of the other query groups start as copies of the main group's; the rest is new.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from rtdetr.config import ModelConfig
+from rtdetr.models.backbone import STRIDES
+from rtdetr.models.dense_head import DenseHead
+from rtdetr.models.query_groups import QueryGroups
+
+OTHER_SELECTOR = re.compile(r"^query_groups\.selectors\.\d+\.")
+
+
+def spread_selector(weights: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
+    """The weights, and where they have one selector alone its entries for every selector among the names `own`."""
+    if any(OTHER_SELECTOR.match(name) for name in weights):
+        return dict(weights)
+    sources = {name: OTHER_SELECTOR.sub("decoder.selector.", name) for name in own if OTHER_SELECTOR.match(name)}
+    return {**weights, **{name: weights[source] for name, source in sources.items() if source in weights}}
+
+
+def with_training_parts(weights: Mapping[str, Tensor], cfg: ModelConfig, num_classes: int) -> dict[str, Tensor]:
+    """The weights of a detector and of everything that its training needs: the same numbers every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
+        dense = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
+    parts = {f"query_groups.{name}": tensor for name, tensor in groups.state_dict().items()}
+    if dense is not None:
+        parts |= {f"dense_head.{name}": tensor for name, tensor in dense.state_dict().items()}
+    return {**parts, **spread_selector(weights, parts)}
