@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -105,12 +105,13 @@ class RTDETRv3:
         with uncollected():
             from rtdetr.engine import distributed
             from rtdetr.inference.deploy import waking
+            from rtdetr.weights.catalogue import RELEASES, located
             from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError
             from rtdetr.weights.hub import HUB_ID, from_hub
             from rtdetr.weights.load import model_from_content, read_checkpoint
             from rtdetr.weights.official import sha256_of
             from rtdetr.weights.pretrained import weight_file
-            from rtdetr.weights.registry import OFFICIAL, official_checkpoint
+            from rtdetr.weights.registry import OFFICIAL
 
         chosen = distributed.choose_device(device)
         try:
@@ -120,9 +121,9 @@ class RTDETRv3:
             raise CheckpointError(f"{str(name)!r}: cannot be looked at ({reason})") from error
         bare = path.name == str(name) and not path.suffix and not there
         if path.suffix in (".yml", ".yaml") or bare:
-            if classes is not None or str(name) not in OFFICIAL:
+            if classes is not None or str(name) not in {*OFFICIAL, *RELEASES}:
                 return cls._random(str(name), classes, chosen, kernels, *options)
-            path = official_checkpoint(str(name))
+            path = located(str(name))
             there = True
         if classes is not None:
             raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
@@ -321,22 +322,40 @@ class RTDETRv3:
         )
         return Path(exported.path)
 
-    def save_pretrained(self, folder: str | Path, licence: str | None = None) -> Path:
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        licence: str | None = None,
+        format: Literal["rtdetr", "transformers"] = "rtdetr",
+    ) -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, where
-        they do not bring theirs."""
+        they do not bring theirs. format: transformers writes what AutoModelForObjectDetection opens, which is without
+        the parts that only train."""
+        from rtdetr.weights.huggingface import save_huggingface
         from rtdetr.weights.pretrained import save_pretrained
 
+        _check_format(format)
         path = _path("folder", folder)
-        save_pretrained(path, self._content(), licence or (self.source or {}).get("licence"))
+        save = save_pretrained if format == "rtdetr" else save_huggingface
+        save(path, self._content(), licence or (self.source or {}).get("licence"))
         return path
 
     def push_to_hub(
-        self, repo_id: str, licence: str | None = None, private: bool = False, token: str | None = None
+        self,
+        repo_id: str,
+        licence: str | None = None,
+        private: bool = False,
+        token: str | None = None,
+        format: Literal["rtdetr", "transformers"] = "rtdetr",
+        figures: Mapping[str, float] | None = None,
     ) -> str:
-        """Uploads what `save_pretrained` writes, with a short card, as owner/model; the address of the commit."""
+        """Uploads what `save_pretrained` writes, with a card, as owner/model; the address of the commit. figures: those
+        of `evaluate`, for the card."""
         from rtdetr.weights.hub import to_hub
 
-        return to_hub(repo_id, self._content(), licence or (self.source or {}).get("licence"), private, token)
+        _check_format(format)
+        known = licence or (self.source or {}).get("licence")
+        return to_hub(repo_id, self._content(), known, private, token, format, figures)
 
     def __repr__(self) -> str:
         return f"RTDETRv3({self.cfg.name}, {len(self.classes)} classes, on {self.device}, from {self.weights})"
@@ -370,6 +389,11 @@ class RTDETRv3:
 
         save_checkpoint(folder / "changed.pth", self._content())
         return folder / "changed.pth"
+
+
+def _check_format(format: str) -> None:
+    if format not in ("rtdetr", "transformers"):
+        raise ConfigError(f"format: expected rtdetr or transformers, got {format!r}")
 
 
 def _version(model: Network | None) -> int:

@@ -29,6 +29,7 @@ from rtdetr.commands import (
     predict,
     serve,
     train,
+    weights,
 )
 from rtdetr.commands.outputs import nobody_reads
 from rtdetr.threads import making_room
@@ -48,6 +49,7 @@ COMMANDS = {
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
     "learning-curve": Command(learning_curve.run, "tell whether labelling more pictures would pay"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
+    "weights": Command(weights.run, "list the weights that have a name"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
     "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
     "benchmark": Command(benchmark.run, "measure speed: op, assignment, train, infer, data, eval"),

@@ -213,14 +213,16 @@ def test_the_hub_gives_and_takes_a_model(
     def snapshot_download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
         if repo_id != "owner/model":
             raise OSError("404 Client Error\nmore")
-        for name in allow_patterns:
+        for name in set(allow_patterns) & taken["files"].keys():
             (tmp_path / name).write_bytes(taken["files"][name])
         return str(tmp_path)
 
     errors = types.SimpleNamespace(HfHubHTTPError=OSError)
     fake = types.SimpleNamespace(HfApi=Api, snapshot_download=snapshot_download, errors=errors)
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-    assert model.push_to_hub("owner/model", private=True) == "https://hub/commit"
+    assert model.push_to_hub("owner/model", private=True, figures={"AP": 0.1234}) == "https://hub/commit"
+    card = taken["files"]["README.md"].decode()
+    assert "| AP | 0.1234 |" in card and "epochs" in card and "library_name: rtdetr" in card
     assert taken["repo"] == ("owner/model", True) and b"license: mit" in taken["files"]["README.md"]
     again = RTDETRv3.from_pretrained("owner/model")
     np.testing.assert_array_equal(again.predict(picture, threshold=0).boxes, model.predict(picture, threshold=0).boxes)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.pretrained import CONFIG, WEIGHTS, save_pretrained
+from rtdetr.weights.huggingface import save_huggingface
+from rtdetr.weights.pretrained import CONFIG, PICKLED, PROCESSOR, WEIGHTS, save_pretrained
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 CARD = """---
-library_name: rtdetr
+library_name: {library}
 pipeline_tag: object-detection
 {licence}tags:
 - object-detection
@@ -25,37 +27,61 @@ pipeline_tag: object-detection
 RT-DETRv3 for {count} classes: {classes}.
 
 ```python
-from rtdetr import RTDETRv3
+{code}
+```
+
+| | |
+|---|---|
+{facts}
+"""
+CODE = {
+    "rtdetr": """from rtdetr import RTDETRv3
 
 model = RTDETRv3.from_pretrained("{name}")
-print(model.predict("picture.jpg"))
-```
-"""
+print(model.predict("picture.jpg"))""",
+    "transformers": """from transformers import pipeline
+
+detector = pipeline("object-detection", model="{name}")
+print(detector("picture.jpg"))""",
+}
+Format = Literal["rtdetr", "transformers"]
 
 
 def from_hub(repo_id: str, revision: str | None = None) -> Path:
     """The folder of a model, downloaded where it is not there yet. Raises CheckpointError or MissingPackage."""
     hub = optional("huggingface_hub", "hub", f"{repo_id}: no such file or folder, and the Hub")
     try:
-        return Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+        wanted = [CONFIG, WEIGHTS, PROCESSOR]
+        folder = Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=wanted))
+        if not (folder / WEIGHTS).is_file():  # an old model of transformers
+            folder = Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[*wanted, PICKLED]))
+        return folder
     except _failures(hub) as error:
         raise CheckpointError(
             f"{repo_id}: no such file or folder, and not to be had from the Hub ({_first(error)})"
         ) from error
 
 
-def to_hub(repo_id: str, content: dict[str, Any], licence: str | None, private: bool, token: str | None) -> str:
-    """Uploads a checkpoint's content with a short card; the address of the commit. Raises CheckpointError or
-    MissingPackage."""
+def to_hub(
+    repo_id: str,
+    content: dict[str, Any],
+    licence: str | None,
+    private: bool,
+    token: str | None,
+    format: Format = "rtdetr",
+    figures: Mapping[str, float] | None = None,
+) -> str:
+    """Uploads a checkpoint's content with a card; the address of the commit. Raises CheckpointError or MissingPackage.
+
+    format: as in `save_pretrained`. figures: of an evaluation, for the card.
+    """
     if not isinstance(repo_id, str) or not HUB_ID.fullmatch(repo_id):
         raise CheckpointError(f"repo_id: expected owner/model, got {repo_id!r}")
     hub = optional("huggingface_hub", "hub", "push_to_hub()")
-    names = content["classes"]["names"]
-    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    shown = f"license: {licence.lower()}\n" if licence else ""
-    card = CARD.format(name=repo_id, licence=shown, count=len(names), classes=listed)
+    save = save_huggingface if format == "transformers" else save_pretrained
+    card = _card(repo_id, content, licence, format, figures or {})
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(Path(folder), content, licence)
+        save(Path(folder), content, licence)
         (Path(folder) / "README.md").write_text(card, encoding="utf-8")
         try:
             api = hub.HfApi(token=token)
@@ -63,6 +89,28 @@ def to_hub(repo_id: str, content: dict[str, Any], licence: str | None, private: 
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="RT-DETRv3 model"))
         except _failures(hub) as error:
             raise CheckpointError(f"{repo_id}: the Hub did not take it ({_first(error)})") from error
+
+
+def _card(name: str, content: dict[str, Any], licence: str | None, format: Format, figures: Mapping[str, float]) -> str:
+    names, config, source = content["classes"]["names"], content["config"], content["source"] or {}
+    listed = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    train, batch, size = config["train"], config["data"]["train_batch_size"], content["preprocess"]["size"]
+    facts = {
+        "config": config["name"],
+        "input": f"{size[0]} x {size[1]}, resized {content['preprocess']['interpolation']}",
+        "recipe": f"{train['epochs']} epochs, {batch} images a batch, lr {config['optimizer']['lr']}",
+        **{f"weights: {key}": value for key, value in source.items()},
+        **{key: f"{value:.4f}" for key, value in figures.items()},
+    }
+    return CARD.format(
+        library=format,
+        licence=f"license: {licence.lower()}\n" if licence else "",
+        name=name,
+        count=len(names),
+        classes=listed,
+        code=CODE[format].format(name=name),
+        facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
+    )
 
 
 def _failures(hub: Any) -> tuple[type[BaseException], ...]:

@@ -12,13 +12,17 @@ from torch.overrides import TorchFunctionMode
 from rtdetr.config import Config, config_from_dict
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
+from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, load_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import CarriedRows, carry_rows
 from rtdetr.weights.compare import LoadReport, compare, describe
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
+from rtdetr.weights.huggingface import is_huggingface, read_huggingface
 from rtdetr.weights.official import guess_classes, load_foreign_weights
 from rtdetr.weights.pretrained import is_pretrained, read_pretrained
+from rtdetr.weights.training_parts import spread_selector
 
 
 class WeightFile(NamedTuple):
@@ -30,6 +34,7 @@ class WeightFile(NamedTuple):
 def read_weights(path: str | Path) -> WeightFile:
     """Model entries of a checkpoint (its average if it has one), of what save_pretrained() wrote, or of a foreign
     weight file. Raises CheckpointError."""
+    path = located(path)
     content = _content(path)
     if is_checkpoint(content):
         names = tuple(content["classes"]["names"])
@@ -37,20 +42,23 @@ def read_weights(path: str | Path) -> WeightFile:
         return WeightFile(content["ema"] or content["model"], None if numbered else names)
     weights = load_foreign_weights(path)
     head = weights.get("decoder.score_heads.0.bias")
-    if head is None or len(head) != len(COCO_CLASSES):
-        return WeightFile(weights, None)
-    return WeightFile(weights, COCO_CLASSES.names, f"the file's {len(COCO_CLASSES)} are taken for COCO's; ")
+    for names, owner in ((COCO_CLASSES.names, "COCO's"), (OBJECTS365_CLASSES.names, "Objects365's")):
+        if head is not None and len(head) == len(names):
+            return WeightFile(weights, names, f"the file's {len(names)} are taken for {owner}; ")
+    return WeightFile(weights, None)
 
 
 def stored_content(path: str | Path) -> dict[str, Any] | None:
     """The content of a checkpoint, or of what save_pretrained() wrote; None: of a foreign weight file. Raises
     CheckpointError."""
-    content = _content(path)
+    content = _content(located(path))
     return content if is_checkpoint(content) else None
 
 
 def _content(path: str | Path) -> Any:
     """What a weight file holds; None of Paddle's, which is read otherwise. Raises CheckpointError."""
+    if is_huggingface(path):
+        return read_huggingface(path)
     if is_pretrained(path):
         return read_pretrained(path)
     if Path(path).suffix in PADDLE_SUFFIXES:
@@ -60,9 +68,13 @@ def _content(path: str | Path) -> Any:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, or of what save_pretrained() wrote. Raises CheckpointError."""
+    """The content of a checkpoint file, of what save_pretrained() or transformers wrote, or of weights that have a name
+    (catalogue.py). Raises CheckpointError."""
+    path = located(path)
     if Path(path).suffix in PADDLE_SUFFIXES and Path(path).is_file():
         raise CheckpointError(f"{path}: weights of Paddle; first `rtdetr convert {path} -o {Path(path).stem}.pth`")
+    if is_huggingface(path):
+        return read_huggingface(path)
     return read_pretrained(path) if is_pretrained(path) else load_checkpoint(path)
 
 
@@ -72,9 +84,10 @@ def warm_start(model: nn.Module, path: str | Path, classes: Classes | None = Non
     classes: those of the model. With them the rows of the heads go over by class name, without them by index.
     """
     file = read_weights(path)
-    carried = CarriedRows(file.weights, [], "")
+    weights = spread_selector(file.weights, model.state_dict())
+    carried = CarriedRows(weights, [], "")
     if classes is not None:
-        carried = carry_rows(model.state_dict(), file.weights, classes.names, file.class_names)
+        carried = carry_rows(model.state_dict(), weights, classes.names, file.class_names)
     report = compare(model, carried.weights)
     whole = [name for name in report.matched if name not in set(carried.partial)]
     if not whole:

@@ -84,10 +84,9 @@ def download(official: OfficialFile, file: Path) -> None:
     Raises CheckpointError.
     """
     part = file.with_name(f"{file.name}.part")
-    by_hand = (
-        f"; without a network, bring the file to {file} and try again, or convert it where it is: "
-        f"rtdetr convert {file.name} -o {file.stem}.pth"
-    )
+    by_hand = f"; without a network, bring the file to {file} and try again"
+    if file.suffix == ".pdparams":
+        by_hand += f", or convert it where it is: rtdetr convert {file.name} -o {file.stem}.pth"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         _receive(official, part)
@@ -114,9 +113,10 @@ def verify(official: OfficialFile, file: Path) -> None:
         logger.warning("%s: nobody has published the hash of this file; trusting this one, sha256 %s", file, found)
         noted.write_text(f"{found}\n", encoding="utf-8")
     elif found != expected:
+        yourself = f", or convert it yourself if you trust it: rtdetr convert {file.name} -o {file.stem}.pth"
         raise CheckpointError(
-            f"{file}: not the official file: sha256 {found} ({size:,} bytes), expected {expected}; download it again, "
-            f"or convert it yourself if you trust it: rtdetr convert {file.name} -o {file.stem}.pth"
+            f"{file}: not the official file: sha256 {found} ({size:,} bytes), expected {expected}; download it again"
+            + (yourself if ".pdparams" in file.name else "")
         )
 
 

@@ -1,0 +1,36 @@
+"""`rtdetr weights`"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from rtdetr.commands.arguments import Parser
+
+ABOUT = """List the weights that have a name. Every command takes it where it takes a file of weights:
+
+    rtdetr predict images -w rtdetr_r50vd_coco_o365
+    rtdetr train DATA -t rtdetr_r18vd_o365
+
+A name downloads once, into RTDETR_WEIGHTS or ~/.cache/rtdetr/weights. owner/model is a model of the Hugging Face Hub.
+"""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Lists the weights that have a name; see `rtdetr weights --help`."""
+    Parser(prog="rtdetr weights", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
+        arguments
+    )
+
+    from rtdetr.weights.catalogue import OFFICIAL_AP, RELEASES, checkpoint_of
+    from rtdetr.weights.registry import OFFICIAL
+
+    row = "{:26s} {:>7s} {:>8s} {:>9s} {:11s} {:4s} {}"
+    print(row.format("name", "classes", "COCO AP*", "MB", "licence", "here", "source"))
+    for name, file in [*OFFICIAL.items(), *((name, release.file) for name, release in RELEASES.items())]:
+        ap = OFFICIAL_AP[name] if name in OFFICIAL else RELEASES[name].ap
+        classes = 80 if name in OFFICIAL else len(RELEASES[name].classes)
+        figures = str(classes), f"{ap:.1f}" if ap else "-", f"{file.num_bytes / 1e6:.1f}" if file.num_bytes else "?"
+        print(row.format(name, *figures, file.licence, "yes" if checkpoint_of(name).is_file() else "no", file.url))
+    print("* as its authors report; nothing of it was measured here")
+    return 0

@@ -1,0 +1,135 @@
+"""Weights by name: what a release of RT-DETR v1 or v2 becomes, from a server that is played here."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from test_parity_foreign import rtdetr_state
+from test_weights_checkpoint import nano_config
+from test_weights_registry import Server, server
+from torch import nn
+
+from rtdetr import RTDETRv3
+from rtdetr.cli import main
+from rtdetr.config import config_from_dict, config_to_dict
+from rtdetr.data.classes import Classes
+from rtdetr.data.objects365_names import OBJECTS365_CLASSES
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights import catalogue
+from rtdetr.weights.catalogue import RELEASES, Release, checkpoint_of, located
+from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.load import model_from_checkpoint, stored_content, warm_start
+from rtdetr.weights.official_names import official_names
+from rtdetr.weights.registry import OfficialFile
+from rtdetr.weights.training_parts import OTHER_SELECTOR
+
+NAME = "rtdetr_r18vd_o365"
+__all__ = ["server"]
+
+
+@pytest.fixture
+def source(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """The model whose weights the server has, in the file of RT-DETR v2 that NAME stands for."""
+    monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path / "cache"))
+    cfg = config_from_dict(config_to_dict(nano_config()), "nano", ["model.backbone.norm=frozen"])
+    torch.manual_seed(3)
+    model = build_model(cfg.model, 365)
+    names = official_names(model.state_dict())
+    state = rtdetr_state({names[name]: tensor for name, tensor in model.state_dict().items() if name in names}, 2)
+    buffer = io.BytesIO()
+    torch.save({"ema": {"module": state}}, buffer)
+    server.content = buffer.getvalue()
+    offer(server, monkeypatch)
+    return model
+
+
+def offer(server: Server, monkeypatch: pytest.MonkeyPatch, classes: Classes = OBJECTS365_CLASSES) -> None:
+    file = OfficialFile(f"{server.file().url}/rtdetr_o365.pth")
+    monkeypatch.setitem(RELEASES, NAME, Release(file, None, classes, "bilinear"))
+
+
+def test_a_name_becomes_a_detector_and_a_warm_start(
+    source: nn.Module,
+    server: Server,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.sent = 10_000
+    with pytest.raises(CheckpointError, match=r"bytes too early; try again, .* there\); without a network"):
+        located(NAME)
+    server.sent = 1 << 40
+    assert located(NAME) == checkpoint_of(NAME) and server.ranges == [None, "bytes=10000-"]
+    assert "nobody has published the hash of this file" in caplog.text
+    server.http.shutdown()  # from here on there is no network, and no need of it
+    detector = RTDETRv3.from_pretrained(NAME, device="cpu")
+    assert detector.classes == OBJECTS365_CLASSES and detector.cfg.name == NAME
+    assert detector.cfg.data.interpolation == "bilinear" and detector.source is not None
+    assert detector.source["licence"] == "Apache-2.0" and detector.source["url"].endswith("/file/rtdetr_o365.pth")
+    own = detector.model.state_dict()  # type: ignore[union-attr]
+    for name, tensor in source.state_dict().items():
+        if not name.startswith(("query_groups.selectors", "query_groups.memory", "dense_head")) and "num_b" not in name:
+            assert torch.equal(own[name], tensor), name
+        if OTHER_SELECTOR.match(name):
+            assert torch.equal(own[name], own[OTHER_SELECTOR.sub("decoder.selector.", name)]), name
+    assert (stored_content(NAME) or {})["config"]["name"] == NAME
+    new = build_model(detector.cfg.model, 2)
+    report = warm_start(new, NAME, Classes(("zebra", "platelet"), (1, 2)))
+    assert "1 of 2 carried over by name (zebra); new: platelet" in report.classes
+    assert torch.equal(new.decoder.score_heads[0].weight[0], own["decoder.score_heads.0.weight"][178])
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    output = tmp_path / "found"
+    assert main(["predict", str(tmp_path / "a.png"), "-w", NAME, "--output-dir", str(output), "--device", "cpu"]) == 0
+    assert (output / "results.json").is_file()
+    capsys.readouterr()
+    assert main(["weights"]) == 0
+    listed = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+    assert listed[NAME][1:6] == ["365", "-", "?", "Apache-2.0", "yes"] and listed["rtdetr_r50vd_o365"][5] == "no"
+    assert listed["rtdetr_r50vd_coco_o365"][1:3] == ["80", "55.2"]
+
+
+def test_another_file_than_the_first_is_refused(source: nn.Module, server: Server, tmp_path: Path) -> None:
+    located(NAME)
+    checkpoint_of(NAME).unlink()
+    file = tmp_path / "cache" / "releases" / "rtdetr_o365.pth"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(CheckpointError, match=r"not the official file: sha256 .* download it again$"):
+        located(NAME)
+
+
+def test_a_file_of_other_classes_is_refused(source: nn.Module, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(server, monkeypatch, Classes(("a", "b"), (1, 2)))
+    with pytest.raises(CheckpointError, match=f"not the detector of 2 classes that {NAME} stands for: 365 classes"):
+        located(NAME)
+    assert not checkpoint_of(NAME).exists()
+
+
+def test_without_a_network_it_says_where_the_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path))
+    file = OfficialFile("http://127.0.0.1:9/w.pth")
+    monkeypatch.setitem(RELEASES, NAME, Release(file))
+    with pytest.raises(CheckpointError, match=rf"cannot be downloaded .* bring the file to {tmp_path}.*and try again$"):
+        model_from_checkpoint(NAME)
+
+
+def test_names_of_the_hub_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(catalogue, "from_hub", lambda name: asked.append(name) or tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert located("PekingU/rtdetr_r50vd") == tmp_path and asked == ["PekingU/rtdetr_r50vd"]
+    for path in ("runs/best", "new/best.pth", "best", NAME + ".pth"):
+        assert located(path) == Path(path)
+    Path(NAME).touch()
+    assert located(NAME) == Path(NAME) and len(asked) == 1
+
+
+def test_every_release_is_a_file_of_its_own_and_objects365_has_its_classes() -> None:
+    urls = [release.file.url for release in RELEASES.values()]
+    assert len(set(urls)) == len(urls) and all(url.startswith("https://") and url.endswith(".pth") for url in urls)
+    assert len(set(OBJECTS365_CLASSES.names)) == len(OBJECTS365_CLASSES.category_ids) == 365
+    assert OBJECTS365_CLASSES.names[0] == "Person" and OBJECTS365_CLASSES.names[364] == "Table Tennis"
