@@ -8,12 +8,13 @@ from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_overwrite, add_weights
 
-FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt")
+FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt", "transformers")
 ABOUT = """Write a model in a format that runs without this program, and prove that it agrees.
 
     rtdetr export best.pth --format onnx               one file; batch, height and width stay open
     rtdetr export best.pth --format onnx --half        float16
     rtdetr export best.pth --int8 --calibrate PICTURES 8 bits (onnx)
+    rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
     rtdetr export best.pth --check best.onnx           compare a file that is there already
 
 An export is finished when its outputs agree with PyTorch: FILE.certificate.json says on what and how well. One that
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
-    text = "default: beside WEIGHTS, under its name; a folder for openvino"
+    text = "default: beside WEIGHTS, under its name; a folder for openvino and transformers"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
     parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")

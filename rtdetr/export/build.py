@@ -27,17 +27,23 @@ from rtdetr.export.quantize import quantize
 from rtdetr.export.targets import FORMATS, Source
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
+from rtdetr.export.transformers import write_folder
 from rtdetr.extras import optional
 from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
+from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import weights_sha256
+from rtdetr.weights.huggingface import is_huggingface
 from rtdetr.weights.load import model_from_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-NEEDS = {"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "openvino": ("onnx", "onnxscript", "openvino")}
+NEEDS: dict[str, tuple[str, ...]] = {
+    **{"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "openvino": ("onnx", "onnxscript", "openvino")},
+    **{"transformers": ("transformers", "safetensors")},
+}
 
 
 class ExportFailed(RuntimeError):
@@ -74,6 +80,10 @@ def export_model(
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
     _check(format, half, int8, calibrate, input_type)
+    if format == "transformers" and (half or raw or input_type != "uint8"):
+        raise ConfigError(
+            "half, raw, input_type: a folder for transformers is always float32 and as transformers runs it"
+        )
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
@@ -103,8 +113,10 @@ def check_file(
     file = Path(file)
     if not file.exists():
         raise CheckpointError(f"{file}: no such file")
-    if not is_exported(file):
-        raise CheckpointError(f"{file}: expected an exported file by its name: .onnx, .pt2, or a folder of openvino")
+    if not is_exported(file) and not is_huggingface(file):
+        raise CheckpointError(
+            f"{file}: expected an exported file by its name: .onnx, .pt2, or a folder of openvino or transformers"
+        )
     noted = read_noted(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
     good = noted.sha256 if noted is not None else ""
@@ -139,6 +151,7 @@ def describe(weights: Source, precision: Precision, raw: bool, input_type: Input
         model, cfg, classes = weights
         model, digest = copy.deepcopy(model).cpu().eval(), ""
     else:
+        weights = located(weights)
         model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
     cfg = dataclasses.replace(cfg, kernels="auto")  # any device will do
@@ -162,11 +175,14 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
     if int8 != (calibrate is not None):
         raise ConfigError("int8 and calibrate (a folder of some 100 typical pictures) go together, got one of them")
     for package in NEEDS.get(format, ()):
-        optional(package, "openvino" if format == "openvino" else "onnx", f"the format {format}")
+        optional(package, format if format in ("openvino", "transformers") else "onnx", f"the format {format}")
 
 
 def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[Image.Image], path: Path) -> None:
     """Everything of the export, at `path` and beside it."""
+    if format == "transformers":
+        write_folder(model, metadata, path)
+        return
     if format in ("torch-export", "aot"):
         with_op = format == "aot" and why_not_compiled(torch.empty(0)) is None
         graph = make_graph(model, metadata, "cpu" if with_op else "torch")

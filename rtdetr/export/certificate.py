@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -24,12 +25,14 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.export.cases import Case, Pictures, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
+from rtdetr.export.transformers import TransformersModel, changed_entries
 from rtdetr.inference.metadata import Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.huggingface import is_huggingface
 
 SHOWN = 0.05  # detections with a higher score are compared
 LEAST = 5  # and so many of every picture, whatever their scores, in float32
@@ -37,7 +40,7 @@ LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
 TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
 OTHER_WEIGHTS = "it was exported from other weights"
-PACKAGES = ("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino")
+PACKAGES = ("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino", "transformers")
 
 
 class Bounds(NamedTuple):
@@ -174,15 +177,13 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
 
     metadata: those of the model; precision and outputs are the file's own affair.
     """
-    files: list[ExportedModel] = []
+    files: Sequence[ExportedModel | TransformersModel] = []
     fault, precision = "", metadata.precision
     try:
-        files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
-        precision = files[0].metadata.precision
-        if files[0].metadata.weights_sha256 != metadata.weights_sha256:
-            fault = OTHER_WEIGHTS
-        elif path.suffix == ".onnx":
-            fault = changed_weights(path)
+        if is_huggingface(path):
+            files, fault = [TransformersModel(path)], changed_entries(path, model)
+        else:
+            files, precision, fault = _opened(path, metadata)
     except CheckpointError as error:
         fault = str(error).removeprefix(f"{path}: ")  # whoever tells it names the file
     certificate = Certificate(
@@ -204,6 +205,15 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
     certificate.comparisons = together(certificate.comparisons, certificate.bounds)
     certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
     return certificate
+
+
+def _opened(path: Path, metadata: Metadata) -> tuple[list[ExportedModel], Precision, str]:
+    """A file in every runtime, its precision, and what is wrong with its weights. Raises CheckpointError."""
+    files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
+    fault = changed_weights(path) if path.suffix == ".onnx" else ""
+    if files[0].metadata.weights_sha256 != metadata.weights_sha256:
+        fault = OTHER_WEIGHTS
+    return files, files[0].metadata.precision, fault
 
 
 def runtimes_for(path: Path) -> list[str]:
@@ -228,7 +238,9 @@ def reference(model: RTDETRv3, case: Case, max_detections: int) -> tuple[Detecti
     return postprocess(predictions, case.sizes, max_detections), gaps
 
 
-def compare(file: ExportedModel, case: Case, expected: Detections, gaps: Tensor, bounds: Bounds) -> Comparison:
+def compare(
+    file: ExportedModel | TransformersModel, case: Case, expected: Detections, gaps: Tensor, bounds: Bounds
+) -> Comparison:
     with torch.inference_mode():
         found = file(case.pixels.float() * float(SCALE), case.sizes)
     counts, missing, undecided = 0, 0, 0

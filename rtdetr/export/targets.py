@@ -9,8 +9,10 @@ from rtdetr.data.classes import Classes
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
+FORMATS |= {"transformers": "_transformers"}  # a folder
 
 Source = str | Path | tuple[RTDETRv3, Config, Classes]  # of the model: a checkpoint, or the model itself
 
@@ -48,7 +50,8 @@ def check(output: Path, format: str) -> None:
 
 def of(output: Path, format: str) -> list[Path]:
     """Every file of an export, its certificate last."""
-    files = [output / "model.xml", output / "model.bin"] if format == "openvino" else [output]
+    folders = {"openvino": ("model.xml", "model.bin"), "transformers": (CONFIG, PROCESSOR, WEIGHTS)}
+    files = [output / name for name in folders[format]] if format in folders else [output]
     beside = {"aot": [op_library_path(output)], "tensorrt": [script_path(output)]}.get(format, [])
     return [*files, *beside, certificate_path(output)]
 
