@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while th
     from rtdetr.engine.evaluator import EvalResult
     from rtdetr.inference.predictors import Predictors
     from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
+    from rtdetr.weights.hub import Format
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +106,12 @@ class RTDETRv3:
         with uncollected():
             from rtdetr.engine import distributed
             from rtdetr.inference.deploy import waking
-            from rtdetr.weights.catalogue import RELEASES, located
+            from rtdetr.weights.catalogue import NAMES, located
             from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError
             from rtdetr.weights.hub import HUB_ID, from_hub
             from rtdetr.weights.load import model_from_content, read_checkpoint
             from rtdetr.weights.official import sha256_of
             from rtdetr.weights.pretrained import weight_file
-            from rtdetr.weights.registry import OFFICIAL
 
         chosen = distributed.choose_device(device)
         try:
@@ -121,7 +121,7 @@ class RTDETRv3:
             raise CheckpointError(f"{str(name)!r}: cannot be looked at ({reason})") from error
         bare = path.name == str(name) and not path.suffix and not there
         if path.suffix in (".yml", ".yaml") or bare:
-            if classes is not None or str(name) not in {*OFFICIAL, *RELEASES}:
+            if classes is not None or str(name) not in NAMES:
                 return cls._random(str(name), classes, chosen, kernels, *options)
             path = located(str(name))
             there = True
@@ -322,22 +322,13 @@ class RTDETRv3:
         )
         return Path(exported.path)
 
-    def save_pretrained(
-        self,
-        folder: str | Path,
-        licence: str | None = None,
-        format: Literal["rtdetr", "transformers"] = "rtdetr",
-    ) -> Path:
+    def save_pretrained(self, folder: str | Path, licence: str | None = None, format: Format = "rtdetr") -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, where
-        they do not bring theirs. format: transformers writes what AutoModelForObjectDetection opens, which is without
-        the parts that only train."""
-        from rtdetr.weights.huggingface import save_huggingface
-        from rtdetr.weights.pretrained import save_pretrained
+        they bring none. format: transformers writes what AutoModelForObjectDetection opens, without training parts."""
+        from rtdetr.weights.hub import saver
 
-        _check_format(format)
         path = _path("folder", folder)
-        save = save_pretrained if format == "rtdetr" else save_huggingface
-        save(path, self._content(), licence or (self.source or {}).get("licence"))
+        saver(format)(path, self._content(), licence or (self.source or {}).get("licence"))
         return path
 
     def push_to_hub(
@@ -346,16 +337,14 @@ class RTDETRv3:
         licence: str | None = None,
         private: bool = False,
         token: str | None = None,
-        format: Literal["rtdetr", "transformers"] = "rtdetr",
-        figures: Mapping[str, float] | None = None,
+        format: Format = "rtdetr",
+        figures: Mapping[str, float] | None = None,  # of `evaluate`, for the card
     ) -> str:
-        """Uploads what `save_pretrained` writes, with a card, as owner/model; the address of the commit. figures: those
-        of `evaluate`, for the card."""
+        """Uploads what `save_pretrained` writes, with a card, as owner/model; the commit's address."""
         from rtdetr.weights.hub import to_hub
 
-        _check_format(format)
-        known = licence or (self.source or {}).get("licence")
-        return to_hub(repo_id, self._content(), known, private, token, format, figures)
+        licence = licence or (self.source or {}).get("licence")
+        return to_hub(repo_id, self._content(), licence, private, token, format, figures)
 
     def __repr__(self) -> str:
         return f"RTDETRv3({self.cfg.name}, {len(self.classes)} classes, on {self.device}, from {self.weights})"
@@ -389,11 +378,6 @@ class RTDETRv3:
 
         save_checkpoint(folder / "changed.pth", self._content())
         return folder / "changed.pth"
-
-
-def _check_format(format: str) -> None:
-    if format not in ("rtdetr", "transformers"):
-        raise ConfigError(f"format: expected rtdetr or transformers, got {format!r}")
 
 
 def _version(model: Network | None) -> int:

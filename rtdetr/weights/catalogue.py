@@ -56,6 +56,7 @@ RELEASES = {
     "rtdetrv2_r34vd_coco": _release("v0.1/rtdetrv2_r34vd_120e_coco_ema.pth", 49.9),
     "rtdetrv2_r50vd_coco": _release("v0.1/rtdetrv2_r50vd_6x_coco_ema.pth", 53.4),
 }
+NAMES = {*OFFICIAL, *RELEASES}  # that download
 # Of the official v3: its README's figures.
 OFFICIAL_AP = {"rtdetrv3_r18vd_6x_coco": 48.1, "rtdetrv3_r34vd_6x_coco": 49.9, "rtdetrv3_r50vd_6x_coco": 53.4}
 

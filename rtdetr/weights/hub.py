@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from rtdetr.config import ConfigError
 from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import save_huggingface
@@ -62,6 +63,13 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
         ) from error
 
 
+def saver(format: Format) -> Callable[[Path, dict[str, Any], str | None], None]:
+    """What writes a checkpoint's content into a folder. Raises ConfigError for a format that is none."""
+    if format not in CODE:
+        raise ConfigError(f"format: expected {' or '.join(CODE)}, got {format!r}")
+    return {"rtdetr": save_pretrained, "transformers": save_huggingface}[format]
+
+
 def to_hub(
     repo_id: str,
     content: dict[str, Any],
@@ -78,7 +86,7 @@ def to_hub(
     if not isinstance(repo_id, str) or not HUB_ID.fullmatch(repo_id):
         raise CheckpointError(f"repo_id: expected owner/model, got {repo_id!r}")
     hub = optional("huggingface_hub", "hub", "push_to_hub()")
-    save = save_huggingface if format == "transformers" else save_pretrained
+    save = saver(format)
     card = _card(repo_id, content, licence, format, figures or {})
     with tempfile.TemporaryDirectory() as folder:
         save(Path(folder), content, licence)
