@@ -293,7 +293,7 @@ def test_workers_leave_ctrl_c_to_the_main_process(shapes: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"train": SplitConfig()}, "data.train.annotations is empty; set it in the config or with -u"),
+        ({"train": SplitConfig()}, "data.train.annotations is empty; set it in the config or with data="),
         ({"train_batch_size": 23}, "22 pictures do not fill one batch of 23 in each of 1 processes"),
     ],
 )
