@@ -29,7 +29,7 @@ Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 Resize = Literal["cubic", "bilinear", "bicubic"]
 
-# Every number has a range (a test sees to it). The upper ends are far above sense: they catch a slip of the finger
+# Every number has a range (a test sees to it). The upper ends are far above sense: they catch a typing error
 # before it fills the memory.
 CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/auto_config.py replaces auto
 Share = Annotated[float, Range(0, 1)]
@@ -211,7 +211,7 @@ class TrainConfig:
     # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
     # kernel, and several processes train through DistributedDataParallel
     graphs: Switch = "auto"
-    rehearsal: bool = True  # on a GPU, of the worst batch before the first step: does it fit?
+    estimate_memory: bool = True  # on a GPU, before the first step: does the worst-case batch fit?
     checkpoint_activations: bool = False  # decoder layers run twice instead of keeping what lies between: less memory
     # torch.compile of the step; auto: on a GPU, where enough iterations are left to win back the minutes it takes
     compile: Switch = "auto"

@@ -37,6 +37,8 @@ OLD_KEYS = {
     "data.augment.backend": ("fused", "plain"),
 }
 
+RENAMED_KEYS = {"train.rehearsal": "train.estimate_memory"}
+
 
 def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     """The dotted key that `name` stands for: the only one of `keys` that ends so. Names with a dot, and sections, stay.
@@ -61,15 +63,15 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
 
 def replace_old_keys(tree: dict[str, Any], origins: Origins, stored: bool) -> None:
     """Makes `kernels` of the keys that it took the place of, and says so in a line for each. A checkpoint has them all
-    (`stored`): their defaults are not worth a line."""
+    (`stored`): their defaults are not worth a line. Keys that have another name now get it."""
+    for dotted, new in RENAMED_KEYS.items():
+        if (section := _section_with(tree, dotted)) is not None:
+            section[new.rpartition(".")[2]] = section.pop(dotted.rpartition(".")[2])
+            origins[new] = origin(origins, dotted)
     found = {}
     for dotted, values in OLD_KEYS.items():
-        *sections, key = dotted.split(".")
-        section: Any = tree
-        for name in sections:
-            section = section.get(name) if isinstance(section, dict) else None
-        if isinstance(section, dict) and key in section:
-            value, where = section.pop(key), origin(origins, dotted)
+        if (section := _section_with(tree, dotted)) is not None:
+            value, where = section.pop(dotted.rpartition(".")[2]), origin(origins, dotted)
             if value not in values:
                 raise ConfigError(f"{where}: {dotted} is now `kernels`, which must be auto or plain, got {value!r}")
             found[dotted] = (value, where)
@@ -80,3 +82,12 @@ def replace_old_keys(tree: dict[str, Any], origins: Origins, stored: bool) -> No
     for dotted, (value, where) in found.items():
         if not stored or value != OLD_KEYS[dotted][0]:
             logger.warning("%s: %s=%s is now kernels=%s", where, dotted, value, tree.get("kernels", "auto"))
+
+
+def _section_with(tree: dict[str, Any], dotted: str) -> dict[str, Any] | None:
+    """The section that holds the key, if there is one."""
+    *sections, key = dotted.split(".")
+    section: Any = tree
+    for name in sections:
+        section = section.get(name) if isinstance(section, dict) else None
+    return section if isinstance(section, dict) and key in section else None

@@ -1,4 +1,4 @@
-"""`auto` for epochs and batch: the rule, the rehearsal, and what a run prints, writes and resumes with."""
+"""`auto` for epochs and batch: the rule, the estimate of memory, and what a run prints, writes and resumes with."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_a_step_that_auto_puts_together_has_no_more_pictures_than_one_batch(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
-    monkeypatch.setattr(auto_config, "rehearse", lambda *_: lambda number: True)
+    monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: True)
     monkeypatch.setattr(auto_config, "MOST_PICTURES", 4)
     for accumulate, start, size in (("auto", wholly, 2), ("auto", None, 4), ("2", wholly, 4)):
         cfg = tiny_config(data, "data.train_batch_size=auto", f"train.accumulate={accumulate}")
@@ -260,7 +260,7 @@ def test_a_given_batch_keeps_its_rate(data: Path) -> None:
 
 
 def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auto_config, "rehearse", lambda *_: lambda number: number <= 3)
+    monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: number <= 3)
     cfg, _ = auto_config.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
     assert cfg.data.train_batch_size == 3
 
@@ -289,7 +289,7 @@ def test_a_tenth_of_the_memory_stays_free(
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
     monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if graphs == "on" else "off")
     cfg = tiny_config(data)
-    fits = memory_estimate.rehearse(cfg, open_train_set(cfg), torch.device("cuda"))
+    fits = memory_estimate.make_fits(cfg, open_train_set(cfg), torch.device("cuda"))
     assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
 
 
@@ -302,12 +302,12 @@ FREE = 20 * 2**30
         (
             "train.graphs=off",
             Need(2**30, 2**30, 2**30),
-            "memory     up to 2.0 of the 20.0 GiB free on cuda, by a rehearsal of ",
+            "memory     up to 2.0 of the 20.0 GiB free on cuda, estimated on ",
         ),
         (
             "train.graphs=on",
             Need(2**30, 2**30, 2**30),
-            "memory     up to 3.0 of the 20.0 GiB free on cuda, by a rehearsal of ",
+            "memory     up to 3.0 of the 20.0 GiB free on cuda, estimated on ",
         ),
         (
             "train.graphs=on",
@@ -361,7 +361,7 @@ def test_steps_with_more_boxes_than_a_gpu_matches_are_no_graphs(
     assert memory_estimate.graphs_of(cfg, source) == graphs
 
 
-def test_losses_of_a_rehearsal_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_of_an_estimate_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with by_itself():
         assert mean_over_processes(torch.tensor(3.0)) == 3
@@ -369,7 +369,7 @@ def test_losses_of_a_rehearsal_ask_no_other_process(monkeypatch: pytest.MonkeyPa
         mean_over_processes(torch.tensor(3.0))
 
 
-def test_the_rehearsed_batch_is_the_worst(data: Path) -> None:
+def test_the_estimated_batch_is_the_worst(data: Path) -> None:
     cfg = tiny_config(data)
     source = open_train_set(cfg)
     images, targets, *_ = worst_batch(source, 2, 64)
@@ -380,7 +380,7 @@ def test_the_rehearsed_batch_is_the_worst(data: Path) -> None:
     train_on_worst(cfg, source, 2, CPU)
 
 
-def test_the_rehearsal_saves_memory_where_the_training_does(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_saves_memory_where_the_training_does(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def counted(*arguments: Any, **options: Any) -> Any:

@@ -202,7 +202,7 @@ def graph_worker(rank: int, data: Path, folder: Path) -> None:
         found = []
         for setting in ("off", "on"):
             updates = ("train.precision=fp32", "train.compile=off", "optimizer.lr=1e-12", f"train.graphs={setting}")
-            updates = (*updates, "train.rehearsal=false")
+            updates = (*updates, "train.estimate_memory=false")
             trainer = Trainer(tiny_config(data, *updates), folder / setting, device)
             torch.set_float32_matmul_precision("highest")
             trainer.model.train()

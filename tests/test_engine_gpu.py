@@ -41,12 +41,12 @@ def spoil_layer(trainer: Trainer, steps: set[int]) -> None:
 def spoil_box(trainer: Trainer, steps: set[int]) -> None:
     step = trainer._step
 
-    def spoilt(batches: list[Batch]):  # type: ignore[no-untyped-def]
+    def non_finite(batches: list[Batch]):  # type: ignore[no-untyped-def]
         if trainer.state.iteration in steps:
             batches[0].targets.boxes[2, 0] = torch.nan
         return step(batches)
 
-    trainer._step = spoilt  # type: ignore[method-assign]
+    trainer._step = non_finite  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("graphs", ["off", "on"])

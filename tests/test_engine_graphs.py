@@ -70,7 +70,7 @@ def test_a_picture_too_crowded_to_be_matched_on_the_gpu_is_not_captured(data: Pa
 
 
 @pytest.mark.gpu
-def test_a_spoilt_picture_is_named_from_a_graph(data: Path, tmp_path: Path) -> None:
+def test_a_non_finite_image_is_named_from_a_graph(data: Path, tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
     trainer.model.train()
     for batch in [made_up_batch((3, 2), seed) for seed in range(RUNS_BEFORE + 1)]:

@@ -51,14 +51,14 @@ def spoil_box(trainer: Trainer) -> None:
     """After loading; before it the transforms would drop it."""
     collate = trainer.train_loader.collate_fn
 
-    def spoilt(items):  # type: ignore[no-untyped-def]
+    def non_finite(items):  # type: ignore[no-untyped-def]
         batch = collate(items)
         for index, info in enumerate(batch.infos):
             if info.file_name == "000004.jpg":
                 batch.targets.boxes[index, 0] = torch.nan
         return batch
 
-    trainer.train_loader.collate_fn = spoilt
+    trainer.train_loader.collate_fn = non_finite
 
 
 LAYER = "backbone.stages.1.0.conv1.conv"
@@ -126,13 +126,13 @@ def test_what_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def spoil_criterion(trainer: Trainer, steps: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Criterion._losses
 
-    def spoilt(*arguments):  # type: ignore[no-untyped-def]
+    def non_finite(*arguments):  # type: ignore[no-untyped-def]
         losses = compute(*arguments)
         if trainer.state.iteration in steps:
             losses["loss"] = losses["loss"] * torch.nan
         return losses
 
-    monkeypatch.setattr(Criterion, "_losses", spoilt)
+    monkeypatch.setattr(Criterion, "_losses", non_finite)
 
 
 def test_a_failed_step_can_be_left_out(

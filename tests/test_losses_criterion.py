@@ -130,7 +130,7 @@ def test_batch_without_boxes_trains_every_part(epoch: int) -> None:
 @pytest.mark.parametrize("counts", [(0, 0), (3, 0)])
 @pytest.mark.parametrize("what", ["logits", "boxes"])
 @pytest.mark.parametrize("queries", ["one_to_one", "one_to_many"])
-def test_a_spoilt_picture_without_boxes_is_named(counts: tuple[int, int], what: str, queries: str) -> None:
+def test_a_non_finite_image_without_boxes_is_named(counts: tuple[int, int], what: str, queries: str) -> None:
     """It has no cost in which it would show."""
     outputs, targets = _problem(counts)
     assert CRITERION(outputs, targets, 0)["loss"].isfinite()
@@ -237,7 +237,7 @@ def test_cuda_equals_cpu_and_never_waits(counts: tuple[int, ...], epoch: int) ->
         torch.cuda.set_sync_debug_mode("default")
     waits = [each for each in caught if "synchroniz" in str(each.message)]
     assert not waits, [str(each.message) for each in waits]
-    assert losses.pop("spoilt_picture") == 0
+    assert losses.pop("non_finite_image") == 0
     for name, value in CRITERION(outputs, targets, epoch).items():
         torch.testing.assert_close(losses[name].cpu(), value, rtol=1e-9, atol=1e-12)
 

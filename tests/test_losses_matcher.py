@@ -86,8 +86,8 @@ def test_every_backend_gives_what_scipy_gives() -> None:
     (outputs, targets), (others, _) = _random((4, 0, 3, 1)), _random((4, 0, 3, 1), shape=(2, 1), num_queries=25)
     with using("plain"):
         expected = [match(outputs, targets, CONFIG), match(others, targets, CONFIG, repeats=3)]
-    fast, spoilt = match_together([(outputs, 1), (others, 3)], targets, CONFIG)
-    assert all(torch.equal(a, b) for a, b in zip(expected, fast, strict=True)) and spoilt is None
+    fast, non_finite = match_together([(outputs, 1), (others, 3)], targets, CONFIG)
+    assert all(torch.equal(a, b) for a, b in zip(expected, fast, strict=True)) and non_finite is None
 
 
 def test_pictures_and_batches_without_boxes_match_nothing() -> None:
@@ -118,12 +118,12 @@ def test_cost_is_computed_in_float32_at_least(dtype: torch.dtype, expected: torc
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_spoilt_picture_is_flagged_and_matches_nothing() -> None:
+def test_on_a_gpu_a_non_finite_image_is_flagged_and_matches_nothing() -> None:
     outputs, targets = _random((2, 3))
     expected = match(outputs, targets, CONFIG)
     outputs.boxes[1, 2, 1, 4, 0] = float("nan")
     moved = QueryOutputs(outputs.logits.cuda(), outputs.boxes.cuda())
-    (index,), spoilt = match_together([(moved, 1)], targets.to("cuda"), CONFIG)
-    assert spoilt is not None and spoilt.tolist() == [False, True]
+    (index,), non_finite = match_together([(moved, 1)], targets.to("cuda"), CONFIG)
+    assert non_finite is not None and non_finite.tolist() == [False, True]
     assert (index[1, 2, 1] == -1).all()
     assert torch.equal(index[:, :, 0].cpu(), expected[:, :, 0]) and torch.equal(index[0].cpu(), expected[0])

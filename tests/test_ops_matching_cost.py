@@ -94,10 +94,10 @@ def test_what_is_not_finite_stays_so_where_it_is(where: str, bad: float) -> None
     found, wanted = by_kernel(outputs, targets), plain_matching_cost(outputs, targets, CONFIG)
     assert torch.equal(found.isfinite(), wanted.isfinite())
     torch.testing.assert_close(found, wanted, rtol=4e-5, atol=4e-5, equal_nan=True)
-    _, spoilt = match_together([(QueryOutputs(*(each.cuda() for each in outputs)), 1)], targets.to("cuda"), CONFIG)
+    _, non_finite = match_together([(QueryOutputs(*(each.cuda() for each in outputs)), 1)], targets.to("cuda"), CONFIG)
     seen = [False, False, not wanted.isfinite().all(), False, False]
     assert (
-        spoilt is not None and spoilt.tolist() == seen and (where == "logits" or seen[2])
+        non_finite is not None and non_finite.tolist() == seen and (where == "logits" or seen[2])
     )  # a logit's infinity ends as a finite cost
 
 
@@ -116,11 +116,13 @@ def test_the_same_queries_get_the_same_boxes() -> None:
         pytest.skip("no kernel")
     moved, on_device = QueryOutputs(*(each.cuda() for each in outputs)), targets.to("cuda")
     pair = [(moved, 1), (moved, 4)]
-    found, spoilt = match_together(pair, on_device, LossConfig())
+    found, non_finite = match_together(pair, on_device, LossConfig())
     with using("plain"):
         wanted, _ = match_together(pair, on_device, LossConfig())
     assert (
-        all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)) and spoilt is not None and not spoilt.any()
+        all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+        and non_finite is not None
+        and not non_finite.any()
     )
     padded, _ = match_together(pair, on_device.padded(12)._replace(counts=()), LossConfig())
     assert all(torch.equal(a, b) for a, b in zip(padded, wanted, strict=True))

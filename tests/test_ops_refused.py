@@ -53,8 +53,8 @@ def test_arrays_and_meta_tensors_of_the_fused_call_are_named(target: Target) -> 
     tensors = [x.value, *(torch.rand(size, device=target[1]) for size in sizes)]
     for i, name in enumerate(names):
         meta = "expected on" if i else "reference: expected on meta"  # value is what the others go by
-        for spoilt, message in ((tensors[i].cpu().numpy(), f"{name}: {NUMPY}"), (tensors[i].to("meta"), meta)):
-            value, *points = [spoilt if i == k else each for k, each in enumerate(tensors)]
+        for non_finite, message in ((tensors[i].cpu().numpy(), f"{name}: {NUMPY}"), (tensors[i].to("meta"), meta)):
+            value, *points = [non_finite if i == k else each for k, each in enumerate(tensors)]
             with pytest.raises(ValueError, match=message):
                 ms_deform_attn_fused(value, SHAPES, *points, backend=target[0])  # type: ignore[arg-type]
 
@@ -83,11 +83,11 @@ def test_the_backward_call_of_old_extensions_refuses_them_as_well() -> None:
     x = make_inputs(SHAPES, 1, 4, 2, 8, 3)
     shapes, starts, grad = torch.tensor(SHAPES), torch.tensor((0, 63, 83)), torch.rand(1, 4, 16)
     good = [x.value, shapes, starts, x.locations, x.weights, grad]
-    for place, spoilt, message in (
+    for place, non_finite, message in (
         (0, x.value.numpy(), f"value: {NUMPY}"),
         (4, x.weights.to("meta"), f"attention_weights: {META}"),
         (5, grad.numpy(), f"grad_output: {NUMPY}"),
         (5, grad[:, 1:], r"^grad_output: expected shape \(1, 4, 16\), got \(1, 3, 16\)$"),
     ):
         with pytest.raises(ValueError, match=message):
-            compat.ms_deform_attn_backward(*good[:place], spoilt, *good[place + 1 :])
+            compat.ms_deform_attn_backward(*good[:place], non_finite, *good[place + 1 :])

@@ -94,9 +94,9 @@ class Step:
         )
 
         def matched(*args: Any, **kwargs: Any) -> tuple[list[Tensor], Tensor]:
-            found, spoilt = match(*args, **kwargs)
+            found, non_finite = match(*args, **kwargs)
             self.seen["match"] = self.stored_matches(found) if given else found
-            return self.seen["match"], spoilt
+            return self.seen["match"], non_finite
 
         def assigned(assign: Any) -> Any:
             def call(*args: Any) -> Any:

@@ -135,7 +135,7 @@ def measure_process(
             "data.num_workers=0",
             "num_classes=0",
             "model.backbone.weights=''",
-            "train.rehearsal=false",
+            "train.estimate_memory=false",
         ]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])
         trainer = Trainer(cfg, folder / "run", device)

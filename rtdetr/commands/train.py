@@ -40,9 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, help=text)
     text = "move a run that is in the folder aside, to FOLDER-old"
     parser.add_argument("--overwrite", action="store_true", help=text)
-    text = (
-        "self-test: learn N training pictures by heart in at most 700 iterations, into a folder of its own (default: "
-    )
+    text = "sanity check: overfit N training images in at most 700 iterations, into a folder of its own (default: "
     text += "output/NAME-overfit); exit code 0: passed, 1: failed"
     parser.add_argument("--overfit", type=_number, metavar="N", help=text)
     add_device(parser)

@@ -1,7 +1,7 @@
 """Copy-paste: objects of one training picture put into another, rectangle by rectangle.
 
 An object then shows up in surroundings and beside neighbours that its own picture does not have; those are what a model
-learns by heart where pictures are few. After Ghiasi et al., arXiv 2012.07177, with boxes for masks.
+overfits where images are few. After Ghiasi et al., arXiv 2012.07177, with boxes for masks.
 """
 
 from __future__ import annotations

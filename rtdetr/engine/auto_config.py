@@ -27,7 +27,7 @@ from rtdetr.config import Config, config_from_dict, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.engine import distributed
-from rtdetr.engine.memory_estimate import rehearse
+from rtdetr.engine.memory_estimate import make_fits
 from rtdetr.weights.checkpoint import load_checkpoint
 from rtdetr.weights.load import stored_content
 
@@ -153,7 +153,7 @@ def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: 
     most = max(1, min(limit, max(SMALL, share // STEPS_OF_EPOCH), share))
     if device.type != "cuda":
         return min(ON_CPU, most)
-    return min(distributed.gather_objects(largest(most, rehearse(cfg, source, device))))
+    return min(distributed.gather_objects(largest(most, make_fits(cfg, source, device))))
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:

@@ -31,7 +31,7 @@ from rtdetr.ops.kernels import using
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import option
 
-RESERVE = 0.1  # of the free memory, for what a rehearsal does not see
+RESERVE = 0.1  # of the free memory, for what an estimate does not see
 STEPS = 2  # the second has the optimiser's moments from the start
 GIB = 2**30
 
@@ -49,8 +49,9 @@ class Need(NamedTuple):
 
 
 def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
-    """Rehearses the worst batch of the set on a GPU: a line on the memory that the run will take, and a warning where
-    there is less. Every process has to call it. Raises ConfigError when the batch does not fit into one of them."""
+    """Trains on the worst-case batch of the set on a GPU: a line on the memory that the run will take, and a warning
+    where there is less. Every process has to call it. Raises ConfigError when the batch does not fit into one of
+    them."""
     size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
     boxes = int(source.boxes_per_picture().max())
     batch = f"the worst batch of the set ({size} pictures of {side} x {side}, up to {boxes} boxes in one)"
@@ -61,10 +62,10 @@ def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
         free = min(free for _, free in needs) / GIB
         raise ConfigError(
             f"{batch} does not fit into the {free:.1f} GiB that are free on {device}; {advice}, stop what else uses "
-            "the GPU, or train without this rehearsal with train.rehearsal=false"
+            "the GPU, or train without this estimate with train.estimate_memory=false"
         )
     need, free = max((need.total(graphs), free) for need, free in needs if need is not None)
-    line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, by a rehearsal of {batch}"
+    line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, estimated on {batch}"
     if need <= free:
         return [line]
     return [line, f"warning: the run may end for lack of memory; {advice}"]
@@ -105,7 +106,7 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
     return 1 if fewest == most and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
 
 
-def rehearse(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
+def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
     """A function that tells whether a batch of so many pictures fits into the memory of the GPU that is free now."""
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     graphs = graphs_of(cfg, source) if captured else 0

@@ -72,7 +72,7 @@ def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
         bad = _watch_outputs(model)
         with using(cfg.kernels):
             losses, refused = _do(step, model, device)
-    return Diagnosis(losses, refused, bad[0] if bad else "", [*_spoilt_pictures(step.batches)])
+    return Diagnosis(losses, refused, bad[0] if bad else "", [*_non_finite_images(step.batches)])
 
 
 def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[str, float], str]:
@@ -89,7 +89,7 @@ def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[
             return losses, str(error)
         for name, value in zip(names, values.tolist()):
             losses[name] = losses.get(name, 0.0) + value
-    losses.pop("spoilt_picture", None)
+    losses.pop("non_finite_image", None)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return {**losses, "grad_norm": torch.nn.utils.get_total_norm(gradients).item()}, ""
 
@@ -122,7 +122,7 @@ def _finite(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
-def _spoilt_pictures(batches: list[Batch]) -> Iterator[str]:
+def _non_finite_images(batches: list[Batch]) -> Iterator[str]:
     for batch in batches:
         for index, info in enumerate(batch.infos):
             for what, tensor in (("pixels", batch.images), ("boxes", batch.targets.boxes)):

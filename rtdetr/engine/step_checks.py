@@ -19,7 +19,7 @@ from rtdetr.engine.crash_record import fail_step
 from rtdetr.engine.failures import StepFailed, TrainingFailed
 from rtdetr.engine.replay import random_state
 from rtdetr.engine.run_state import RunState
-from rtdetr.losses.matcher import SPOILT
+from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
@@ -67,15 +67,15 @@ class StepChecks:
         if record.ready is not None:
             record.ready.synchronize()
         values = dict(zip(record.names, record.values.tolist()))
-        spoilt = values.pop("spoilt_picture", 0.0)
+        non_finite = values.pop("non_finite_image", 0.0)
         watched = dict(values)
         if self.state.scaler.is_enabled():
             del watched["grad_norm"]  # float16 gradients may overflow: the scaler skips the step and scales down
         bad = {name: value for name, value in watched.items() if not math.isfinite(value)}
         if bad:
             what = ", ".join(f"{name} = {value}" for name, value in bad.items())
-            if spoilt and len(record.batches) == 1:
-                what = f"{record.batches[0].infos[int(spoilt) - 1].file_name}: {SPOILT}"
+            if non_finite and len(record.batches) == 1:
+                what = f"{record.batches[0].infos[int(non_finite) - 1].file_name}: {NON_FINITE}"
             self.fail(record.iteration, what, values, record.batches, record.random)
         if math.isfinite(values["grad_norm"]):
             self._moved = record.iteration

@@ -71,7 +71,7 @@ class Trainer:
             torch.set_float32_matmul_precision("high")
             if cfg.train.deterministic:
                 be_deterministic()
-            if cfg.train.rehearsal:
+            if cfg.train.estimate_memory:
                 say(*estimate(cfg, self.train_loader.source, device))
         seed_everything(cfg.train.seed)  # the same initial weights in every process
         network = build_model(cfg.model, len(self.classes))

@@ -57,7 +57,7 @@ class Source(NamedTuple):
     kind: Literal["one", "list", "stream", "live"]
     items: Iterator[Item]
     files: tuple[Path, ...] = ()  # where the items of a list are that and nothing else: they can be read ahead
-    tolerant: bool = False  # a file that is no picture costs itself alone
+    tolerant: bool = False  # a file that is no image is skipped and reported
     batch: Tensor | None = None  # (B, 3, H, W) uint8, where the items are that
 
 
@@ -70,8 +70,8 @@ class Opener(NamedTuple):
 
     def open(self, source: Any) -> Source:
         """Raises DataError or MissingPackage for a source that cannot be opened; for a picture that cannot be read,
-        when it is its turn. A picture found in a folder or by a glob, and an address among other pictures, costs itself
-        alone."""
+        when it is its turn. One found in a folder or by a glob, and an address among other images, is skipped and
+        reported."""
         if isinstance(source, (str, os.PathLike)):
             return self._named(os.fspath(source))
         if isinstance(source, Integral) and not isinstance(source, bool):
@@ -167,7 +167,7 @@ class Opener(NamedTuple):
         raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
 
     def _listed(self, source: Any) -> Item:
-        """A picture among others; an address that cannot be opened, or holds none, costs itself alone."""
+        """A picture among others; an address that cannot be opened, or holds none, is skipped and reported."""
         try:
             return self._picture(source)
         except DataError as error:

@@ -49,7 +49,7 @@ class Criterion:
 
         Computes in float32, or in float64 if the predictions are. Nothing waits for a GPU. Raises ValueError when
         outputs do not fit targets or the number of classes. A query whose prediction is not finite raises
-        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "spoilt_picture" says which picture it was,
+        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" says which picture it was,
         counted from 1 (0: none, or one without boxes where the host does not know the counts).
         """
         self._check(outputs, targets)
@@ -65,7 +65,7 @@ class Criterion:
         repeats = min(self.one_to_many_repeats, max(1, offers // targets.labels.shape[1]))
         if one_to_many is not None:
             problems.append((one_to_many, repeats))
-        indices, spoilt = match_together(problems, targets, self.cfg)
+        indices, non_finite = match_together(problems, targets, self.cfg)
 
         num_groups = one_to_one.logits.shape[1]
         sums = {"": set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)}
@@ -99,9 +99,9 @@ class Criterion:
         if dense is not None:
             total = total + of_cells["loss_aux_o2m"]
         losses |= of_cells
-        if spoilt is not None:  # looked at when the losses are: to raise here would wait for the device
-            total = total.masked_fill(spoilt.any(), torch.nan)
-            losses["spoilt_picture"] = torch.where(spoilt.any(), spoilt.int().argmax() + 1, 0).to(total.dtype)
+        if non_finite is not None:  # looked at when the losses are: to raise here would wait for the device
+            total = total.masked_fill(non_finite.any(), torch.nan)
+            losses["non_finite_image"] = torch.where(non_finite.any(), non_finite.int().argmax() + 1, 0).to(total.dtype)
         losses["loss"] = total
         return losses
 

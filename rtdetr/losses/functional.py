@@ -128,7 +128,7 @@ _by_itself = False
 
 @contextmanager
 def by_itself() -> Iterator[None]:
-    """Meanwhile no loss asks the other processes: in a rehearsal, one that is out of memory never comes to it."""
+    """Meanwhile no loss asks the other processes: in an estimate of memory, one that is out of it never comes to it."""
     global _by_itself
     _by_itself = True
     try:

@@ -37,7 +37,7 @@ def match_together(
     Nothing waits for a GPU, unless kernels are plain: SciPy matches on the host.
     """
     indices: list[Tensor] = []
-    spoilt: list[Tensor] = []  # (layers and groups, B)
+    non_finite: list[Tensor] = []  # (layers and groups, B)
     counts = targets.counts or targets.mask.sum(1)
     for outputs, repeats in problems:
         layers = []
@@ -45,19 +45,19 @@ def match_together(
             cost = matching_cost(part, targets, cfg)
             index, bad = _assign(cost, counts, repeats)
             if 0 in targets.counts:
-                bad = bad | _spoilt_without_boxes(part, targets)
+                bad = bad | _non_finite_without_boxes(part, targets)
             layers.append(index)
             if bad.device.type != "cpu":
-                spoilt.append(bad.flatten(0, 1))
+                non_finite.append(bad.flatten(0, 1))
             elif bad.any():
                 layer, group, picture = bad.nonzero()[0].tolist()
                 layer += first
-                raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {SPOILT}")
+                raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {NON_FINITE}")
         indices.append(torch.cat(layers) if len(layers) > 1 else layers[0])
-    return indices, torch.cat(spoilt).any(0) if spoilt else None
+    return indices, torch.cat(non_finite).any(0) if non_finite else None
 
 
-def _spoilt_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
+def _non_finite_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
     """(K, G, B): images without boxes, and so without costs, with a prediction that is not finite."""
     finite = outputs.logits.isfinite().flatten(3).all(3) & outputs.boxes.isfinite().flatten(3).all(3)
     return ~finite & ~targets.mask.any(1)
@@ -78,7 +78,7 @@ def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutp
 
 
 MOST_PAIRS = 2**27  # of boxes and queries in a tensor of costs
-SPOILT = (
+NON_FINITE = (
     "the matching cost is NaN or infinite, because the predicted logits or boxes, or the picture's ground-truth boxes, "
     "are not finite; check these boxes, then lower optimizer.lr or set train.precision to fp32."
 )
