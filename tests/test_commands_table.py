@@ -27,7 +27,7 @@ from PIL import Image
 
 import rtdetr
 from rtdetr import cli
-from rtdetr.commands import benchmark, configs
+from rtdetr.commands import configs
 from rtdetr.data.classes import Classes
 from rtdetr.inference import results as results_module
 from rtdetr.models.rtdetrv3 import build_model
@@ -259,7 +259,7 @@ TABLE = {
     "half": Row(f"{PREDICT} pictures --half on", 2, ("half: expected auto or False on cpu",)),
     "half an export": Row("predict -w a.onnx pictures --half off", 2, ("a.onnx: runs as it was exported; --half",)),
     "tracks of pictures": Row(f"{PREDICT} pictures --track", 2, ("--track and --every: expected a video",)),
-    "no address": Row(f"{PREDICT} http:// --output-dir new", 2, ("names no machine",)),
+    "no address": Row(f"{PREDICT} http:// --output-dir new", 1, ("names no machine",), ("new/results.json",)),
     "crops over crops": Row(f"{PREDICT} pictures --output-dir part --crops", 2, ("part/crops: exists already",)),
     "crops over sources": Row(
         f"{PREDICT} part/crops --output-dir part --crops --overwrite", 2, ("part/crops: part/crops/c.png would be",)
@@ -441,9 +441,11 @@ def test_a_signal_keeps_what_is_done(
 
     monkeypatch.setattr(results_module, "draw", draw_and_press)
     assert run(f"{PREDICT} pictures pictures/b.png deep/fa/a.png shapes/val --output-dir new") == 128 + number
-    assert len(json.loads((folder / "new" / "results.json").read_text())) == 2
+    done = len(json.loads((folder / "new" / "results.json").read_text()))
     err = capsys.readouterr().err
-    assert f"stopped by signal {number.value}; 2 of 7 files are in new/results.json" in err and "Traceback" not in err
+    assert 2 <= done <= 7  # threads draw: those that had begun are kept as well
+    assert f"stopped by signal {number.value}; {done} of 7 files are in new/results.json" in err
+    assert "Traceback" not in err
 
 
 def test_ctrl_c_before_the_work_is_one_line(
@@ -506,16 +508,11 @@ def test_python_m_rtdetr() -> None:
     assert (done.returncode, done.stdout) == (0, f"rtdetr {rtdetr.__version__}\n")
 
 
-def test_benchmark_needs_a_clone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert benchmark.TOOL.is_file()
+def test_benchmark_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "call", lambda command: called.append(command) or 3)
+    monkeypatch.setattr(subprocess, "call", lambda command, env: called.append(command) or 3)
     assert cli.main(["benchmark", "op", "--device", "cpu"]) == 3
-    assert called == [[sys.executable, str(benchmark.TOOL), "op", "--device", "cpu"]]
-    monkeypatch.setattr(benchmark, "TOOL", tmp_path / "benchmark.py")
-    assert cli.main(["benchmark", "op"]) == 2 and "runs in a clone" in capsys.readouterr().err
+    assert called == [[sys.executable, "-m", "rtdetr.benchmarks", "op", "--device", "cpu"]]
 
 
 def test_a_wheel_carries_the_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

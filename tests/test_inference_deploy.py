@@ -262,7 +262,9 @@ def test_resize_on_the_device_is_within_one_level(interpolation: Resize, device:
         found = resize_there(torch.from_numpy(pixels).to(device), size, interpolation).cpu().numpy()
         expected = resize(pixels, size, interpolation)
         assert found.shape == expected.shape and found.dtype == np.uint8
-        assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+        # on noise; torch's CUDA kernel of bicubic rounds once, Pillow between its two passes as well
+        most = 2 if (interpolation, device) == ("bicubic", "cuda") else 1
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= most
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

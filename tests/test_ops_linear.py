@@ -23,8 +23,8 @@ def test_without_the_kernel_it_is_torchs(relu: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
-def test_numbers_and_gradients(dtype: torch.dtype, relu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+def test_numbers_and_gradients(dtype: torch.dtype, relu: bool) -> None:
+    torch.set_float32_matmul_precision("highest")
     torch.manual_seed(0)
     for shape, out in (((2, 700, 256), 192), ((16, 30, 64), 1024), ((5, 8), 8), ((40000, 256), 80)):
         tensors = [torch.randn(size, device="cuda").to(dtype) for size in (shape, (out, shape[-1]), (out,))]
