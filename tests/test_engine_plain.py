@@ -71,6 +71,12 @@ def test_losses_of_plain_steps_are_those_of_auto(data: Path, tmp_path: Path) -> 
         torch.testing.assert_close(plain, auto, rtol=1e-3, atol=1e-4)
 
 
+def _values(trainer: Trainer, seed: int) -> torch.Tensor:
+    record = trainer.train_step([made_up_batch((3, 2), seed)])
+    torch.cuda.synchronize()  # their copy on the host is on its way until then
+    return record.values.clone()
+
+
 @pytest.mark.gpu
 def test_plain_steps_on_a_gpu_are_those_of_auto(data: Path, tmp_path: Path) -> None:
     """At a rate that moves nothing, so that rounding does not add up; the later steps of `auto` are graphs."""
@@ -82,8 +88,7 @@ def test_plain_steps_on_a_gpu_are_those_of_auto(data: Path, tmp_path: Path) -> N
         torch.manual_seed(5)
         assert (trainer.graphs is None) == (kernels == "plain")
         with OurOperators() if kernels == "plain" else nullcontext() as called:
-            ends.append([trainer.train_step([made_up_batch((3, 2), seed)]).values.clone() for seed in range(6)])
-        torch.cuda.synchronize()
+            ends.append([_values(trainer, seed) for seed in range(6)])
         assert called is None or not called.names
     for plain, auto in zip(*ends, strict=True):
         torch.testing.assert_close(plain[:-1], auto[:-1], rtol=2e-2, atol=1e-3)
