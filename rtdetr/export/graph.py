@@ -14,7 +14,7 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.inference.metadata import Metadata
 from rtdetr.inference.runtimes import SMALLEST, STRIDE
 from rtdetr.models.deformable_attention import MSDeformAttn
-from rtdetr.models.fold import DeployedModel
+from rtdetr.models.deployed import DeployedModel, DeployOptions
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops.backend import Backend
@@ -67,7 +67,7 @@ class Detector(RawModel):
 def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
     """The model, folded, as the metadata want it. backend: of deformable attention."""
     dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
-    deployed = model.deploy(dtype, channels_last=False, exact_ends=dtype != torch.float32)
+    deployed = model.deploy(DeployOptions(dtype=dtype, channels_last=False, exact_ends=dtype != torch.float32))
     set_backend(deployed, backend)
     num_queries = model.decoder.selector.num_queries
     height, width = fitting(*metadata.config.data.image_size, num_queries)

@@ -24,7 +24,7 @@ from torch import Tensor
 from rtdetr.config import ConfigError, Kernels
 from rtdetr.data.preprocess import SCALE
 from rtdetr.gpu import load_libraries
-from rtdetr.models.fold import DeployedModel
+from rtdetr.models.deployed import DeployedModel, DeployOptions
 from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops.kernels import using
@@ -50,8 +50,8 @@ class Plan(NamedTuple):
     fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `fold.deploy`; "auto": with half. resize: where images get the network's size, on the host or on the device; "auto":
-    tensors of a GPU there, all others on the host. kernels: plain is the model as it is, without all these.
+    `DeployOptions`; "auto": with half. resize: where images get the network's size, on the host or on the device;
+    "auto": tensors of a GPU there, all others on the host. kernels: plain is the model as it is, without all these.
     """
 
     fold: bool = True
@@ -120,8 +120,15 @@ def build_detector(
     if plan.kernels == "plain" and not in_place and isinstance(model, RTDETRv3):  # which may be trained meanwhile
         running = copy.deepcopy(model)
     if plan.fold and isinstance(model, RTDETRv3):
-        fused = {"fuse_linear": bool(plan.half), "fuse_relu": bool(plan.fuse_relu), "for_compiler": bool(plan.compile)}
-        running = model.deploy(dtype, remember_sizes=True, in_place=in_place, **fused)
+        options = DeployOptions(
+            dtype=dtype,
+            remember_sizes=True,
+            fuse_linear=bool(plan.half),
+            fuse_relu=bool(plan.fuse_relu),
+            for_compiler=bool(plan.compile),
+            in_place=in_place,
+        )
+        running = model.deploy(options)
     running = running.to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:

@@ -5,6 +5,8 @@ Source: official repo: ppdet/modeling/backbones/resnet.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -115,12 +117,16 @@ class ResNetVd(nn.Module):
                     nn.init.zeros_(parameter)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        x = halve(self.stem(images))
-        maps = []
-        for stage in self.stages:
-            x = stage(x)
-            maps.append(x)
-        return maps[1:]
+        return feature_maps(images, self.stem, self.stages)
+
+
+def feature_maps(images: Tensor, stem: nn.Module, stages: Iterable[nn.Module]) -> list[Tensor]:
+    x = halve(stem(images))
+    maps = []
+    for stage in stages:
+        x = stage(x)
+        maps.append(x)
+    return maps[1:]
 
 
 def build_backbone(cfg: BackboneConfig) -> ResNetVd:

@@ -7,6 +7,7 @@ Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,14 +18,13 @@ from rtdetr.boxes import inverse_sigmoid
 from rtdetr.config import DecoderConfig
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import (
-    MLP,
     ConvNorm,
     Group,
     LayerNorm,
     SelfAttention,
     box_head,
     in_weight_type,
-    linear_relu,
+    mlp,
     score_head,
     tokens_of,
     xavier_linear,
@@ -142,19 +142,25 @@ def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Sel
 
 
 class DecoderLayer(nn.Module):
-    """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward."""
+    """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward.
 
-    linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # as in MLP
+    self_attn: a SelfAttention, or what does the same; linear1: with its ReLU.
+    """
 
-    def __init__(self, dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int) -> None:
+    def __init__(
+        self,
+        self_attn: nn.Module,
+        norm1: LayerNorm,
+        cross_attn: MSDeformAttn,
+        norm2: LayerNorm,
+        linear1: nn.Module,
+        linear2: nn.Module,
+        norm3: LayerNorm,
+    ) -> None:
         super().__init__()
-        self.self_attn = SelfAttention(dim, num_heads)
-        self.norm1 = LayerNorm(dim)
-        self.cross_attn = MSDeformAttn(dim, num_heads, num_levels, num_points)
-        self.norm2 = LayerNorm(dim)
-        self.linear1 = xavier_linear(dim, feedforward_dim)
-        self.linear2 = xavier_linear(feedforward_dim, dim)
-        self.norm3 = LayerNorm(dim)
+        self.self_attn, self.norm1 = self_attn, norm1
+        self.cross_attn, self.norm2 = cross_attn, norm2
+        self.linear1, self.linear2, self.norm3 = linear1, linear2, norm3
 
     def forward(
         self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, groups: Sequence[Group]
@@ -162,13 +168,43 @@ class DecoderLayer(nn.Module):
         """x, position: (B, Q, dim); reference: (B, Q, 4); groups: of queries that see one another; none: all do."""
         x = self.norm1(x, plus=self.self_attn(x, position, groups))
         x = self.norm2(x, plus=self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
-        return self.norm3(x, plus=self.linear2(self.linear_relu(self.linear1, x)))
+        return self.norm3(x, plus=self.linear2(self.linear1(x)))
+
+
+def decoder_layer(dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int) -> DecoderLayer:
+    """With freshly initialised weights."""
+    return DecoderLayer(
+        SelfAttention(dim, num_heads),
+        LayerNorm(dim),
+        MSDeformAttn(dim, num_heads, num_levels, num_points),
+        LayerNorm(dim),
+        xavier_linear(dim, feedforward_dim, relu=True),
+        xavier_linear(feedforward_dim, dim),
+        LayerNorm(dim),
+    )
+
+
+def decoder_step(
+    layer: Callable[..., Tensor],
+    query_pos: nn.Module,
+    head: nn.Module,
+    content: Tensor,
+    reference: Tensor,
+    memory: Memory,
+    groups: Sequence[Group],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries with content (B, Q, dim) and reference boxes (B, Q, 4) through a DecoderLayer and its box head.
+
+    Returns the new content, the same in the type of the head's weights, and what is to be added to the logits of
+    `reference` (B, Q, 4). A trained network and a deployed one run this.
+    """
+    content = layer(content, query_pos(reference.to(content.dtype)), reference, memory, groups)
+    exact = content.to(next(head.parameters()).dtype)
+    return content, exact, in_weight_type(head, exact).to(reference.dtype)
 
 
 class Decoder(nn.Module):
     """Memory from the encoder's maps, and boxes from queries."""
-
-    make_anchors: Callable[..., tuple[Tensor, Tensor]] = staticmethod(make_anchors)  # as HybridEncoder.position_code
 
     def __init__(
         self,
@@ -188,11 +224,11 @@ class Decoder(nn.Module):
         self.recompute = False  # layers in the backward pass of train mode, instead of keeping what lies between
         self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in range(num_levels))
         self.selector = QuerySelector(dim, num_classes, num_queries)
-        self.query_pos = MLP(4, 2 * dim, dim, 2)
+        self.query_pos = mlp(4, 2 * dim, dim, 2)
         for linear in self.query_pos.linears():
             nn.init.xavier_uniform_(linear.weight)
         self.layers = nn.ModuleList(
-            DecoderLayer(dim, feedforward_dim, num_heads, num_levels, num_points) for _ in range(num_layers)
+            decoder_layer(dim, feedforward_dim, num_heads, num_levels, num_points) for _ in range(num_layers)
         )
         self.score_heads = nn.ModuleList(score_head(dim, num_classes) for _ in range(num_layers))
         self.box_heads = nn.ModuleList(box_head(dim) for _ in range(num_layers))
@@ -202,7 +238,7 @@ class Decoder(nn.Module):
         maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
         shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
         tokens = torch.cat([tokens_of(x) for x in maps], dim=1)
-        anchors, valid = self.make_anchors(shapes, tokens, self.official_rectangles)
+        anchors, valid = make_anchors(shapes, tokens, self.official_rectangles)
         return Memory(tokens, shapes, anchors, valid, tokens * valid.to(tokens.dtype))
 
     def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, groups: Sequence[Group] = ()) -> Decoded:
@@ -214,15 +250,11 @@ class Decoder(nn.Module):
         content = content.to(memory.tokens.dtype)  # 16 bits under autocast, and so through all layers
         reference = box_logits.sigmoid()
         previous = reference  # the previous layer's box with its gradient
-        for i, layer in enumerate(self.layers):
-            position = self.query_pos(reference.to(content.dtype))
-            arguments = (content, position, reference, memory, groups)
+        for i, (layer, head) in enumerate(zip(self.layers, self.box_heads)):
+            run: Callable[..., Tensor] = layer
             if self.training and self.recompute:
-                content = checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
-            else:
-                content = layer(*arguments)
-            exact = content.to(next(self.box_heads[i].parameters()).dtype)  # for both heads
-            delta = in_weight_type(self.box_heads[i], exact).to(reference.dtype)
+                run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
+            content, exact, delta = decoder_step(run, self.query_pos, head, content, reference, memory, groups)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
                 logits.append(in_weight_type(self.score_heads[i], exact))

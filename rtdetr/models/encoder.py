@@ -5,7 +5,7 @@ Source: official repo: ppdet/modeling/transformers/hybrid_encoder.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +64,6 @@ class CSPBlock(nn.Module):
 class HybridEncoder(nn.Module):
     """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three."""
 
-    position_code: Callable[..., Tensor] = staticmethod(position_code)  # fold.deploy puts one here that remembers
-
     def __init__(
         self,
         in_channels: tuple[int, ...],
@@ -90,7 +88,7 @@ class HybridEncoder(nn.Module):
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
-        maps[-1] = self._attend(maps[-1])
+        maps[-1] = attend_within(maps[-1], self.aifi, position_code, self.official_rectangles)
         for i, (lateral, block) in enumerate(zip(self.lateral, self.top_down)):
             coarse = len(maps) - 1 - i
             # the lateral output replaces the coarse map for the way back up
@@ -99,19 +97,22 @@ class HybridEncoder(nn.Module):
             with torch.autocast(finer.device.type, enabled=False):  # it would widen both maps to 32 bits
                 upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
-        return self._up(maps)
+        return up(maps, self.downsample, self.bottom_up)
 
-    def _up(self, maps: list[Tensor]) -> list[Tensor]:
-        """The way back from fine to coarse."""
-        for i, (downsample, block) in enumerate(zip(self.downsample, self.bottom_up)):
-            maps[i + 1] = block(torch.cat((downsample(maps[i]), maps[i + 1]), dim=1))
-        return maps
 
-    def _attend(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        tokens = tokens_of(x)  # (B, H * W, dim)
-        code = self.position_code(height, width, x.shape[1], tokens, self.official_rectangles)
-        return self.aifi(tokens, code).transpose(1, 2).unflatten(2, (height, width))
+def attend_within(x: Tensor, layer: nn.Module, code: Callable[..., Tensor], official_rectangles: bool) -> Tensor:
+    """Attention among the cells of a map (B, dim, H, W). layer: an EncoderLayer; code: `position_code`."""
+    height, width = x.shape[-2:]
+    tokens = tokens_of(x)  # (B, H * W, dim)
+    position = code(height, width, x.shape[1], tokens, official_rectangles)
+    return layer(tokens, position).transpose(1, 2).unflatten(2, (height, width))
+
+
+def up(maps: list[Tensor], downsample: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[Tensor]:
+    """The way back from fine to coarse."""
+    for i, (smaller, block) in enumerate(zip(downsample, blocks)):
+        maps[i + 1] = block(torch.cat((smaller(maps[i]), maps[i + 1]), dim=1))
+    return maps
 
 
 def build_encoder(cfg: EncoderConfig, in_channels: tuple[int, ...], official_rectangles: bool) -> HybridEncoder:

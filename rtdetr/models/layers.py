@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,33 +103,38 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-def linear_relu(layer: nn.Linear, x: Tensor) -> Tensor:
-    return linear(x, layer.weight, layer.bias, relu=True)
+class LinearReLU(Linear):
+    """A linear layer with a bias, and the ReLU after it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias, relu=True)
 
 
 class MLP(nn.Module):
-    """Linear layers with ReLU between them."""
+    """Linear layers one after another: all but the last one with a ReLU, see `mlp`."""
 
-    linear_relu: Callable[[nn.Linear, Tensor], Tensor] = staticmethod(linear_relu)  # fold.deploy may put a faster one
-
-    def __init__(self, in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> None:
+    def __init__(self, layers: Iterable[nn.Module]) -> None:
         super().__init__()
-        widths = [in_dim] + [hidden_dim] * (num_layers - 1) + [out_dim]
-        self.layers = nn.ModuleList(Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.layers = nn.ModuleList(layers)
 
     def linears(self) -> list[nn.Linear]:
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     def forward(self, x: Tensor) -> Tensor:
-        *inner, last = self.linears()
-        for layer in inner:
-            x = self.linear_relu(layer, x)
-        return last(x)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def mlp(in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> MLP:
+    widths = [in_dim] + [hidden_dim] * (num_layers - 1)
+    inner = [LinearReLU(a, b) for a, b in itertools.pairwise(widths)]
+    return MLP([*inner, Linear(widths[-1], out_dim)])
 
 
 def box_head(dim: int) -> MLP:
     """MLP to four box logits that starts as 'no change'."""
-    head = MLP(dim, dim, 4, 3)
+    head = mlp(dim, dim, 4, 3)
     last = head.linears()[-1]
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
@@ -151,9 +156,9 @@ def in_weight_type(head: nn.Module, x: Tensor) -> Tensor:
         return head(x.to(next(head.parameters()).dtype))
 
 
-def xavier_linear(in_dim: int, out_dim: int) -> nn.Linear:
+def xavier_linear(in_dim: int, out_dim: int, relu: bool = False) -> Linear:
     """Linear layer with Xavier uniform weight; the bias keeps torch's U(1 / sqrt(in_dim))."""
-    layer = Linear(in_dim, out_dim)
+    layer = LinearReLU(in_dim, out_dim) if relu else Linear(in_dim, out_dim)
     nn.init.xavier_uniform_(layer.weight)
     return layer
 

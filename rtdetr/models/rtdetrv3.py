@@ -13,8 +13,8 @@ from rtdetr.models.backbone import STRIDES, ResNetVd, build_backbone
 from rtdetr.models.decoder import Decoder, build_decoder
 from rtdetr.models.denoising import Draws
 from rtdetr.models.dense_head import DenseHead
+from rtdetr.models.deployed import DeployedModel, DeployOptions, deploy
 from rtdetr.models.encoder import HybridEncoder, build_encoder
-from rtdetr.models.fold import DeployedModel, deploy
 from rtdetr.models.query_groups import QueryGroups
 from rtdetr.types import Predictions, Targets, TrainingOutputs
 
@@ -56,9 +56,9 @@ class RTDETRv3(nn.Module):
         decoded = self.decoder(selected.content, selected.box_logits, memory)
         return Predictions(decoded.logits[-1], decoded.boxes[-1])
 
-    def deploy(self, dtype: torch.dtype = torch.float32, channels_last: bool = True, **options: bool) -> DeployedModel:
-        """A copy that only detects, with fewer layers and kernels; `fold.deploy` explains the options."""
-        return deploy(self.backbone, self.encoder, self.decoder, dtype, channels_last, **options)
+    def deploy(self, options: DeployOptions | None = None) -> DeployedModel:
+        """A model that only detects, with fewer layers and kernels."""
+        return deploy(self.backbone, self.encoder, self.decoder, options or DeployOptions())
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> RTDETRv3:

@@ -1,4 +1,4 @@
-"""The folded model gives the answers of the model, and holds what detection needs and no more."""
+"""The deployed model gives the answers of the model, and holds what detection needs and no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from engine_helpers import NANO, tiny_updates
 from torch import nn
 
 from rtdetr.config import load_config
-from rtdetr.models.fold import MergedAttention, deploy
+from rtdetr.models.deployed import DeployOptions
+from rtdetr.models.deployed_layers import MergedAttention
 from rtdetr.models.layers import FrozenBatchNorm2d
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
 from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference, linear_relu, linear_relu_reference
@@ -38,7 +39,7 @@ def made_up(*updates: str) -> RTDETRv3:
 def test_same_answers(depth: int, norm: str, channels_last: bool) -> None:
     """In float64, where no two cells have nearly the same score."""
     model = made_up(f"model.backbone.depth={depth}", f"model.backbone.norm={norm}").double()
-    deployed = model.deploy(torch.float64, channels_last)
+    deployed = model.deploy(DeployOptions(dtype=torch.float64, channels_last=channels_last))
     for batch, height, width in SIZES[1:]:
         images = torch.rand(batch, 3, height, width, dtype=torch.float64)
         expected, found = model(images), deployed(images)
@@ -52,7 +53,7 @@ def test_float32(size: tuple[int, int, int], expansion: float) -> None:
     """Part by part, so that cells with nearly the same score may swap."""
     batch, height, width = size
     model = made_up(f"model.encoder.expansion={expansion}", "model.encoder.num_csp_blocks=2")
-    deployed = model.deploy(remember_sizes=True)
+    deployed = model.deploy(DeployOptions(remember_sizes=True))
     images = torch.rand(batch, 3, height, width)
     maps = model.encoder(model.backbone(images))
     for ours, theirs in zip(deployed.encoder(deployed.backbone(images)), maps):
@@ -71,7 +72,7 @@ def test_float32(size: tuple[int, int, int], expansion: float) -> None:
 def test_nothing_of_training_is_left_and_the_model_is_untouched(norm: str) -> None:
     model = made_up(f"model.backbone.norm={norm}")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    deployed = model.deploy(fuse_relu=True)
+    deployed = model.deploy(DeployOptions(fuse_relu=True))
     kinds = {type(module) for module in deployed.modules()}
     assert not kinds & {nn.BatchNorm2d, FrozenBatchNorm2d}
     assert not hasattr(deployed, "query_groups") and not hasattr(deployed, "dense_head")
@@ -87,17 +88,17 @@ def test_nothing_of_training_is_left_and_the_model_is_untouched(norm: str) -> No
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sixteen_bits_with_float32_islands(dtype: torch.dtype) -> None:
     model = made_up()
-    deployed = model.deploy(dtype)
+    deployed = model.deploy(DeployOptions(dtype=dtype))
     decoder = deployed.decoder
     heads = [decoder.selector.box_head, *decoder.box_heads]
     if dtype == torch.float16:  # the result alone would be rounded to pixels
-        heads = [head.linears()[-1] for head in heads]
+        heads = [head.layers[-1] for head in heads]
     islands = {name for head in [*heads, *decoder.score_heads] for name in map(id, head.parameters())}
     if dtype == torch.bfloat16:  # ranks cells, which float16 tells apart
         islands |= set(map(id, decoder.selector.score_head.parameters()))
     for name, parameter in deployed.named_parameters():
         assert parameter.dtype == (torch.float32 if id(parameter) in islands else dtype), name
-    assert torch.equal(decoder.box_heads[0].linears()[-1].weight, model.decoder.box_heads[0].linears()[-1].weight)
+    assert torch.equal(decoder.box_heads[0].layers[-1].weight, model.decoder.box_heads[0].linears()[-1].weight)
     found, expected = (each(torch.rand(2, 3, 64, 64)) for each in (deployed, model))
     assert found.boxes.dtype == found.logits.dtype == torch.float32
     scores = [each.logits.sigmoid().amax(2).sort().values for each in (found, expected)]
@@ -114,7 +115,7 @@ def test_a_bright_picture_costs_float16_its_digits_and_not_with_exact_ends() -> 
     first.norm.running_var.fill_(0.04)
     expected, errors = model.backbone(images), []
     for exact in (False, True):
-        deployed = model.deploy(torch.float16, exact_ends=exact)
+        deployed = model.deploy(DeployOptions(dtype=torch.float16, exact_ends=exact))
         maps = deployed.backbone(images.to(deployed.dtype))
         assert {each.dtype for each in maps} == {torch.float16}
         errors.append(max(float((ours - theirs).abs().mean()) for ours, theirs in zip(maps, expected)))
@@ -124,12 +125,11 @@ def test_a_bright_picture_costs_float16_its_digits_and_not_with_exact_ends() -> 
 
 def test_answers_for_a_size_are_computed_once() -> None:
     model = made_up().double()
-    deployed = model.deploy(torch.float64, remember_sizes=True)
+    deployed = model.deploy(DeployOptions(dtype=torch.float64, remember_sizes=True))
     for batch, height, width in (*SIZES[1:], *SIZES[1:]):
         images = torch.rand(batch, 3, height, width, dtype=torch.float64)
         torch.testing.assert_close(deployed(images).boxes, model(images).boxes, atol=1e-9, rtol=0)
     assert len(deployed.encoder.position_code.answers) == len(deployed.decoder.make_anchors.answers) == 2
-    assert model.decoder.make_anchors is type(model.decoder).make_anchors
 
 
 @pytest.mark.parametrize("depth", [18, 50])
@@ -137,7 +137,7 @@ def test_answers_for_a_size_are_computed_once() -> None:
 def test_fused_layers_give_the_same(depth: int, option: str) -> None:
     model = made_up(f"model.backbone.depth={depth}").double()
     images = torch.rand(2, 3, 64, 96, dtype=torch.float64)
-    fused = deploy(model.backbone, model.encoder, model.decoder, torch.float64, **{option: True})
+    fused = model.deploy(DeployOptions(dtype=torch.float64, **{option: True}))
     assert (option == "fuse_linear") == any(isinstance(module, MergedAttention) for module in fused.modules())
     torch.testing.assert_close(fused(images).boxes, model(images).boxes, atol=1e-9, rtol=0)
 
@@ -146,7 +146,7 @@ def test_nothing_of_the_model_is_copied_in_place() -> None:
     model, images = made_up().double(), torch.rand(1, 3, 64, 64, dtype=torch.float64)
     expected = model(images)
     stem = model.backbone.stem[0].conv
-    deployed = deploy(model.backbone, model.encoder, model.decoder, torch.float64, in_place=True)
+    deployed = model.deploy(DeployOptions(dtype=torch.float64, in_place=True))
     assert deployed.backbone.stem[0].conv is stem
     torch.testing.assert_close(deployed(images).boxes, expected.boxes, atol=1e-9, rtol=0)
 
@@ -158,7 +158,7 @@ def test_boxes_at_their_limits() -> None:
     logits = torch.tensor([-1e4, -20, -11.6, -11.5, -3, 0, 3, 11.5, 11.6, 20, 1e4], dtype=torch.float64)
     logits = logits[:, None].expand(1, -1, 4)
     content = torch.randn(1, logits.shape[1], 32).double()
-    deployed = model.deploy(torch.float64)
+    deployed = model.deploy(DeployOptions(dtype=torch.float64))
     found, expected = (each(content, logits, memory) for each in (deployed.decoder, model.decoder))
     torch.testing.assert_close(found.boxes, expected.boxes, atol=1e-8, rtol=0)
     torch.testing.assert_close(found.logits, expected.logits, atol=1e-6, rtol=0)
@@ -176,7 +176,9 @@ def test_a_compiled_model_is_deployed_too() -> None:
     for part in (model.backbone, model.encoder, model.decoder, model.decoder.selector):
         part.compile(backend=refuse)
     model.decoder.remember = torch.compile(model.decoder.remember, backend=refuse)
-    torch.testing.assert_close(model.deploy(torch.float64)(images).boxes, expected.boxes, atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        model.deploy(DeployOptions(dtype=torch.float64))(images).boxes, expected.boxes, atol=1e-9, rtol=0
+    )
 
 
 @pytest.mark.gpu
@@ -225,4 +227,4 @@ def test_bytes_are_pictures_too() -> None:
 def test_what_is_no_type_of_weights_is_refused() -> None:
     for dtype in (torch.int8, "float16"):
         with pytest.raises(ValueError, match="dtype: expected a floating point type of torch, got"):
-            made_up().deploy(dtype)  # type: ignore[arg-type]
+            DeployOptions(dtype=dtype)  # type: ignore[arg-type]

@@ -1,0 +1,242 @@
+"""A model that only detects, built from a trained one: fewer layers and kernels, the same answers.
+
+What goes: batch norms into their convolutions, the 1x1 branch of RepVGG blocks into the 3x3 one, the two branches of a
+CSP block into one convolution, the input projections of the finer maps into those that read them, the way from box to
+logit and back between decoder layers, and whatever only training needs.
+
+Letters: B images, S cells of all levels, Q queries. Boxes are cxcywh, normalised.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.models.backbone import ResNetVd, feature_maps
+from rtdetr.models.decoder import (
+    Decoded,
+    Decoder,
+    DecoderLayer,
+    Memory,
+    QuerySelector,
+    decoder_step,
+    gather_rows,
+    make_anchors,
+)
+from rtdetr.models.deployed_layers import (
+    ExactLinear,
+    FirstInFloat32,
+    FoldedBlock,
+    FusedLinearReLU,
+    MergedAttention,
+    MergedCSPBlock,
+    Remembered,
+    SummedLinearReLU,
+    TopDownBlock,
+    folded,
+    with_relu,
+)
+from rtdetr.models.encoder import HybridEncoder, attend_within, up
+from rtdetr.models.folding import fold_norm
+from rtdetr.models.layers import MLP, in_weight_type, position_code
+from rtdetr.ops.fused.top_k import top_k
+from rtdetr.types import Predictions, as_floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """How a deployed model computes.
+
+    dtype: of weights and features. Heads (see DeployedDecoder.exact_parts), reference boxes, anchors and results are
+    float32 at least.
+    remember_sizes: anchors and position codes are computed once for each image size, half a megabyte each, and kept;
+    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS, and so are the three projections of
+    the queries' self-attention. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
+    for_compiler: products with four columns or rows are written as sums, which torch.compile makes part of what stands
+    around them. exact_ends: images, the first convolution (see FirstInFloat32), the selector and whole box heads
+    stay in float32, too; not with fuse_relu. in_place: the trained model's own weights are taken, which uses it up.
+    """
+
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = True
+    remember_sizes: bool = False
+    fuse_linear: bool = False
+    fuse_relu: bool = False
+    for_compiler: bool = False
+    exact_ends: bool = False
+    in_place: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
+            raise ValueError(f"dtype: expected a floating point type of torch, got {self.dtype!r}")
+
+    @property
+    def exact_type(self) -> torch.dtype:
+        """Of what is float32 at least."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+
+class DeployedModel(nn.Module):
+    """Predictions of images (B, 3, H, W), RGB, floats of any type in [0, 1] or uint8; made by `deploy`."""
+
+    def __init__(
+        self, backbone: DeployedBackbone, encoder: DeployedEncoder, decoder: DeployedDecoder, options: DeployOptions
+    ) -> None:
+        super().__init__()
+        self.backbone, self.encoder, self.decoder = backbone, encoder, decoder
+        self.dtype = options.exact_type if options.exact_ends else options.dtype  # that images are given
+        self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
+
+    def forward(self, images: Tensor) -> Predictions:
+        scaled = as_floats(images).to(self.dtype).contiguous(memory_format=self.memory_format)
+        maps = self.encoder(self.backbone(scaled))
+        memory = self.decoder.remember(maps)
+        decoded = self.decoder(*self.decoder.selector(memory), memory)
+        return Predictions(decoded.logits[-1], decoded.boxes[-1])
+
+
+@torch.no_grad()
+def deploy(backbone: ResNetVd, encoder: HybridEncoder, decoder: Decoder, options: DeployOptions) -> DeployedModel:
+    """A deployed model of these parts; they stay as they are, unless options.in_place."""
+    if not options.in_place:
+        backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
+    parts = DeployedBackbone(backbone, options), DeployedEncoder(encoder, options), DeployedDecoder(decoder, options)
+    model = DeployedModel(*parts, options).eval().requires_grad_(False)
+    exact = model.decoder.exact_parts(options)
+    if options.exact_ends:
+        exact.append(model.backbone.stem[0])
+    kept = {id(parameter) for part in exact for parameter in part.parameters()}
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(options.exact_type if id(parameter) in kept else options.dtype)
+    return model.to(memory_format=torch.channels_last) if options.channels_last else model
+
+
+class DeployedBackbone(nn.Module):
+    """Maps of stride 8, 16 and 32 from images (B, 3, H, W)."""
+
+    def __init__(self, backbone: ResNetVd, options: DeployOptions) -> None:
+        super().__init__()
+        first, *others = (with_relu(fold_norm(each), options.fuse_relu) for each in backbone.stem)
+        if options.exact_ends:
+            first = FirstInFloat32(first, options.dtype)
+        self.stem = nn.Sequential(first, *others)
+        self.stages = nn.ModuleList()
+        for stage in backbone.stages:
+            assert isinstance(stage, nn.Sequential)
+            self.stages.append(nn.Sequential(*(FoldedBlock(block, options.fuse_relu) for block in stage)))
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        return feature_maps(images, self.stem, self.stages)
+
+
+class DeployedEncoder(nn.Module):
+    """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three; it projects the coarsest one alone."""
+
+    def __init__(self, encoder: HybridEncoder, options: DeployOptions) -> None:
+        super().__init__()
+        self.official_rectangles = encoder.official_rectangles
+        self.position_code = Remembered(position_code) if options.remember_sizes else position_code
+        *projections, self.coarsest_proj = map(fold_norm, encoder.input_proj)
+        self.aifi = encoder.aifi
+        self.lateral = nn.ModuleList(map(folded, encoder.lateral))
+        self.downsample = nn.ModuleList(map(folded, encoder.downsample))
+        self.bottom_up = nn.ModuleList(map(MergedCSPBlock, encoder.bottom_up))
+        self.top_down = nn.ModuleList(map(TopDownBlock, encoder.top_down, reversed(projections)))
+
+    def forward(self, maps: list[Tensor]) -> list[Tensor]:
+        coarsest = self.coarsest_proj(maps[-1])
+        maps = [*maps[:-1], attend_within(coarsest, self.aifi, self.position_code, self.official_rectangles)]
+        for i, (lateral, block) in enumerate(zip(self.lateral, self.top_down)):
+            coarse = len(maps) - 1 - i
+            maps[coarse] = lateral(maps[coarse])
+            maps[coarse - 1] = block(maps[coarse], maps[coarse - 1])
+        return up(maps, self.downsample, self.bottom_up)
+
+
+class DeployedDecoder(nn.Module):
+    """Boxes from the encoder's maps; hands them on from layer to layer as logits."""
+
+    # Between layers the official code makes a box of the logits and logits of the box, which so far is their limit.
+    LIMIT = math.log(1e5)
+
+    def __init__(self, decoder: Decoder, options: DeployOptions) -> None:
+        super().__init__()
+        self.official_rectangles = decoder.official_rectangles
+        self.make_anchors = Remembered(make_anchors) if options.remember_sizes else make_anchors
+        self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
+        self.selector = DeployedSelector(decoder.selector, options)
+        first, last = decoder.query_pos.linears()
+        self.query_pos = MLP([SummedLinearReLU(first) if options.for_compiler else with_own_relu(first, options), last])
+        self.layers = nn.ModuleList(deployed_layer(layer, options) for layer in decoder.layers)
+        self.box_heads = nn.ModuleList(deployed_box_head(head, options) for head in decoder.box_heads)
+        self.score_heads = decoder.score_heads[-1:]
+
+    def exact_parts(self, options: DeployOptions) -> list[nn.Module]:
+        """Those that stay in float32 where all else is of another type. In float16 of the box heads only the last layer
+        does, whose result would be rounded to pixels. The selector's scores only rank cells, of which the last ones
+        matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
+        box_heads = [self.selector.box_head, *self.box_heads]
+        if options.exact_ends:
+            return [self.selector, *box_heads, *self.score_heads]
+        if options.dtype == torch.float16:
+            return [*(head.layers[-1] for head in box_heads), *self.score_heads]
+        return [self.selector.score_head, *box_heads, *self.score_heads]
+
+    def remember(self, maps: list[Tensor]) -> Memory:
+        """As Decoder.remember, but for `valid_tokens`, which are all tokens: see DeployedSelector."""
+        maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
+        shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
+        tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
+        anchors, valid = self.make_anchors(shapes, tokens, self.official_rectangles)
+        return Memory(tokens, shapes, anchors, valid, tokens)
+
+    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory) -> Decoded:
+        """As Decoder.forward in eval mode."""
+        content = content.to(memory.tokens.dtype)
+        for layer, box_head in zip(self.layers, self.box_heads):
+            reference = box_logits.sigmoid()
+            content, _, delta = decoder_step(layer, self.query_pos, box_head, content, reference, memory, ())
+            box_logits = delta + box_logits.clamp(-self.LIMIT, self.LIMIT)
+        return Decoded(in_weight_type(self.score_heads[0], content)[None], box_logits.sigmoid()[None])
+
+
+class DeployedSelector(nn.Module):
+    """Scores every cell and takes the best as queries: content (B, Q, dim) and box logits (B, Q, 4).
+
+    The projection of a token of zeros is the bias: to put that in afterwards spares a second copy of the memory.
+    """
+
+    def __init__(self, selector: QuerySelector, options: DeployOptions) -> None:
+        super().__init__()
+        self.num_queries = selector.num_queries
+        self.proj, self.norm, self.score_head = selector.proj, selector.norm, selector.score_head
+        self.box_head = deployed_box_head(selector.box_head, options)
+
+    def forward(self, memory: Memory) -> tuple[Tensor, Tensor]:
+        projected = torch.where(memory.valid, in_weight_type(self.proj, memory.tokens), self.proj.bias)
+        features = self.norm(projected)
+        _, cells = top_k(in_weight_type(self.score_head, features).amax(dim=-1), self.num_queries)
+        content = gather_rows(features, cells)
+        box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
+        return content, box_logits
+
+
+def deployed_layer(layer: nn.Module, options: DeployOptions) -> DecoderLayer:
+    assert isinstance(layer, DecoderLayer)
+    attention = MergedAttention(layer.self_attn) if options.fuse_linear else layer.self_attn
+    first = with_own_relu(layer.linear1, options)
+    return DecoderLayer(attention, layer.norm1, layer.cross_attn, layer.norm2, first, layer.linear2, layer.norm3)
+
+
+def deployed_box_head(head: nn.Module, options: DeployOptions) -> MLP:
+    assert isinstance(head, MLP)
+    *inner, last = head.linears()
+    return MLP([*(with_own_relu(each, options) for each in inner), ExactLinear(last, as_sums=options.for_compiler)])
+
+
+def with_own_relu(layer: nn.Module, options: DeployOptions) -> nn.Module:
+    return FusedLinearReLU(layer) if options.fuse_linear else layer

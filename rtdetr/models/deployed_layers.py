@@ -1,0 +1,225 @@
+"""The layers of a deployed model, each made from layers of a trained one, whose weights it takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rtdetr.models.backbone import BasicBlock, Bottleneck, Shortcut
+from rtdetr.models.encoder import CSPBlock
+from rtdetr.models.folding import fold_norm, merge_branches, merge_repvgg, move_bias, pad_channels, split_branches
+from rtdetr.models.layers import ConvNorm, Group, LinearReLU, SelfAttention
+from rtdetr.ops.conv_relu import conv_relu, linear_relu
+
+
+class Remembered:
+    """A function whose answer depends on plain values and on the type and device of tensors: each is computed once."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.answers: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple((each.dtype, each.device) if isinstance(each, Tensor) else each for each in arguments)
+        if key not in self.answers:
+            self.answers[key] = self.function(*arguments)
+        return self.answers[key]
+
+
+class Conv(nn.Module):
+    """Convolution with a bias, the sum with another map if there is one, activation: a ConvNorm without its norm."""
+
+    def __init__(self, conv: nn.Conv2d, activation: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.conv, self.activation = conv, activation
+
+    def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
+        y = self.conv(x)
+        y = y if plus is None else y + plus
+        return y if self.activation is None else self.activation(y)
+
+
+def folded(block: nn.Module) -> Conv:
+    assert isinstance(block, ConvNorm)
+    return Conv(fold_norm(block), block.activation)
+
+
+class ConvRelu(nn.Module):
+    """ReLU of a convolution with a bias, and of a residual if there is one, in one call of cuDNN."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        # 16-bit kernels take channels by eight. For an image's three cuDNN would add the others itself, at every call.
+        self.lacking = pad_channels(conv, 8)
+        self.conv = conv
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        conv = self.conv
+        assert conv.bias is not None
+        if self.lacking:
+            x = F.pad(x, (0, 0, 0, 0, 0, self.lacking))
+        return conv_relu(x, conv.weight, conv.bias, residual, conv.stride[0], int(conv.padding[0]))
+
+
+def with_relu(conv: nn.Conv2d, fuse_relu: bool) -> nn.Module:
+    return ConvRelu(conv) if fuse_relu else Conv(conv, F.relu)
+
+
+class FirstInFloat32(nn.Module):
+    """The first convolution, whose results are rounded and not its weights.
+
+    In bright images its products and its bias are large and nearly cancel. Rounded to float16 they make most of the
+    error of a whole model: the logits that rank cells were off by 0.14 with it, and by 0.02 without.
+    """
+
+    def __init__(self, first: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.dtype = first, dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.first(images).to(self.dtype)
+
+
+class FoldedShortcut(nn.Module):
+    """A Shortcut without its norm."""
+
+    def __init__(self, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.stride, self.project = shortcut.stride, folded(shortcut.project)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
+        return self.project(x)
+
+
+class FoldedBlock(nn.Module):
+    """A residual block of the backbone without its norms. fuse_relu: the last convolution adds the shortcut."""
+
+    def __init__(self, block: nn.Module, fuse_relu: bool) -> None:
+        super().__init__()
+        assert isinstance(block, BasicBlock | Bottleneck)
+        convs = [fold_norm(block.conv1), fold_norm(block.conv2)]
+        if isinstance(block, Bottleneck):
+            convs.append(fold_norm(block.conv3))
+        shortcut = FoldedShortcut(block.shortcut) if isinstance(block.shortcut, Shortcut) else nn.Identity()
+        if fuse_relu and isinstance(shortcut, FoldedShortcut):
+            move_bias(shortcut.project.conv, convs[-1])
+        self.conv1, self.conv2 = (with_relu(conv, fuse_relu) for conv in convs[:2])
+        self.conv3 = with_relu(convs[2], fuse_relu) if len(convs) > 2 else None
+        self.shortcut = shortcut
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv1(x)
+        if self.conv3 is None:
+            return self.conv2(y, self.shortcut(x))
+        return self.conv3(self.conv2(y), self.shortcut(x))
+
+
+class MergedCSPBlock(nn.Module):
+    """A CSP block without its norms, with its two 1x1 branches in one convolution."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(block, CSPBlock)
+        self.branches = merge_branches(block)
+        self.rest = AfterBranches(block)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self.branches(x))
+
+
+class AfterBranches(nn.Module):
+    """What a CSP block does with its two branches, before their SiLU and one after the other in (B, 2 * C, H, W)."""
+
+    def __init__(self, block: CSPBlock) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Conv(merge_repvgg(each), F.silu) for each in block.blocks))
+        self.conv3 = folded(block.conv3) if isinstance(block.conv3, ConvNorm) else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=1)
+        return self.conv3(self.blocks(F.silu(first)) + F.silu(second))
+
+
+class TopDownBlock(nn.Module):
+    """A CSP block of the way down with what comes before it: the projection of the fine map, and the concatenation with
+    the coarse map after that was enlarged.
+
+    A 1x1 convolution of an enlarged map is the enlarged 1x1 convolution, and that of a concatenation a sum of two.
+    """
+
+    def __init__(self, block: nn.Module, projection: nn.Conv2d) -> None:
+        super().__init__()
+        assert isinstance(block, CSPBlock)
+        self.coarse, self.fine = split_branches(merge_branches(block), projection)
+        self.rest = AfterBranches(block)
+
+    def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
+        """coarse: (B, dim, h, w); fine: (B, C, H, W) as the backbone gives it."""
+        own = self.fine(fine)
+        return self.rest(own + F.interpolate(self.coarse(coarse), size=own.shape[-2:], mode="nearest"))
+
+
+class MergedAttention(nn.Module):
+    """Self-attention whose query, key and value come of one product with tokens and position side by side."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(attention, SelfAttention)
+        self.num_heads, self.out_proj = attention.num_heads, attention.out_proj
+        weight, dim = attention.in_proj_weight, attention.embed_dim
+        of_position = torch.cat((weight[: 2 * dim], torch.zeros_like(weight[2 * dim :])))  # not for the value
+        self.weight = nn.Parameter(torch.cat((weight, of_position), dim=1), requires_grad=False)
+        self.bias = attention.in_proj_bias
+
+    def forward(self, tokens: Tensor, position: Tensor, groups: Sequence[Group] = ()) -> Tensor:
+        """As SelfAttention; all tokens see one another."""
+        projected = F.linear(torch.cat((tokens, position), dim=-1), self.weight, self.bias)
+        query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in projected.chunk(3, -1))
+        return self.out_proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
+
+
+class FusedLinearReLU(nn.Module):
+    """A linear layer and its ReLU in one call of cuBLAS."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(linear, LinearReLU)
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear_relu(x, self.weight, self.bias)
+
+
+class SummedLinearReLU(nn.Module):
+    """A linear layer of few columns and its ReLU, for torch.compile: see `sums`."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(linear, LinearReLU)
+        self.weight, self.bias = linear.weight, linear.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(sums(x, self.weight, self.bias))
+
+
+class ExactLinear(nn.Module):
+    """A linear layer that takes features of any type and computes in that of its weights. as_sums: see `sums`."""
+
+    def __init__(self, linear: nn.Linear, as_sums: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.as_sums = linear.weight, linear.bias, as_sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.weight.dtype)
+        return sums(x, self.weight, self.bias) if self.as_sums else F.linear(x, self.weight, self.bias)
+
+
+def sums(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x @ weight.T + bias as a sum of products, which torch.compile makes part of what stands around it."""
+    return (x.unsqueeze(-2) * weight).sum(dim=-1) + bias
