@@ -17,7 +17,7 @@ import pytest
 import torch
 from engine_helpers import tiny_config, tiny_data
 from PIL import Image
-from test_models_fold import made_up
+from test_models_deployed import made_up
 from torch import Tensor
 
 from rtdetr.config import Config, ConfigError, Resize
@@ -38,6 +38,7 @@ from rtdetr.inference.deploy import (
     waking,
 )
 from rtdetr.inference.predictor import Predictor
+from rtdetr.models.deployed import DeployOptions
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.types import Detections
 
@@ -175,9 +176,8 @@ def test_tensors_of_every_kind(cfg: Config) -> None:
 
 
 def test_a_size_is_compiled_once() -> None:
-    model = made_up("model.decoder.num_layers=1").deploy(
-        remember_sizes=True, fuse_relu=True, fuse_linear=True, for_compiler=True
-    )
+    options = DeployOptions(remember_sizes=True, fuse_relu=True, fuse_linear=True, for_compiler=True)
+    model = made_up("model.decoder.num_layers=1").deploy(options)
     graphs = []
 
     def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:

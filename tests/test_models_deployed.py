@@ -181,6 +181,26 @@ def test_a_compiled_model_is_deployed_too() -> None:
     )
 
 
+@pytest.mark.slow
+def test_one_graph_for_the_compiler() -> None:
+    """fullgraph=True: a break raises."""
+    options = DeployOptions(remember_sizes=True, fuse_linear=True, for_compiler=True)
+    deployed, images = made_up().deploy(options), torch.rand(2, 3, 64, 96)
+    expected = deployed(images)  # first, as inference.deploy.Compiled does
+    torch._dynamo.reset()
+    for found, wanted in zip(torch.compile(deployed, fullgraph=True, backend="aot_eager")(images), expected):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_no_method_is_replaced() -> None:
+    """Deployed modules are built by their constructors."""
+    every = dict.fromkeys(("remember_sizes", "fuse_linear", "fuse_relu", "for_compiler", "exact_ends"), True)
+    for options in (DeployOptions(), DeployOptions(**every)):
+        for name, module in made_up().deploy(options).named_modules():
+            replaced = [key for key, value in vars(module).items() if callable(value) and hasattr(type(module), key)]
+            assert not replaced, (name, replaced)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("stride,kernel,residual", [(1, 3, False), (2, 3, False), (1, 1, True), (1, 3, True)])

@@ -40,7 +40,7 @@ from rtdetr.models.deployed_layers import (
     folded,
     with_relu,
 )
-from rtdetr.models.encoder import HybridEncoder, attend_within, up
+from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
 from rtdetr.models.folding import fold_norm
 from rtdetr.models.layers import MLP, in_weight_type, position_code
 from rtdetr.ops.fused.top_k import top_k
@@ -154,7 +154,7 @@ class DeployedEncoder(nn.Module):
             coarse = len(maps) - 1 - i
             maps[coarse] = lateral(maps[coarse])
             maps[coarse - 1] = block(maps[coarse], maps[coarse - 1])
-        return up(maps, self.downsample, self.bottom_up)
+        return bottom_up(maps, self.downsample, self.bottom_up)
 
 
 class DeployedDecoder(nn.Module):
@@ -170,7 +170,9 @@ class DeployedDecoder(nn.Module):
         self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
         self.selector = DeployedSelector(decoder.selector, options)
         first, last = decoder.query_pos.linears()
-        self.query_pos = MLP([SummedLinearReLU(first) if options.for_compiler else with_own_relu(first, options), last])
+        self.query_pos = MLP(
+            [SummedLinearReLU(first) if options.for_compiler else linear_with_relu(first, options), last]
+        )
         self.layers = nn.ModuleList(deployed_layer(layer, options) for layer in decoder.layers)
         self.box_heads = nn.ModuleList(deployed_box_head(head, options) for head in decoder.box_heads)
         self.score_heads = decoder.score_heads[-1:]
@@ -228,15 +230,15 @@ class DeployedSelector(nn.Module):
 def deployed_layer(layer: nn.Module, options: DeployOptions) -> DecoderLayer:
     assert isinstance(layer, DecoderLayer)
     attention = MergedAttention(layer.self_attn) if options.fuse_linear else layer.self_attn
-    first = with_own_relu(layer.linear1, options)
+    first = linear_with_relu(layer.linear1, options)
     return DecoderLayer(attention, layer.norm1, layer.cross_attn, layer.norm2, first, layer.linear2, layer.norm3)
 
 
 def deployed_box_head(head: nn.Module, options: DeployOptions) -> MLP:
     assert isinstance(head, MLP)
     *inner, last = head.linears()
-    return MLP([*(with_own_relu(each, options) for each in inner), ExactLinear(last, as_sums=options.for_compiler)])
+    return MLP([*(linear_with_relu(each, options) for each in inner), ExactLinear(last, as_sums=options.for_compiler)])
 
 
-def with_own_relu(layer: nn.Module, options: DeployOptions) -> nn.Module:
+def linear_with_relu(layer: nn.Module, options: DeployOptions) -> nn.Module:
     return FusedLinearReLU(layer) if options.fuse_linear else layer

@@ -97,7 +97,7 @@ class HybridEncoder(nn.Module):
             with torch.autocast(finer.device.type, enabled=False):  # it would widen both maps to 32 bits
                 upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
-        return up(maps, self.downsample, self.bottom_up)
+        return bottom_up(maps, self.downsample, self.bottom_up)
 
 
 def attend_within(x: Tensor, layer: nn.Module, code: Callable[..., Tensor], official_rectangles: bool) -> Tensor:
@@ -108,7 +108,7 @@ def attend_within(x: Tensor, layer: nn.Module, code: Callable[..., Tensor], offi
     return layer(tokens, position).transpose(1, 2).unflatten(2, (height, width))
 
 
-def up(maps: list[Tensor], downsample: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[Tensor]:
+def bottom_up(maps: list[Tensor], downsample: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[Tensor]:
     """The way back from fine to coarse."""
     for i, (smaller, block) in enumerate(zip(downsample, blocks)):
         maps[i + 1] = block(torch.cat((smaller(maps[i]), maps[i + 1]), dim=1))
