@@ -170,9 +170,8 @@ class DeployedDecoder(nn.Module):
         self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
         self.selector = DeployedSelector(decoder.selector, options)
         first, last = decoder.query_pos.linears()
-        self.query_pos = MLP(
-            [SummedLinearReLU(first) if options.for_compiler else linear_with_relu(first, options), last]
-        )
+        hidden = SummedLinearReLU(first) if options.for_compiler else linear_with_relu(first, options)
+        self.query_pos = MLP([hidden, last])
         self.layers = nn.ModuleList(deployed_layer(layer, options) for layer in decoder.layers)
         self.box_heads = nn.ModuleList(deployed_box_head(head, options) for head in decoder.box_heads)
         self.score_heads = decoder.score_heads[-1:]
