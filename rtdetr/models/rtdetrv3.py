@@ -5,7 +5,6 @@ Pictures (B, 3, H, W), RGB in [0, 1], any height and width; boxes are cxcywh, no
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from rtdetr.config import ModelConfig
