@@ -5,7 +5,7 @@
 #
 #   docker run -p 127.0.0.1:8000:8000 -v "$PWD/runs/mine:/weights:ro" rtdetr              # serves /weights/best.pth
 #   docker run -p 127.0.0.1:8000:8000 -v "$PWD/runs/mine:/weights:ro" --gpus all rtdetr:cuda
-#   docker run -v "$PWD:/data" -w /data -u "$(id -u)" rtdetr predict -w best.pth pictures/   # any other command
+#   docker run -v "$PWD:/data" -w /data -u "$(id -u)" rtdetr predict -w best.pth images/   # any other command
 #
 # For GPUs the host needs a driver for CUDA 13 and NVIDIA's container toolkit; nvcc is in the build stage alone.
 
@@ -43,6 +43,6 @@ EXPOSE 8000
 HEALTHCHECK --start-period=60s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8000/health', timeout=3)"]
 # In a container 0.0.0.0 is what `docker run -p` publishes, and nothing more. SIGTERM (docker stop) answers what was let
-# in; it needs more than Docker's ten seconds (docker stop -t) only where 64 pictures take longer.
+# in; it needs more than Docker's ten seconds (docker stop -t) only where 64 images take longer.
 ENTRYPOINT ["rtdetr"]
 CMD ["serve", "-w", "/weights/best.pth", "--host", "0.0.0.0"]

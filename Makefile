@@ -1,4 +1,4 @@
-# make demo   sets up .venv, trains a small detector on generated pictures, evaluates it, draws detections
+# make demo   sets up .venv, trains a small detector on generated images, evaluates it, draws detections
 # make test   formatter, linter, type checker, tests
 # make test-all that, tests that take minutes, every mutant, the documentation and, with a GPU, its tests
 # make docs   the documentation as a site in site/, every link checked
@@ -44,8 +44,8 @@ demo: $(READY)
 	$(PY) tools/train.py -c configs/rtdetrv3_nano_shapes.yml --output-dir $(DEMO) --overwrite $(if $(DEMO_UPDATE),-u $(DEMO_UPDATE))
 	$(PY) tools/eval.py -w $(DEMO)/best.pth
 	$(PY) tools/demo.py -w $(DEMO)/best.pth datasets/shapes/val/*0.* --output-dir $(DEMO)/detections --overwrite
-	$(PY) -m rtdetr.inference.found $(DEMO)/detections/results.json datasets/shapes/annotations/instances_val.json
-	@echo "Checkpoint, metrics.csv and curves.png: $(DEMO)   pictures with boxes: $(DEMO)/detections"
+	$(PY) -m rtdetr.inference.recall_check $(DEMO)/detections/results.json datasets/shapes/annotations/instances_val.json
+	@echo "Checkpoint, metrics.csv and curves.png: $(DEMO)   images with boxes: $(DEMO)/detections"
 
 lint: $(READY_DEV)
 	$(BIN)/ruff format --check .
@@ -60,7 +60,7 @@ test-all: test mutants docs
 
 browser: $(READY_DEV)
 	npm install --silent --no-save --no-package-lock --ignore-scripts --prefix build/browser onnxruntime-web@1
-	RTDETR_ORT_WEB=$(CURDIR)/build/browser/node_modules/onnxruntime-web $(PY) -m pytest -q -rs tests/test_export_examples.py -k browser
+	RTDETR_ORT_WEB=$(CURDIR)/build/browser/node_modules/onnxruntime-web $(PY) -m pytest -q -rs tests/export/test_export_examples.py -k browser
 
 docs: $(READY_DEV)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict

@@ -3,9 +3,9 @@
     pip install "rtdetr[ray]"
     python examples/ray_predict.py -w best.pth shards/ --output-dir found --actors 8 --gpus 1
 
-A shard is a text file, a path of a picture per line; all machines must see weights, lists, pictures and the output
-folder under the same paths. found/SHARD.jsonl has a line per picture, as `rtdetr predict --manifest` writes them. It
-appears when the shard is done, so each picture is there once: Ray gives the shard of an actor, worker or machine that
+A shard is a text file, a path of an image per line; all machines must see weights, lists, images and the output
+folder under the same paths. found/SHARD.jsonl has a line per image, as `rtdetr predict --manifest` writes them. It
+appears when the shard is done, so each image is there once: Ray gives the shard of an actor, worker or machine that
 was lost to another one, which begins it anew. Started again, the program goes on with the shards that have no file.
 Where a machine does not come back, its actors wait for room elsewhere, and the others do the work.
 RAY_ADDRESS names the cluster; without it Ray starts one on this machine.
@@ -29,7 +29,7 @@ from rtdetr.inference.results import item_of
 
 
 class Detect:
-    """Searches the pictures of a shard."""
+    """Searches the images of a shard."""
 
     def __init__(self, weights: Path, output: Path, threshold: float, batch_size: int, gpus: float) -> None:
         self.predictor = Predictor(weights, "cuda" if gpus else "cpu", threshold)
@@ -61,7 +61,7 @@ def main() -> int:
 
     shards, output = sorted(args.shards.resolve().glob("*.txt")), args.output_dir.resolve()
     if not shards:
-        print(f"error: {args.shards}: expected a folder of *.txt, lists of pictures; got none", file=sys.stderr)
+        print(f"error: {args.shards}: expected a folder of *.txt, lists of images; got none", file=sys.stderr)
         return 2
     output.mkdir(parents=True, exist_ok=True)
     left = [each for each in shards if not (output / f"{each.stem}.jsonl").exists()]
@@ -79,10 +79,10 @@ def main() -> int:
     )
     for row in work.iter_rows() if left else ():
         done.update({key: value for key, value in row.items() if key != "shard"})
-        print(f"{row['shard']}: {row['pictures']} pictures, {row['objects']} objects", flush=True)
+        print(f"{row['shard']}: {row['pictures']} images, {row['objects']} objects", flush=True)
     for each in (unfinished for shard in shards for unfinished in output.glob(f".{shard.stem}.*")):
         each.unlink()  # of who was lost
-    print(f"{done['pictures']} pictures, {done['objects']} objects, {done['unreadable']} unreadable; all in {output}")
+    print(f"{done['pictures']} images, {done['objects']} objects, {done['unreadable']} unreadable; all in {output}")
     return 1 if done["unreadable"] else 0
 
 

@@ -11,18 +11,18 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from rtdetr.commands.configs import find_config
-from rtdetr.commands.run_folder import choose_folder, prepare_folder
 from rtdetr.config import Config, ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
 from rtdetr.data.classes import Classes, DataError, new_classes
-from rtdetr.data.locate import data_updates
+from rtdetr.data.data_arguments import data_updates
+from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
+from rtdetr.shipped_configs import find_config
 
 if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while the GPU starts
     import torch
 
-    from rtdetr.engine.evaluator import EvalResult
+    from rtdetr.engine.evaluation.evaluator import EvalResult
     from rtdetr.inference.predictors import Predictors
     from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
     from rtdetr.weights.hub import Format
@@ -283,7 +283,7 @@ class RTDETRv3:
         `train`, by default the validation set of the config. Under torchrun the first process gets them alone."""
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine import distributed
-        from rtdetr.engine.evaluator import evaluate
+        from rtdetr.engine.evaluation.evaluator import evaluate
         from rtdetr.ops.kernels import using
         from rtdetr.process_state import process_restored
 
@@ -304,21 +304,21 @@ class RTDETRv3:
         int8: bool = False,
         calibrate: str | Path | None = None,
         input_type: Literal["uint8", "float"] = "uint8",
-        pictures: str | Path | None = None,
+        images: str | Path | None = None,
     ) -> Path:
         """The exported file or folder, whose certificate lies beside it. The arguments are explained at
         `rtdetr.export.export_model`."""
         from rtdetr.export import export_model  # here because it may bring onnx along
 
         network = self._network("export")
-        for argument, given in (("output", output), ("calibrate", calibrate), ("pictures", pictures)):
+        for argument, given in (("output", output), ("calibrate", calibrate), ("pictures", images)):
             if given is not None:
                 _path(argument, given)
         own: Any = (network, self.cfg, self.classes)
         if self.weights is not None and not self._changed():
             own = self.weights
         exported = export_model(
-            own, format, output, half, raw, int8=int8, calibrate=calibrate, input_type=input_type, pictures=pictures
+            own, format, output, half, raw, int8=int8, calibrate=calibrate, input_type=input_type, images=images
         )
         return Path(exported.path)
 
@@ -396,8 +396,8 @@ def _is_exported(path: Path) -> bool:
 
 
 def _best_figures(metrics: Path) -> dict[str, float]:
-    from rtdetr.engine.evaluator import FIGURES
-    from rtdetr.engine.metrics import read_rows
+    from rtdetr.engine.evaluation.evaluator import FIGURES
+    from rtdetr.engine.run_files.metrics import read_rows
 
     evaluated = [row for row in read_rows(metrics) if row["kind"] == "eval" and row.get("AP")]
     if not evaluated:

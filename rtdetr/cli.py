@@ -1,6 +1,6 @@
 """The command line: `rtdetr COMMAND ...`. The files in tools/ call the same functions.
 
-Exit codes: 0 done; 1 the run failed, or some pictures could not be read; 2 the command, a config, data, a weight file
+Exit codes: 0 done; 1 the run failed, or some images could not be read; 2 the command, a config, data, a weight file
 or an output path cannot be used; 128 + n stopped by signal n (130 is Ctrl-C, 141 that nobody read on).
 
 Help is quick because this file and the heads of rtdetr/commands import nothing that is slow.
@@ -31,7 +31,7 @@ from rtdetr.commands import (
     train,
     weights,
 )
-from rtdetr.commands.outputs import nobody_reads
+from rtdetr.outputs import nobody_reads
 from rtdetr.threads import making_room
 from rtdetr.wording import command_running
 
@@ -44,10 +44,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
-    "predict": Command(predict.run, "detect objects in pictures and videos; draw and list them"),
-    "serve": Command(serve.run, "detect in pictures that come by HTTP, with a page to try it"),
+    "predict": Command(predict.run, "detect objects in images and videos; draw and list them"),
+    "serve": Command(serve.run, "detect in images that come by HTTP, with a page to try it"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
-    "learning-curve": Command(learning_curve.run, "tell whether labelling more pictures would pay"),
+    "learning-curve": Command(learning_curve.run, "tell whether labelling more images would pay"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
     "weights": Command(weights.run, "list the weights that have a name"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
@@ -100,12 +100,12 @@ def _exit_code(error: Exception) -> int | None:
     if isinstance(error, ProcessLost):  # which leaves little time: the imports below take seconds on a busy machine
         return 1
 
-    from rtdetr.commands.outputs import OutputError, RunFailed
     from rtdetr.config import ConfigError
     from rtdetr.data.classes import DataError
     from rtdetr.engine.distributed import DeviceError
     from rtdetr.engine.failures import TrainingFailed
     from rtdetr.export import ExportFailed
+    from rtdetr.outputs import OutputError, RunFailed
     from rtdetr.weights.checkpoint import CheckpointError
 
     if isinstance(error, (ConfigError, DataError, CheckpointError, DeviceError, OutputError)):

@@ -31,7 +31,7 @@ Resize = Literal["cubic", "bilinear", "bicubic"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a typing error
 # before it fills the memory.
-CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/auto_config.py replaces auto
+CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/planning/auto_config.py replaces auto
 Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
@@ -95,8 +95,8 @@ class SupervisionConfig:
     num_denoising: CountOrNone = 100  # 0 switches denoising off
     label_noise_ratio: Annotated[float, Range(0, 2)] = 0.5  # half of it is the probability that a label is redrawn
     box_noise_scale: Annotated[float, Range(0, 100)] = 1.0
-    # Of a picture with more boxes so many are denoised, drawn at random, and boxes are repeated less often, so that
-    # memory stays bounded. The official code knows no such limit, and COCO no such picture (docs/training.md).
+    # Of an image with more boxes so many are denoised, drawn at random, and boxes are repeated less often, so that
+    # memory stays bounded. The official code knows no such limit, and COCO no such image (docs/training.md).
     crowd_limit: Count = 200
     dense_head: bool = True
 
@@ -127,7 +127,7 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
-    images: str = ""  # folder that holds the pictures; empty: where the annotations say
+    images: str = ""  # folder that holds the images; empty: where the annotations say
     annotations: str = ""  # COCO or LVIS JSON, VOC folder, YOLO data.yaml, or the folder of a whole set
     split: Literal["", "train", "val", "trainval", "test"] = (
         ""  # of a folder with several; empty: as the section's name
@@ -141,9 +141,9 @@ class AugmentConfig:
     expand_max_ratio: Annotated[float, Range(1, 16)] = 4.0
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
-    # Unknown to the official recipe: up to four objects of another picture pasted in; a turn by 90, 180 or 270 degrees,
+    # Unknown to the official recipe: up to four objects of another image pasted in; a turn by 90, 180 or 270 degrees,
     # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs. An
-    # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/auto_config.py).
+    # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/planning/auto_config.py).
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
     turn_after: EpochsOrAuto = 0
@@ -160,16 +160,16 @@ class DataConfig:
     # How images get that size. cubic: OpenCV's, as in the official pipeline. bilinear, bicubic: smoothed where they
     # shrink, as Pillow, torchvision and transformers do.
     interpolation: Resize = "cubic"
-    # Pictures per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/auto_config.py).
+    # Images per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/planning/auto_config.py).
     train_batch_size: CountOrAuto = 16
     val_batch_size: Count = 8
     num_workers: Annotated[int, Range(0, 256)] = 4
-    # Pictures that claim more are refused before they are decoded; raise it for aerial ones.
+    # Images that claim more are refused before they are decoded; raise it for aerial ones.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
-    # Bad records are left out and listed, up to 5 % of the pictures and of the boxes; refuse: none may be bad.
+    # Bad records are left out and listed, up to 5 % of the images and of the boxes; refuse: none may be bad.
     on_defect: OnDefect = "drop"
-    # A picture that cannot be read in training is replaced by another one; above this share of those seen so far, and
+    # An image that cannot be read in training is replaced by another one; above this share of those seen so far, and
     # from ten or most of the set on, training stops. 0: at the first one.
     max_unreadable: Share = 0.05
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -178,7 +178,7 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     lr: Annotated[float, Range(0, 0.1, above=True)] = 4e-4
-    lr_batch: Count = 16  # pictures of a step that lr is meant for; counts where data.train_batch_size is auto
+    lr_batch: Count = 16  # images of a step that lr is meant for; counts where data.train_batch_size is auto
     # Of stages res2 to res5; the stem has the full rate. auto: 0.1 where the backbone has learnt something, else 1.
     backbone_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.1
     weight_decay: Share = 1e-4
@@ -204,7 +204,7 @@ class EmaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of pictures
+    epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of images
     precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most processors take ten times as long
     accumulate: CountOrAuto = 1  # batches per optimiser step
     counted_batches: CountOrNone = 0  # of them, where rate or epochs are auto; 0: all
@@ -222,7 +222,7 @@ class TrainConfig:
     min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Seed = 0
-    # Of the order of pictures and of what is done to them, whatever the number of data workers; auto: that of `seed`.
+    # Of the order of images and of what is done to them, whatever the number of data workers; auto: that of `seed`.
     data_seed: SeedOrAuto = "auto"
     deterministic: bool = False  # on a GPU the same bits every time, as a CPU gives anyway; slower
     # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,

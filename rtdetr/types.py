@@ -1,6 +1,6 @@
 """The small structures that travel between data, model, losses and engine.
 
-Letters: B pictures in a batch, M boxes of the fullest picture (at least 1), C classes, Q queries of a group,
+Letters: B images in a batch, M boxes of the fullest image (at least 1), C classes, Q queries of a group,
 G groups, K prediction layers, N denoising queries of a group, A cells of all levels.
 Boxes are either `cxcywh` normalised by the input size or `xyxy` in pixels of the network input; each field says which.
 """
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class Targets(NamedTuple):
-    """Ground truth of a batch, padded to the fullest picture. A batch without any box has M = 1 and an empty mask."""
+    """Ground truth of a batch, padded to the fullest image. A batch without any box has M = 1 and an empty mask."""
 
     labels: Tensor  # (B, M) int64 contiguous class index, 0 in padding
     boxes: Tensor  # (B, M, 4) cxcywh, normalised; 0 in padding
     boxes_pixel: Tensor  # (B, M, 4) xyxy, pixels of the network input; 0 in padding
     mask: Tensor  # (B, M) bool, True for a real box
-    counts: tuple[int, ...]  # boxes per picture, known on the host so that nobody has to ask the device; () in a CUDA
+    counts: tuple[int, ...]  # boxes per image, known on the host so that nobody has to ask the device; () in a CUDA
     # graph, which serves batches of any counts, and for a part of the boxes: there the mask alone tells
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Targets:
@@ -33,26 +33,26 @@ class Targets(NamedTuple):
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     def padded(self, size: int) -> Targets:
-        """With room for `size` boxes in each picture."""
+        """With room for `size` boxes in each image."""
         room = size - self.labels.shape[1]
         labels, mask = (F.pad(tensor, (0, room)) for tensor in (self.labels, self.mask))
         boxes, boxes_pixel = (F.pad(tensor, (0, 0, 0, room)) for tensor in (self.boxes, self.boxes_pixel))
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     def part(self, start: int, stop: int) -> Targets:
-        """Those of pictures start to stop - 1."""
+        """Those of images start to stop - 1."""
         labels, boxes, boxes_pixel, mask = (t[start:stop] for t in self[:4])
         return Targets(labels, boxes, boxes_pixel, mask, self.counts[start:stop])
 
     def of(self, slots: Tensor) -> Targets:
-        """The boxes in slots (B, S) int64 of their pictures alone; how many of them are real, the mask says."""
+        """The boxes in slots (B, S) int64 of their images alone; how many of them are real, the mask says."""
         labels, mask = self.labels.gather(1, slots), self.mask.gather(1, slots)
         boxes, boxes_pixel = (x.gather(1, slots[..., None].expand(-1, -1, 4)) for x in (self.boxes, self.boxes_pixel))
         return Targets(labels, boxes, boxes_pixel, mask, counts=())
 
     @staticmethod
     def stack(labels: list[Tensor], boxes: list[Tensor], boxes_pixel: list[Tensor]) -> Targets:
-        """Pads per-picture labels (n,), boxes (n, 4) cxcywh normalised and boxes_pixel (n, 4) xyxy into one batch."""
+        """Pads per-image labels (n,), boxes (n, 4) cxcywh normalised and boxes_pixel (n, 4) xyxy into one batch."""
         counts = tuple(len(each) for each in labels)
         size = max(1, *counts) if counts else 1
         padded_labels = torch.zeros(len(counts), size, dtype=torch.int64)
@@ -71,11 +71,11 @@ def as_floats(images: Tensor) -> Tensor:
 
 
 class ImageInfo(NamedTuple):
-    """What is known of a picture besides its pixels."""
+    """What is known of an image besides its pixels."""
 
     image_id: int
     file_name: str
-    height: int  # pixels of the picture as it was read; 0: it could not be
+    height: int  # pixels of the image as it was read; 0: it could not be
     width: int
 
 
@@ -85,7 +85,7 @@ class Batch(NamedTuple):
     images: Tensor  # (B, 3, H, W) RGB: uint8 in training, a quarter of the bytes to pass on; else float32 in [0, 1]
     targets: Targets
     infos: tuple[ImageInfo, ...]
-    unreadable: tuple[str, ...] = ()  # about pictures that could not be used
+    unreadable: tuple[str, ...] = ()  # about images that could not be used
 
     def pin_memory(self) -> Batch:
         return Batch(self.images.pin_memory(), self.targets.pin_memory(), self.infos, self.unreadable)
@@ -103,7 +103,7 @@ class Detections(NamedTuple):
 
     scores: Tensor  # (B, T) in [0, 1]
     labels: Tensor  # (B, T) int64 contiguous class index
-    boxes: Tensor  # (B, T, 4) xyxy, pixels of the original picture
+    boxes: Tensor  # (B, T, 4) xyxy, pixels of the original image
 
 
 class QueryOutputs(NamedTuple):

@@ -36,10 +36,10 @@ def shared_golden(name: str) -> Path:
 
 
 def shared_data(name: str) -> Path:
-    """A folder of real pictures; skips the test, with the reason, where it is not at hand."""
+    """A folder of real images; skips the test, with the reason, where it is not at hand."""
     folder = SHARED / "data" / name
     if not folder.is_dir():
-        pytest.skip(f"real pictures: ../shared/data/{name} is not there")
+        pytest.skip(f"real images: ../shared/data/{name} is not there")
     return folder
 
 

@@ -30,7 +30,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE", "configs", "rtdetr", "tests")
-TESTS = ("src/tests/test_ops.py", "src/tests/test_ops_torch.py", "-m", "not gpu and not slow", "-k", "not onnx")
+TESTS = ("src/tests/ops/test_ops.py", "src/tests/ops/test_ops_torch.py", "-m", "not gpu and not slow", "-k", "not onnx")
 LIMIT = 600  # seconds for one command
 SMOKE = """
 import torch

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-TRAIN = "tests/test_parity_train.py::test_training_step_matches_official_model[train_r18_f64_sq_atss]"
-COMPONENTS = "tests/test_parity_components.py"
-CONVERT = "tests/test_parity_convert.py"
+TRAIN = "tests/parity/test_parity_train.py::test_training_step_matches_official_model[train_r18_f64_sq_atss]"
+COMPONENTS = "tests/parity/test_parity_components.py"
+CONVERT = "tests/parity/test_parity_convert.py"
 BY_ASSERTION = re.compile(r"tests/\w+\.py:\d+: (assert |AssertionError|Failed: DID NOT RAISE)")
 SECONDS = 900  # for one test; a healthy one takes about 30
 
@@ -106,7 +106,7 @@ MUTANTS = (
         "rtdetr/models/query_groups.py",
         "DenoisingOutputs(noised_logits, noised_boxes, queries",
         "DenoisingOutputs(noised_logits.detach(), noised_boxes.detach(), queries",
-        "tests/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
+        "tests/models/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(
         "no noise masks",
@@ -134,7 +134,7 @@ MUTANTS = (
         "rtdetr/data/preprocess.py",
         "interpolation=cv2.INTER_CUBIC",
         "interpolation=cv2.INTER_AREA",
-        "tests/test_parity_preprocess.py::TestOfficialPictures::test_jpeg_within_two_grey_levels",
+        "tests/parity/test_parity_preprocess.py::TestOfficialImages::test_jpeg_within_two_grey_levels",
     ),
     Mutant(
         "any pickle global allowed",

@@ -18,7 +18,7 @@ from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict,
 from rtdetr.config_file import MAX_BYTES, Range
 from rtdetr.config_keys import OLD_KEYS
 from rtdetr.data.pixels import INTERPOLATIONS
-from rtdetr.engine.auto_config import BY_WEIGHTS
+from rtdetr.engine.planning.auto_config import BY_WEIGHTS
 from rtdetr.models.backbone import STAGE_BLOCKS, STRIDES
 
 ROOT = Path(__file__).resolve().parents[1]

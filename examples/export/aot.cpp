@@ -5,7 +5,7 @@
 //       -L$T/lib -Wl,-rpath,$T/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -ldl -o aot
 //   ./aot model.aot.pt2 model.aot.ops.so        (the second one where the export wrote it)
 //
-// It feeds one grey picture and prints the best detection. Pictures of your own have to be contiguous: the package reads
+// It feeds one grey image and prints the best detection. Images of your own have to be contiguous: the package reads
 // them as they lie in memory and checks nothing.
 
 #include <dlfcn.h>

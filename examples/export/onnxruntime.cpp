@@ -1,8 +1,8 @@
-// Runs an exported ONNX file with ONNX Runtime's C++ API, on a picture in the PPM format (P6, made by
-// `convert picture.jpg picture.ppm`), so that no picture library is needed.
+// Runs an exported ONNX file with ONNX Runtime's C++ API, on an image in the PPM format (P6, made by
+// `convert image.jpg image.ppm`), so that no image library is needed.
 //
 //   g++ -std=c++17 -O2 onnxruntime.cpp -I$ORT/include -L$ORT/lib -lonnxruntime -o detect
-//   ./detect model.onnx picture.ppm [threshold]
+//   ./detect model.onnx image.ppm [threshold]
 //
 // $ORT: a release of https://github.com/microsoft/onnxruntime, unpacked. The boxes are those of `rtdetr predict`.
 
@@ -20,23 +20,23 @@
 #include <string>
 #include <vector>
 
-struct Picture {
+struct Image {
   int width = 0, height = 0;
   std::vector<uint8_t> pixels;  // height x width x 3, RGB
 };
 
-Picture read_ppm(const std::string& path) {
+Image read_ppm(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string magic;
   int most = 0;
-  Picture picture;
-  file >> magic >> picture.width >> picture.height >> most;
+  Image image;
+  file >> magic >> image.width >> image.height >> most;
   if (!file || magic != "P6" || most != 255) throw std::runtime_error(path + ": expected an 8-bit PPM file (P6)");
   file.get();
-  picture.pixels.resize(size_t(picture.width) * picture.height * 3);
-  if (!file.read(reinterpret_cast<char*>(picture.pixels.data()), picture.pixels.size()))
+  image.pixels.resize(size_t(image.width) * image.height * 3);
+  if (!file.read(reinterpret_cast<char*>(image.pixels.data()), image.pixels.size()))
     throw std::runtime_error(path + ": ends too early");
-  return picture;
+  return image;
 }
 
 struct Four {  // pixels that make one of another size
@@ -58,7 +58,7 @@ std::vector<Four> cubic(int size, int old_size) {
 }
 
 // (3, height, width), by the filter of training.
-std::vector<uint8_t> resized(const Picture& from, int height, int width) {
+std::vector<uint8_t> resized(const Image& from, int height, int width) {
   const auto down = cubic(height, from.height), across = cubic(width, from.width);
   std::vector<float> rows(size_t(from.height) * width * 3);
   for (int y = 0; y < from.height; ++y)
@@ -100,7 +100,7 @@ std::vector<std::string> strings(const std::string& json) {
 }
 
 int main(int argc, char** argv) try {
-  if (argc < 3) throw std::runtime_error("usage: detect model.onnx picture.ppm [threshold]");
+  if (argc < 3) throw std::runtime_error("usage: detect model.onnx image.ppm [threshold]");
   const float threshold = argc > 3 ? std::atof(argv[3]) : 0.5f;
   Ort::Env env(ORT_LOGGING_LEVEL_WARNING, "rtdetr");
   Ort::Session session(env, argv[1], Ort::SessionOptions{});
@@ -114,10 +114,10 @@ int main(int argc, char** argv) try {
     throw std::runtime_error("expected a file of `rtdetr export` with detections and uint8 input");
   const auto names = strings(about("names"));
   const auto [height, width] = input_size(preprocess);
-  const Picture picture = read_ppm(argv[2]);
+  const Image image = read_ppm(argv[2]);
 
-  auto pixels = resized(picture, height, width);
-  std::array<int64_t, 2> sizes{picture.height, picture.width};
+  auto pixels = resized(image, height, width);
+  std::array<int64_t, 2> sizes{image.height, image.width};
   const std::array<int64_t, 4> images_shape{1, 3, height, width};
   const std::array<int64_t, 2> sizes_shape{1, 2};
   const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);

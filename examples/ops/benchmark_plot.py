@@ -15,7 +15,7 @@ from torch.utils.benchmark import Timer
 
 from rtdetr.ops import ms_deform_attn, why_not_compiled
 
-SHAPES = ((80, 80), (40, 40), (20, 20))  # a picture of 640 x 640
+SHAPES = ((80, 80), (40, 40), (20, 20))  # an image of 640 x 640
 
 
 def milliseconds(backend: str, device: str, queries: int, seconds: float, backward: bool) -> float:

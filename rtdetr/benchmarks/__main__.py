@@ -2,7 +2,7 @@
 
 `rtdetr benchmark op`: the deformable attention op, every backend, type and case.
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
-`rtdetr benchmark data`: training pictures per second of one core, beside torchvision's transforms.
+`rtdetr benchmark data`: training images per second of one core, beside torchvision's transforms.
 `rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
 `rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files;
     and `RTDETRv3.predict` with its default options, as a script calls it.
@@ -27,10 +27,10 @@ from rtdetr.benchmarks import eval as benchmark_eval
 from rtdetr.benchmarks import infer as benchmark_infer
 from rtdetr.benchmarks import op as benchmark_op
 from rtdetr.benchmarks import train as benchmark_train
-from rtdetr.commands.configs import find_config
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
+from rtdetr.shipped_configs import find_config
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -58,21 +58,21 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
     text = "milliseconds of each step too"
-    data = command(commands, "data", "training pictures per second of one core", measure_data, False, text)
+    data = command(commands, "data", "training images per second of one core", measure_data, False, text)
     data.add_argument("--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)")
-    data.add_argument("--count", type=positive, default=64, help="pictures of a turn (default: 64)")
+    data.add_argument("--count", type=positive, default=64, help="images of a turn (default: 64)")
     data.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: 5)")
     text = "seconds of each step too"
     scoring = command(commands, "eval", "scoring the detections of a validation set", measure_eval, False, text)
     scoring.add_argument("--pictures", type=positive, default=5000, help="default: 5000")
-    scoring.add_argument("--detections", type=positive, default=300, help="in each picture (default: 300)")
+    scoring.add_argument("--detections", type=positive, default=300, help="in each image (default: 300)")
     evaluators = benchmark_eval.EVALUATORS
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
     text = "kernels and waits of a call, and how long they keep the GPU busy"
     infer = command(commands, "infer", "detection through the public predictor", measure_infer, profile=text)
     infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
     infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    infer.add_argument("--batch", nargs="+", type=positive, default=[1, 32], help="pictures at a time (default: 1 32)")
+    infer.add_argument("--batch", nargs="+", type=positive, default=[1, 32], help="images at a time (default: 1 32)")
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
     infer.add_argument(
         "--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES, *benchmark_infer.PUBLIC], help=text
@@ -87,8 +87,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     train.add_argument("-u", "--update", nargs="+", default=[], metavar="KEY=VALUE")
     train.add_argument("--modes", nargs="+", choices=list(benchmark_train.MODES), default=list(benchmark_train.MODES))
     train.add_argument("--batch", type=positive, default=16)
-    train.add_argument("--size", type=positive, default=640, help="side of the pictures (default: 640)")
-    train.add_argument("--boxes", type=positive, help="in every picture (default: COCO's numbers)")
+    train.add_argument("--size", type=positive, default=640, help="side of the images (default: 640)")
+    train.add_argument("--boxes", type=positive, help="in every image (default: COCO's numbers)")
     train.add_argument("--steps", type=positive, default=40)
     train.add_argument("--gpus", type=positive, default=1, help="of this machine, one process each (default: 1)")
     return parser.parse_args(arguments)
@@ -137,7 +137,7 @@ def measure_data(args: argparse.Namespace) -> int:
     """Prints the tables and writes the JSON file."""
     environment = {"torch": torch.__version__, **benchmark_data.versions()}
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    with benchmark_data.opened(args.pictures, min(args.count, 64)) as source:
+    with benchmark_data.opened(args.images, min(args.count, 64)) as source:
         rows = benchmark_data.measure(source, args.count, args.rounds)
         print(benchmark_data.table(rows))
         steps = benchmark_data.profile(source, args.count) if args.profile else {}
@@ -179,7 +179,7 @@ def measure_train(args: argparse.Namespace) -> int:
 
 def measure_eval(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file; 1 when the evaluators disagree."""
-    rows = benchmark_eval.measure(args.pictures, args.detections, args.profile, args.evaluators)
+    rows = benchmark_eval.measure(args.images, args.detections, args.profile, args.evaluators)
     print(benchmark_eval.table(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")

@@ -1,6 +1,6 @@
 """Measures `rtdetr.ops.linear_assignment`, and making its costs, at the size of RT-DETRv3-R18's training step.
 
-The problems are those of 16 pictures in four prediction layers: four one-to-one groups of 300 queries, and one group of
+The problems are those of 16 images in four prediction layers: four one-to-one groups of 300 queries, and one group of
 450 in which a box is offered four times. Times are medians in milliseconds; on a GPU by events.
 """
 
@@ -26,7 +26,7 @@ from rtdetr.types import QueryOutputs, Targets
 
 LAYERS, CLASSES = 4, 80
 GROUPS = ((4, 300, 1), (1, 450, 4))  # groups, queries, repeats
-# 221 boxes in 16 pictures, as COCO's pictures have them; and pictures with a hundred each.
+# 221 boxes in 16 images, as COCO's images have them; and images with a hundred each.
 COUNTS = {"221 boxes": (5, 2, 8, 60, 1, 3, 10, 4, 36, 7, 2, 22, 6, 14, 30, 11), "16 x 100 boxes": (100,) * 16}
 
 
@@ -38,7 +38,7 @@ class Measurement:
     cost_ms: float  # making the cost matrices: by one kernel on a GPU, for scipy by torch
     assignment_ms: float
     both_ms: float  # one after the other
-    same_as_scipy: float  # share of the pictures, of all layers and groups
+    same_as_scipy: float  # share of the images, of all layers and groups
     graph_ms: float = 0.0  # both as a CUDA graph, with counts on the device and padding, as a training step has them
     apart_ms: tuple[float, ...] = ()  # one-to-one problems, one-to-many problems; (): not profiled
     kernels: float = 0.0

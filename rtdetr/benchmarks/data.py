@@ -1,9 +1,9 @@
-"""Training pictures per second of one core, from the JPEG file to a float tensor.
+"""Training images per second of one core, from the JPEG file to a float tensor.
 
 `plain` and `fused` are what kernels=plain and kernels=auto do; `torchvision` is PIL and torchvision.transforms.v2 with
 the same probabilities and ranges; "bytes" is what the loader hands over, which the device divides by 255; the two rows
 of decoding are what files cost alone. All take turns on the same
-pictures, sizes and interpolations. Times are those of the processor, and each picture counts with the fastest of its
+images, sizes and interpolations. Times are those of the processor, and each image counts with the fastest of its
 turns, so that other programs on the machine disturb little.
 """
 
@@ -35,15 +35,15 @@ from rtdetr.data import pixels, transforms
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.preprocess import to_planes, to_tensor
-from rtdetr.data.shapes import CATEGORIES, draw_picture
+from rtdetr.data.shapes import CATEGORIES, draw_image
 
-HEIGHT, WIDTH = 480, 640  # of generated pictures, as COCO has them
+HEIGHT, WIDTH = 480, 640  # of generated images, as COCO has them
 SCALED = {"nearest": "NEAREST", "linear": "BILINEAR", "area": "BOX", "cubic": "BICUBIC", "lanczos": "LANCZOS"}
 PEER = "torchvision"
 
 
 class Sample(NamedTuple):
-    picture: int
+    image: int
     size: int
     interpolation: str
     seed: int
@@ -59,7 +59,7 @@ class Measurement:
 
 @contextmanager
 def opened(folder: Path | None, count: int) -> Iterator[DetectionSet]:
-    """The pictures of a folder beside a COCO `annotations` folder, or `count` generated ones."""
+    """The images of a folder beside a COCO `annotations` folder, or `count` generated ones."""
     if folder is not None:
         yield CocoDetection(folder, folder.parent / "annotations" / f"instances_{folder.name}.json")
         return
@@ -75,7 +75,7 @@ def generated(folder: Path, count: int) -> DetectionSet:
         "categories": [{"id": number, "name": name} for number, name in CATEGORIES.items()],
     }
     for i in range(count):
-        drawn, found = draw_picture(WIDTH, np.random.default_rng(i))
+        drawn, found = draw_image(WIDTH, np.random.default_rng(i))
         Image.fromarray(drawn[:HEIGHT]).save(folder / f"{i}.jpg", quality=92)
         document["images"].append({"id": i + 1, "file_name": f"{i}.jpg", "width": WIDTH, "height": HEIGHT})
         for category, (x1, y1, x2, y2) in found:
@@ -86,14 +86,14 @@ def generated(folder: Path, count: int) -> DetectionSet:
 
 
 def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sample]:
-    """What a training might ask for: picture after picture, sizes and interpolations at random."""
+    """What a training might ask for: image after image, sizes and interpolations at random."""
     rng = np.random.default_rng(0)
     sizes, names = config.batch_sizes, config.interpolations
     return [Sample(i % len(source), int(rng.choice(sizes)), str(rng.choice(names)), i) for i in range(max(count, 1))]
 
 
 def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[[Sample], Tensor | None]]:
-    """The pipelines, by name: each makes a training picture of a sample."""
+    """The pipelines, by name: each makes a training image of a sample."""
     augmentation = transforms.Augmentation(
         config.distort_prob, config.expand_prob, config.expand_max_ratio, config.crop_prob, config.flip_prob
     )
@@ -104,11 +104,11 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
         read: Callable[[int], Any],
         finish: Callable[[np.ndarray], Tensor] = lambda made: to_tensor(made),
     ) -> Tensor:
-        boxes, labels = source.targets(sample.picture)
-        info, size = source.info(sample.picture), (sample.size, sample.size)
+        boxes, labels = source.targets(sample.image)
+        info, size = source.info(sample.image), (sample.size, sample.size)
         rng = np.random.default_rng(sample.seed)
         recipe = augmentation.draw((info.height, info.width), boxes, rng)
-        result = finish(apply(read(sample.picture), recipe, size, sample.interpolation))
+        result = finish(apply(read(sample.image), recipe, size, sample.interpolation))
         transforms.move_boxes(boxes, labels, recipe, size)
         return result
 
@@ -119,13 +119,13 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
     }
 
     def peer(sample: Sample) -> Tensor:
-        boxes, labels = source.targets(sample.picture)
+        boxes, labels = source.targets(sample.image)
         torch.manual_seed(sample.seed)
-        with Image.open(source.folder / source.info(sample.picture).file_name) as opened:
-            picture = opened.convert("RGB")
-        canvas = (picture.height, picture.width)
+        with Image.open(source.folder / source.info(sample.image).file_name) as opened:
+            image = opened.convert("RGB")
+        canvas = (image.height, image.width)
         given = {
-            "image": picture,
+            "image": image,
             "boxes": tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=canvas),
             "labels": torch.from_numpy(labels),
         }
@@ -134,7 +134,7 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
 
     def decode(read: Callable[[int], Any]) -> Callable[[Sample], None]:
         def run(sample: Sample) -> None:
-            np.asarray(read(sample.picture))
+            np.asarray(read(sample.image))
 
         return run
 
@@ -200,7 +200,7 @@ def measure(source: DetectionSet, count: int, rounds: int) -> list[Measurement]:
 
 
 def profile(source: DetectionSet, count: int) -> dict[str, dict[str, float]]:
-    """Milliseconds per picture of each step of our two backends; "rest" is what no step accounts for."""
+    """Milliseconds per image of each step of our two backends; "rest" is what no step accounts for."""
     config = AugmentConfig()
     asked = samples(source, count, config)
     steps: dict[str, list[tuple[Any, str, str]]] = {

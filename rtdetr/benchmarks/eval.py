@@ -1,6 +1,6 @@
 """Seconds that `score` takes for the detections of a whole validation set, with each evaluator.
 
-The set is synthetic and as large as COCO's val2017: seven boxes of 80 classes in a picture, 300 detections, some of
+The set is synthetic and as large as COCO's val2017: seven boxes of 80 classes in an image, 300 detections, some of
 them near a box. The twelve figures are compared; the last of 16 digits may differ where one sums in another order.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 
 from rtdetr.config import Evaluator
-from rtdetr.engine.evaluator import score
+from rtdetr.engine.evaluation.evaluator import score
 
 CLASSES, BOXES = 80, 7
 SIDE = 640.0
@@ -35,38 +35,38 @@ class Measurement:
     top: list[tuple[str, float]]  # functions and their own seconds, when profiled
 
 
-def synthetic(pictures: int, detections: int) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
+def synthetic(number: int, detections: int) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
     """A COCO document and detections on it."""
     rng = np.random.default_rng(0)
-    images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": 640, "height": 640} for i in range(pictures)]
-    corners = rng.uniform(0, SIDE * 0.8, (pictures, BOXES, 2))
+    images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": 640, "height": 640} for i in range(number)]
+    corners = rng.uniform(0, SIDE * 0.8, (number, BOXES, 2))
     truth = np.concatenate((corners, rng.uniform(8, SIDE * 0.2, corners.shape)), axis=-1)
-    labels = rng.integers(CLASSES, size=(pictures, BOXES))
-    near = rng.integers(BOXES, size=(pictures, detections))  # the box that a detection starts from
+    labels = rng.integers(CLASSES, size=(number, BOXES))
+    near = rng.integers(BOXES, size=(number, detections))  # the box that a detection starts from
     found = np.take_along_axis(truth, near[..., None], axis=1)
-    found = found * rng.normal(1, rng.uniform(0.01, 0.4, (pictures, detections, 1)), found.shape)
+    found = found * rng.normal(1, rng.uniform(0.01, 0.4, (number, detections, 1)), found.shape)
     classes = np.take_along_axis(labels, near, axis=1)
     classes = np.where(rng.random(classes.shape) < 0.2, classes, rng.integers(CLASSES, size=classes.shape))
     scores = rng.random(classes.shape, dtype=np.float32)
     boxes = [
         {"id": i * BOXES + j + 1, "image_id": i + 1, "category_id": label + 1, "bbox": box}
-        for i, picture in enumerate(zip(labels.tolist(), truth.tolist()))
-        for j, (label, box) in enumerate(zip(*picture))
+        for i, each in enumerate(zip(labels.tolist(), truth.tolist()))
+        for j, (label, box) in enumerate(zip(*each))
     ]
     results = [
         {"image_id": i + 1, "category_id": label + 1, "bbox": box, "score": confidence}
-        for i, picture in enumerate(zip(classes.tolist(), np.abs(found).tolist(), scores.tolist()))
-        for label, box, confidence in zip(*picture)
+        for i, each in enumerate(zip(classes.tolist(), np.abs(found).tolist(), scores.tolist()))
+        for label, box, confidence in zip(*each)
     ]
     categories = [{"id": i + 1, "name": f"class {i + 1}"} for i in range(CLASSES)]
     return {"images": images, "annotations": boxes, "categories": categories}, results
 
 
 def measure(
-    pictures: int, detections: int, profile: bool, evaluators: Sequence[Evaluator] = EVALUATORS
+    number: int, detections: int, profile: bool, evaluators: Sequence[Evaluator] = EVALUATORS
 ) -> list[Measurement]:
     """One row per evaluator, the default one first."""
-    document, results = synthetic(pictures, detections)
+    document, results = synthetic(number, detections)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "truth.json"

@@ -1,7 +1,7 @@
 """Measures detection through the public predictor: tensors or files in, detections out, postprocess included.
 
 Every row runs in a process of its own, so that its memory and its first result are its own, and a row that fails costs
-itself alone. The weights are random. Pictures are uint8 on the device; the answers stay there.
+itself alone. The weights are random. Images are uint8 on the device; the answers stay there.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def rows_for(device: torch.device) -> list[str]:
 
 def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
     """A checkpoint of a config with random weights, whose scores and boxes differ from cell to cell."""
-    from rtdetr.commands.configs import find_config
     from rtdetr.config import load_config
     from rtdetr.data.classes import Classes
     from rtdetr.models.rtdetrv3 import build_model
+    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
     cfg = load_config(find_config(config), updates)
@@ -73,7 +73,7 @@ def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
     save_checkpoint(path, make_checkpoint(cfg, classes, model.state_dict()))
 
 
-def make_pictures(folder: Path, number: int) -> None:
+def make_images(folder: Path, number: int) -> None:
     """JPEGs of 640 x 480 pixels, about 90 kB each, as photographs have."""
     import numpy as np
     from PIL import Image
@@ -100,7 +100,7 @@ def measure_rows(
         make_checkpoint_file(folder / "model.pth", config, updates)
         if {*FILES, *PUBLIC} & set(names):
             (folder / "pictures").mkdir()
-            make_pictures(folder / "pictures", min(num_files, 256))
+            make_images(folder / "pictures", min(num_files, 256))
         for name in names:
             order = {"name": name, "folder": place, "device": str(device), "batches": batches, "profile": profile}
             for row in _in_a_process(order | {"num_files": num_files}):
@@ -254,17 +254,17 @@ def shift(scores: Tensor, file: Path) -> float:
 def measure_files(
     predictor: Predictor, folder: Path, number: int, batch: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """Images a second from a folder of JPEGs to lists of detections, and what one picture costs on one thread."""
-    from rtdetr.inference.ahead import one_opencv_thread
+    """Images a second from a folder of JPEGs to lists of detections, and what one image costs on one thread."""
+    from rtdetr.inference.prefetch import one_opencv_thread
     from rtdetr.inference.readers import usable_cores
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]
     clock = Clock(predictor.device, seconds)
     pixels = predictor._empty_batch(batch)
-    picture = predictor.read_file(files[0])
+    image = predictor.read_file(files[0])
     for i in range(batch):
-        pixels.put(i, picture)
+        pixels.put(i, image)
     images = pixels.on(predictor.device)
     sizes = pixels.sizes.to(predictor.device)
     for _ in range(RECORD_AT + 1):
@@ -273,16 +273,16 @@ def measure_files(
     host = Clock(torch.device("cpu"), seconds)
     with one_opencv_thread():
         parts = {
-            "decode, one thread, a picture": host.latency(lambda: predictor.read_file(files[0])),
-            "into its place in the batch, one thread, a picture": host.latency(lambda: pixels.put(0, picture)),
-            "PIL's picture for the caller, one thread": host.latency(lambda: Image.fromarray(picture)),
+            "decode, one thread, an image": host.latency(lambda: predictor.read_file(files[0])),
+            "into its place in the batch, one thread, an image": host.latency(lambda: pixels.put(0, image)),
+            "PIL's image for the caller, one thread": host.latency(lambda: Image.fromarray(image)),
         }
     parts |= {
-        f"copy to the device and detect, {batch} pictures": clock.latency(
+        f"copy to the device and detect, {batch} images": clock.latency(
             lambda: predictor._reported(predictor._start(pixels), 0.5)
         ),
-        f"detect alone, {batch} pictures": clock.latency(lambda: predictor.predict_tensors(images, sizes)),
-        f"lists of detections, {batch} pictures": host.latency(lambda: predictor._reported(pending, 0.5)),
+        f"detect alone, {batch} images": clock.latency(lambda: predictor.predict_tensors(images, sizes)),
+        f"lists of detections, {batch} images": host.latency(lambda: predictor._reported(pending, 0.5)),
     }
     cores = usable_cores()
     rates = []
@@ -292,7 +292,7 @@ def measure_files(
         start = time.perf_counter()
         done = sum(not each.error for each in predictor.predict_files(least, batch, **readers))
         taken = time.perf_counter() - start
-        parts |= {f"{name}={value}, a picture": 1e3 * taken / done for name, value in readers.items()}
+        parts |= {f"{name}={value}, an image": 1e3 * taken / done for name, value in readers.items()}
         rates.append(done / taken)
     yield {"batch": batch, "images_per_s": max(rates), "parts": parts}
 

@@ -2,7 +2,7 @@
 
 On a GPU a time is what the device spends: a CUDA graph of the call over several input sets, replayed; the median, in
 microseconds per call. The sets hold at least 220 MB together, so that no call finds its inputs in the cache, except
-with one picture, where a network's previous layer has just written them. On a CPU it is wall-clock time, again the
+with one image, where a network's previous layer has just written them. On a CPU it is wall-clock time, again the
 median.
 """
 

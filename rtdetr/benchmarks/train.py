@@ -1,6 +1,6 @@
 """Measures the optimiser step of `rtdetr train`, on batches that lie on the device already.
 
-The batches are noise with boxes in COCO's numbers: 2 to 60 in a picture, one picture of 40 or more. Each row is one way
+The batches are noise with boxes in COCO's numbers: 2 to 60 in an image, one image of 40 or more. Each row is one way
 to run the step: all of RT-DETRv3's supervision, or one query group as RT-DETRv2 has it; plain or through torch.compile.
 """
 
@@ -59,12 +59,12 @@ class Measurement:
     top: list[tuple[str, float, float]] = field(default_factory=list)  # kernel, calls and milliseconds per step
 
 
-def write_data(folder: Path, pictures: int) -> list[str]:
+def write_data(folder: Path, number: int) -> list[str]:
     """The least that a training can open: updates of the config that point to it."""
     categories = [{"id": i, "name": f"class {i}"} for i in range(1, NUM_CLASSES + 1)]
-    images = [{"id": i, "file_name": f"{i}.png", "width": 64, "height": 64} for i in range(1, pictures + 1)]
+    images = [{"id": i, "file_name": f"{i}.png", "width": 64, "height": 64} for i in range(1, number + 1)]
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [8, 8, 32, 32], "area": 1024, "iscrowd": 0}
-             for i in range(1, pictures + 1)]  # fmt: skip
+             for i in range(1, number + 1)]  # fmt: skip
     for each in images:
         Image.new("RGB", (64, 64)).save(folder / str(each["file_name"]))
     content = {"images": images, "annotations": boxes, "categories": categories}
@@ -77,7 +77,7 @@ def write_data(folder: Path, pictures: int) -> list[str]:
 
 
 def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None, seed: int = 0) -> list[Batch]:
-    """Batches with COCO's numbers of boxes, or with `boxes` in every picture; bytes, as the loader hands them over."""
+    """Batches with COCO's numbers of boxes, or with `boxes` in every image; bytes, as the loader hands them over."""
     rng, batches = np.random.RandomState(seed), []
     for _ in range(NUM_BATCHES):
         counts = np.minimum(60, np.exp(rng.normal(1.45, 1.05, batch_size)).astype(int) + 1)

@@ -31,10 +31,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
-    from rtdetr.commands.configs import find_config
-    from rtdetr.commands.outputs import check_outputs
     from rtdetr.config import load_config
     from rtdetr.data.formats.coco import read_classes
+    from rtdetr.outputs import check_outputs
+    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.compare import describe
     from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rtdetr.commands.arguments import Parser
 
-ABOUT = """Turns annotations and pictures into a folder of another format.
+ABOUT = """Turns annotations and images into a folder of another format.
 
     rtdetr convert-data datasets/my_yolo datasets/my_coco --to coco
 
@@ -29,19 +29,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--split", choices=("train", "val", "trainval", "test"), default="", help="only that set (default: all)"
     )
-    parser.add_argument(
-        "--images", default="", metavar="DIR", help="pictures of a JSON (default: looked for beside it)"
-    )
+    parser.add_argument("--images", default="", metavar="DIR", help="images of a JSON (default: looked for beside it)")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--copy", action="store_true", help="copy the pictures (default)")
-    how.add_argument("--link", action="store_true", help="make symbolic links to the pictures instead")
+    how.add_argument("--copy", action="store_true", help="copy the images (default)")
+    how.add_argument("--link", action="store_true", help="make symbolic links to the images instead")
     parser.add_argument("--overwrite", action="store_true", help="move what is in OUT aside, to OUT-old")
     args = parser.parse_args(arguments)
 
-    from rtdetr.commands.outputs import writing
     from rtdetr.commands.progress import progress
     from rtdetr.data.formats.convert import load, write
     from rtdetr.data.formats.sources import not_read, not_read_line
+    from rtdetr.outputs import writing
 
     _check(args.source, args.output, args.overwrite)
     parts = load(args.source, args.split, args.images)
@@ -53,7 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for part in parts:
         crowds = part.document.num_boxless_crowds
         left_out = f"; left out {crowds} crowds without a box" if crowds else ""
-        print(f"{args.output}: {part.split}: {len(part.files)} pictures, {part.num_boxes} boxes{left_out}")
+        print(f"{args.output}: {part.split}: {len(part.files)} images, {part.num_boxes} boxes{left_out}")
     if passed_over:
         print(not_read_line(passed_over))
     return 0
@@ -61,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _check(source: Path, output: Path, overwrite: bool) -> None:
     """Raises OutputError for an OUT that is in use, or cannot be written to."""
-    from rtdetr.commands.outputs import OutputError, check_folder
+    from rtdetr.outputs import OutputError, check_folder
 
     if source.resolve().is_relative_to(output.resolve()):
         raise OutputError(f"{output}: holds what would be converted; choose another folder for the results")
@@ -75,7 +73,7 @@ def _check(source: Path, output: Path, overwrite: bool) -> None:
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
     """A folder that takes the place of `output` when all went well, and else vanishes. What was there moves aside."""
-    from rtdetr.commands.outputs import unused_folder
+    from rtdetr.outputs import unused_folder
 
     output = output.absolute()
     folder = unused_folder(output.with_name(f".{output.name}-{os.getpid()}"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from rtdetr.commands.arguments import Parser, add_overwrite
 
 ABOUT = """Names everything that is wrong with a detection set, and what training does about it: kept, clipped, dropped
-or refused. Reads the records and every picture; nothing is changed, and nothing outside the picture folder is opened.
+or refused. Reads the records and every image; nothing is changed, and nothing outside the image folder is opened.
 
     rtdetr doctor configs/my_config.yml
     rtdetr doctor annotations/instances_train.json --images train
@@ -24,19 +24,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Looks for defects; see `rtdetr doctor --help`."""
     parser = Parser(prog="rtdetr doctor", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="SOURCE", help="a config, an annotation file, or the folder of a set")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="the picture folder; default: found near the file")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="the image folder; default: found near the file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every defect as a list, for machines")
-    text = "write a clean copy as COCO JSON; a file for a name in .json, else a folder. Pictures stay where they are"
+    text = "write a clean copy as COCO JSON; a file for a name in .json, else a folder. Images stay where they are"
     parser.add_argument("--fix", type=Path, metavar="OUT", help=text)
-    parser.add_argument("--fast", action="store_true", help="open no picture, as before a training")
+    parser.add_argument("--fast", action="store_true", help="open no image, as before a training")
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
-    from rtdetr.commands.configs import shipped_configs
-    from rtdetr.commands.outputs import OutputError, check_outputs, writing
     from rtdetr.data.defects import Defect
     from rtdetr.data.doctor.examine import examine, plain
     from rtdetr.data.doctor.fix import clean_document, clean_files
+    from rtdetr.outputs import OutputError, check_outputs, writing
+    from rtdetr.shipped_configs import shipped_configs
 
     source = shipped_configs().get(args.source, Path(args.source))
     if args.fix and os.path.lexists(args.fix):
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     report = examine(source, str(args.images or ""), args.fast, _progress)
     missing = args.images and not args.images.is_dir()
     if missing and all(each.kind != "folder_missing" for each in report.defects()):
-        defect = Defect(str(args.images), None, "folder_missing", "no such picture folder", "refused")
+        defect = Defect(str(args.images), None, "folder_missing", "no such image folder", "refused")
         report = report._replace(others=[*report.others, defect])
     *lines, verdict = report.lines()
     for line in lines:
@@ -62,15 +62,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
             with writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(document), encoding="utf-8")
-            pictures = files[file].data
-            where = f", in {pictures.folder}" if pictures else ""
-            print(f"{file}: {len(document['images'])} pictures{where}, {len(document['annotations'])} boxes")
+            images = files[file].data
+            where = f", in {images.folder}" if images else ""
+            print(f"{file}: {len(document['images'])} images{where}, {len(document['annotations'])} boxes")
     print(verdict)
     return report.code()
 
 
-def _progress(num_pictures: int) -> Callable[[], object]:
+def _progress(num_images: int) -> Callable[[], object]:
     from rtdetr.commands.progress import progress
 
-    bar = progress(num_pictures)
+    bar = progress(num_images)
     return bar.update

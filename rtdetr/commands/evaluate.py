@@ -37,7 +37,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
     parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
-    text = "write DIR/report.html: curves, confusions, mistakes with pictures, in one file that needs no network"
+    text = "write DIR/report.html: curves, confusions, mistakes with images, in one file that needs no network"
     parser.add_argument("--report", type=Path, metavar="DIR", help=text)
     add_overwrite(parser)
     add_device(parser)
@@ -52,17 +52,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.commands.configs import find_config
-    from rtdetr.commands.outputs import check_outputs, writing
     from rtdetr.config import load_config
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
-    from rtdetr.engine.evaluator import EvaluationStopped, evaluate
-    from rtdetr.engine.report import write_report
+    from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
+    from rtdetr.engine.evaluation.report import write_report
     from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
     from rtdetr.ops.kernels import using
+    from rtdetr.outputs import check_outputs, writing
+    from rtdetr.shipped_configs import find_config
 
     updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
     replaced = load_config(find_config(args.config), updates) if args.config else None
@@ -93,7 +93,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
                             write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
                         print(f"report: {report}")
             except EvaluationStopped as stop:
-                detections, stopped = stop.detections, f" after {stop.num_pictures} of {len(loader.source)} pictures"
+                detections, stopped = stop.detections, f" after {stop.num_images} of {len(loader.source)} images"
             if args.save_json and distributed.is_main():
                 with writing(args.save_json):
                     args.save_json.parent.mkdir(parents=True, exist_ok=True)

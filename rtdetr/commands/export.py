@@ -13,7 +13,7 @@ ABOUT = """Write a model in a format that runs without this program, and prove t
 
     rtdetr export best.pth --format onnx               one file; batch, height and width stay open
     rtdetr export best.pth --format onnx --half        float16
-    rtdetr export best.pth --int8 --calibrate PICTURES 8 bits (onnx)
+    rtdetr export best.pth --int8 --calibrate IMAGES 8 bits (onnx)
     rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
     rtdetr export best.pth --check best.onnx           compare a file that is there already
 
@@ -27,13 +27,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     weights = args.weights or args.named_weights
 
-    from rtdetr.commands.outputs import check_outputs, writing
     from rtdetr.export import check_file, export_model, targets
+    from rtdetr.outputs import check_outputs, writing
 
     targets.check_source(weights)
     if args.check:
         with writing(args.check):
-            check_file(weights, args.check, args.pictures, say=print)
+            check_file(weights, args.check, args.images, say=print)
         print(f"{args.check}: agrees with {weights}")
         return 0
     output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw)
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             int8=args.int8,
             calibrate=args.calibrate,
             input_type=args.input,
-            pictures=args.pictures,
+            images=args.images,
             say=print,
         )
     print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, agrees with {weights}")
@@ -71,13 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
     parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")
-    text = "typical pictures, some 100, from which --int8 learns the ranges"
+    text = "typical images, some 100, from which --int8 learns the ranges"
     parser.add_argument("--calibrate", type=Path, metavar="FOLDER", help=text)
     text = "logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, in place of labels, boxes in pixels and scores"
     parser.add_argument("--raw", action="store_true", help=text)
-    text = "what the file takes: uint8 pictures or float32 in [0, 1]; default: uint8"
+    text = "what the file takes: uint8 images or float32 in [0, 1]; default: uint8"
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
-    text = "compare on pictures of this folder; default: those of --calibrate, else generated ones"
+    text = "compare on images of this folder; default: those of --calibrate, else generated ones"
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")
     add_overwrite(parser)

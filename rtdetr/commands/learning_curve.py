@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_device, add_update
 
-ABOUT = """Train on half of the pictures, then on all, for as many iterations; print both AP and whether labelling more
+ABOUT = """Train on half of the images, then on all, for as many iterations; print both AP and whether labelling more
 would pay. It takes twice the time of a training."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Estimates what more pictures would bring; see `rtdetr learning-curve --help`."""
+    """Estimates what more images would bring; see `rtdetr learning-curve --help`."""
     parser = Parser(prog="rtdetr learning-curve", description=ABOUT)
     parser.add_argument("-c", "--config", required=True, help="YAML file, or the name of a shipped config")
     parser.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
@@ -23,12 +23,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_device(parser)
     args = parser.parse_args(arguments)
 
-    from rtdetr.commands.configs import find_config
-    from rtdetr.commands.outputs import OutputError, check_folder, unused_folder
     from rtdetr.config import load_config
     from rtdetr.engine import distributed
-    from rtdetr.engine.learning_curve import learning_curve
+    from rtdetr.engine.evaluation.learning_curve import learning_curve
     from rtdetr.engine.signals import StopSignal
+    from rtdetr.outputs import OutputError, check_folder, unused_folder
+    from rtdetr.shipped_configs import find_config
 
     signals = StopSignal()
     with signals.setting_up():

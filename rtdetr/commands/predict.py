@@ -26,7 +26,7 @@ from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
 if TYPE_CHECKING:
-    from rtdetr.commands.search import Search
+    from rtdetr.commands.detection import Search
     from rtdetr.inference.predictor import File, Found
     from rtdetr.inference.results import ResultsFolder
 
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
 CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU where there is one
-SOURCES = "picture, video, folder of pictures, glob, URL of those, RTSP stream, or number of a camera"
+SOURCES = "image, video, folder of images, glob, URL of those, RTSP stream, or number of a camera"
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Detects in pictures and videos; see `rtdetr predict --help`."""
+    """Detects in images and videos; see `rtdetr predict --help`."""
     args = _arguments(arguments)
     if args.verbose:
         logging.getLogger("rtdetr").setLevel(logging.DEBUG)
@@ -47,13 +47,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     with uncollected():
         from rtdetr.commands import predict_manifest, predict_video
-        from rtdetr.commands.outputs import check_new_folder, check_outputs, unused_folder, writing
-        from rtdetr.commands.search import Search
+        from rtdetr.commands.detection import Search
         from rtdetr.engine import distributed
-        from rtdetr.inference.files import Listing, find_pictures
+        from rtdetr.inference.files import Listing, find_images
         from rtdetr.inference.results import ResultsFolder
         from rtdetr.inference.slicing import Slices
         from rtdetr.inference.sources import is_film
+        from rtdetr.outputs import check_new_folder, check_outputs, unused_folder, writing
 
     slices = Slices.of(args.slices, args.overlap) if args.slices else None
     folder = args.output_dir or unused_folder(Path("output/predict"))
@@ -62,15 +62,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     films = [each for each in args.sources if is_film(each)]
     addresses = [each for each in args.sources if "://" in each and each not in films]
     files = [each for each in args.sources if each not in films and each not in addresses]
-    listing = find_pictures(files, args.recursive, folder) if files else Listing()
-    names: dict[File, Path] = dict(listing.pictures.items())
+    listing = find_images(files, args.recursive, folder) if files else Listing()
+    names: dict[File, Path] = dict(listing.images.items())
     names |= {each: Path(_name_of(each)) for each in addresses}
     film_names = {each: Path(_name_of(each)) for each in films}
     unique = result_names([*names.values(), *film_names.values()])
     names, film_names = dict(zip(names, unique)), dict(zip(film_names, unique))
     predict_video.check(args, films)
     targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, film_names.values())]
-    sources = [*map(Path, listing.pictures), *(Path(each) for each in films), args.weights]
+    sources = [*map(Path, listing.images), *(Path(each) for each in films), args.weights]
     check_outputs(targets, sources, args.overwrite)
     if args.crops:
         check_new_folder(folder / "crops", sources, args.overwrite)
@@ -92,7 +92,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="rtdetr predict",
-        description="Detect objects in pictures and videos. Writes each with its boxes, and results.json of pictures, "
+        description="Detect objects in images and videos. Writes each with its boxes, and results.json of images, "
         "NAME.jsonl of videos.",
         epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
     )
@@ -106,12 +106,12 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "write coco.json, labels/*.txt (yolo) or detections.csv beside results.json; may be given several times"
     parser.add_argument("--format", choices=list(FORMATS), action="append", default=[], dest="formats", help=text)
     parser.add_argument("--crops", action="store_true", help="write what is in each box, as crops/NAME/1.jpg, ...")
-    text = "search large pictures in overlapping tiles as well: the side of a tile in pixels, or ROWSxCOLUMNS"
+    text = "search large images in overlapping tiles as well: the side of a tile in pixels, or ROWSxCOLUMNS"
     parser.add_argument("--slices", metavar="640|2x2", help=text)
     text = "share of a tile that its neighbour repeats (default: 0.2)"
     parser.add_argument("--overlap", type=overlap_share, default=0.2, help=text)
     add_device(parser)
-    parser.add_argument("--batch-size", type=count, default=8, help="pictures at a time (default: 8)")
+    parser.add_argument("--batch-size", type=count, default=8, help="images at a time (default: 8)")
     parser.add_argument("--half", choices=["auto", "on", "off"], default="auto", help="float16 (default: on a GPU)")
     parser.add_argument("--compile", action="store_true", help="by torch.compile: minutes at first, then faster")
     parser.add_argument("--verbose", action="store_true", help="say how files are read, too")
@@ -119,7 +119,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     videos.add_argument("--every", type=count, default=1, metavar="N", help="search each Nth frame (default: 1)")
     videos.add_argument("--track", action="store_true", help="number the objects, from frame to frame (ByteTrack)")
     lists = parser.add_argument_group("long lists")
-    text = "a text file with the path of a picture per line; writes results.jsonl, a line per picture, and no pictures"
+    text = "a text file with the path of an image per line; writes results.jsonl, a line per image, and no images"
     lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
     text = (
         "read images in so many processes, 0: in threads (default: processes for long lists on a GPU); not with "
@@ -131,7 +131,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     if bool(args.sources) == (args.manifest is not None):
         parser.error(f"expected a SOURCE ({SOURCES}) or a --manifest, {'not both' if args.sources else 'got none'}")
     if args.manifest is not None and (args.formats or args.track or args.every > 1):
-        parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of pictures")
+        parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of images")
     if args.processes and (args.manifest is None or args.crops or args.slices):
         parser.error("--processes goes with --manifest alone, without --crops and --slices")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
@@ -151,7 +151,7 @@ def _name_of(source: str) -> str:
 
 
 def _targets(folder: Path, formats: Sequence[str], names: Iterable[Path]) -> Iterator[Path]:
-    """The files that pictures with results of these names lead to."""
+    """The files that images with results of these names lead to."""
     for number, name in enumerate(names):
         if not number:
             yield folder / "results.json"
@@ -183,7 +183,7 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
     be read, 128 + n after signal n. names: of the results of each file."""
     from rtdetr.commands.progress import progress, say
     from rtdetr.engine.signals import StopSignal
-    from rtdetr.inference.ahead import beside
+    from rtdetr.inference.prefetch import beside
     from rtdetr.inference.processes import forked_pool
     from rtdetr.inference.readers import DRAWN_PER_PROCESS, Readers, usable_cores
     from rtdetr.inference.results import draw_file
@@ -213,20 +213,18 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
                 best_score = max(best_score, found.best_score)
                 say(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
             bar.update()
-    done = results.num_pictures - num_errors
+    done = results.num_images - num_errors
     if done:
         seconds = (time.perf_counter() - start) / done
-        print(f"{done} pictures, {num_objects} objects, {seconds:.3f} s per picture; all in {results.file}")
+        print(f"{done} images, {num_objects} objects, {seconds:.3f} s per image; all in {results.file}")
     if done and not num_objects:
         best = f", the best score is {best_score:.2f}" if search.slices is None else ""  # tiles report what reaches it
         print(f"nothing reached the threshold {search.predictor.threshold:g}{best}; --threshold sets a lower one")
     if num_errors:
-        print(
-            f"{num_errors} of {results.num_pictures} files could not be read; {results.file} says why", file=sys.stderr
-        )
+        print(f"{num_errors} of {results.num_images} files could not be read; {results.file} says why", file=sys.stderr)
     if signals.received:
         print(
-            f"stopped by signal {signals.received}; {results.num_pictures} of {len(names)} files are in {results.file}",
+            f"stopped by signal {signals.received}; {results.num_images} of {len(names)} files are in {results.file}",
             file=sys.stderr,
         )
         return 128 + signals.received

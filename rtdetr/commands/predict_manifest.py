@@ -1,4 +1,4 @@
-"""`rtdetr predict --manifest`: pictures without end, and a run that can be ended and resumed at any time."""
+"""`rtdetr predict --manifest`: images without end, and a run that can be ended and resumed at any time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rtdetr.commands.search import Search
+    from rtdetr.commands.detection import Search
     from rtdetr.inference.manifest import Done
     from rtdetr.inference.slicing import Slices
 
 
 def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
-    """Detects in the pictures of args.manifest, and appends a line each to results.jsonl."""
-    from rtdetr.commands.outputs import check_new_folder, check_outputs, writing
-    from rtdetr.commands.search import Search
+    """Detects in the images of args.manifest, and appends a line each to results.jsonl."""
+    from rtdetr.commands.detection import Search
     from rtdetr.engine import distributed
     from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+    from rtdetr.outputs import check_new_folder, check_outputs, writing
 
     results = folder / "results.jsonl"
     resumed = args.resume and results.is_file()
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
         check_new_folder(folder / "crops", [args.manifest, args.weights], args.overwrite or resumed)
     done = already_done(results, args.manifest) if resumed else Done()
     if resumed:
-        print(f"{results}: {done.pictures} of {number} pictures are done")
+        print(f"{results}: {done.images} of {number} images are done")
     with distributed.process_group(args.device) as device:
         search = Search.of(args, device, slices)
         with writing(folder):
@@ -41,38 +41,38 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
 
 def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, done: Done) -> int:
     """Detects in what is not done yet and says how it went. Exit code: 0, 1 when some could not be read, 128 + n after
-    signal n. number: of all pictures."""
+    signal n. number: of all images."""
     from rtdetr.commands.progress import progress, say
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.manifest import Done, manifest_paths
     from rtdetr.inference.results import JsonLines, item_of, save_crops
 
-    signals, start, before = StopSignal(), time.perf_counter(), done.pictures
+    signals, start, before = StopSignal(), time.perf_counter(), done.images
     rest = islice(manifest_paths(args.manifest), before, None)
     results = JsonLines(folder / "results.jsonl", append=args.resume)
     with signals.listening(), progress(number, done=before) as bar:
         wanted = bool(args.crops or args.slices)  # the images themselves, which processes keep
         for found in search.files(rest, number - before, 0 if wanted else args.processes, wanted):
-            if args.crops and (picture := found.picture) is not None:
-                save_crops(picture, found.detections, folder / "crops" / str(done.pictures + 1))
+            if args.crops and (image := found.as_pil) is not None:
+                save_crops(image, found.detections, folder / "crops" / str(done.images + 1))
             results.add(item_of(found))
-            done = Done(done.pictures + 1, done.errors + bool(found.error), done.objects + len(found.detections))
+            done = Done(done.images + 1, done.errors + bool(found.error), done.objects + len(found.detections))
             if found.error:
                 say(f"error: {found.error}", file=sys.stderr)
             bar.update()
             if signals.received:
                 break
     results.close()
-    seconds = (time.perf_counter() - start) / max(1, done.pictures - before)
+    seconds = (time.perf_counter() - start) / max(1, done.images - before)
     print(
-        f"{done.pictures - done.errors} pictures, {done.objects} objects, {seconds:.3f} s per picture; "
+        f"{done.images - done.errors} images, {done.objects} objects, {seconds:.3f} s per image; "
         f"all in {folder / 'results.jsonl'}"
     )
     if done.errors:
-        print(f"{done.errors} of {done.pictures} files could not be read; results.jsonl says why", file=sys.stderr)
+        print(f"{done.errors} of {done.images} files could not be read; results.jsonl says why", file=sys.stderr)
     if signals.received:
         print(
-            f"stopped by signal {signals.received}; {done.pictures} of {number} pictures are done, --resume goes on",
+            f"stopped by signal {signals.received}; {done.images} of {number} images are done, --resume goes on",
             file=sys.stderr,
         )
         return 128 + signals.received

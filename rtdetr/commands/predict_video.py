@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rtdetr.commands.search import Search
+    from rtdetr.commands.detection import Search
 
 AHEAD = 4  # frames beyond a batch that are decoded, and written, beside the network
 
@@ -45,7 +45,7 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
     from rtdetr.commands.progress import progress
     from rtdetr.data.classes import DataError
     from rtdetr.engine.signals import StopSignal
-    from rtdetr.inference.ahead import Behind, ahead
+    from rtdetr.inference.prefetch import Behind, ahead
     from rtdetr.inference.sources import Opener
     from rtdetr.inference.tracking import Tracker
     from rtdetr.inference.video_out import FilmWriter, search_frames
@@ -65,7 +65,7 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
                 FilmWriter(folder, name, film, args.crops) as writer,
                 Behind(batch_size + AHEAD) as behind,
             ):
-                for seen in search_frames(frames, search.pictures, batch_size, args.every, track):
+                for seen in search_frames(frames, search.images, batch_size, args.every, track):
                     behind.call(writer.add, seen)
                     num_frames += 1
                     num_objects += len(seen.detections) if seen.searched else 0

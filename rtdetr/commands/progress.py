@@ -10,7 +10,7 @@ from tqdm import tqdm
 LOG_LINE = "{n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}, {rate_fmt}]\n"
 
 
-def progress(number: int | None, shown: bool = True, unit: str = "picture", done: int = 0) -> tqdm[Any]:
+def progress(number: int | None, shown: bool = True, unit: str = "image", done: int = 0) -> tqdm[Any]:
     """number: of all, None where nobody knows; done: before this run."""
     style: dict[str, Any] = {"dynamic_ncols": True}
     if not sys.stderr.isatty():

@@ -13,11 +13,11 @@ from rtdetr.commands.arguments import Parser, add_device, score_threshold
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
-ABOUT = """Detects in pictures that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
+ABOUT = """Detects in images that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
 Prometheus' figures at /metrics.
 
     rtdetr serve -w best.pth
-    curl --data-binary @picture.jpg http://127.0.0.1:8000/detect
+    curl --data-binary @image.jpg http://127.0.0.1:8000/detect
 
 Ctrl-C or SIGTERM end it: what was let in is answered, then it exits with 0. A second Ctrl-C ends it at once, with 130.
 """
@@ -32,13 +32,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=_number(0, 65535), default=8000, help="default: %(default)s; 0 takes a free one")
     text = "lowest score that is reported where a request names none (default: %(default)s)"
     parser.add_argument("--threshold", type=score_threshold, default=0.5, help=text)
-    text = "pictures that are detected together at most (default: %(default)s)"
+    text = "images that are detected together at most (default: %(default)s)"
     parser.add_argument("--max-batch", type=_number(1, 1024), default=8, metavar="N", help=text)
     text = "requests in work at once, waiting ones included; more are answered with 503 (default: %(default)s)"
     parser.add_argument("--queue", type=_number(1, 100_000), default=64, metavar="N", help=text)
     text = "largest file (default: %(default)s)"
     parser.add_argument("--max-megabytes", type=_number(1, 2000), default=20, metavar="N", help=text)
-    text = "largest picture (default: %(default)s)"
+    text = "largest image (default: %(default)s)"
     parser.add_argument("--max-megapixels", type=_number(1, 10_000), default=50, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)

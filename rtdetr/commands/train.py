@@ -62,7 +62,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     signals = StopSignal()
     with signals.setting_up():
         if data is not None:
-            from rtdetr.data.locate import data_updates
+            from rtdetr.data.data_arguments import data_updates
 
             args.update = ["num_classes=0", *data_updates(data), *args.update]
         if args.replay is not None:
@@ -78,17 +78,17 @@ def _number(text: str) -> int:
 
 
 def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.commands.configs import find_config
-    from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import load_config
     from rtdetr.engine import distributed
-    from rtdetr.engine.overfit import open_pictures, overfit
+    from rtdetr.engine.evaluation.overfit import open_images, overfit
+    from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
+    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.load import read_weights
 
     cfg = load_config(find_config(args.config), args.update)
     with distributed.process_group(args.device, training=True) as device:
         folder = choose_folder(args.output_dir, None, f"{cfg.name}-overfit", args.overwrite)
-        open_pictures(cfg)  # before the first file is written
+        open_images(cfg)  # before the first file is written
         if args.tuning is not None:
             read_weights(args.tuning)
         prepare_folder(folder, None, args.overwrite)
@@ -99,17 +99,17 @@ def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     from rtdetr.engine import distributed
-    from rtdetr.engine.replay import replay
+    from rtdetr.engine.run_files.replay import replay
 
     return replay(args.replay, distributed.choose_device(args.device))
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.commands.configs import find_config
-    from rtdetr.commands.run_folder import choose_folder, prepare_folder
     from rtdetr.config import config_from_dict, load_config
     from rtdetr.engine import distributed
+    from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
     from rtdetr.engine.trainer import Trainer
+    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.checkpoint import load_checkpoint
 
     if args.config is None:

@@ -1,4 +1,4 @@
-"""What the boxes of a set are, measured against their pictures: all at once, as there are many."""
+"""What the boxes of a set are, measured against their images: all at once, as there are many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from rtdetr.data.defects import Action, Defect
 
-ROUNDING = 1.0  # pixels that a box may stick out of its picture without a word
+ROUNDING = 1.0  # pixels that a box may stick out of its image without a word
 LOOKS_XYXY = (10, 0.3)  # boxes at least, and share of them that stick out, where all could be corners
 NEARLY_ALL = 0.98  # of the boxes look like something else
 
@@ -17,13 +17,13 @@ NEARLY_ALL = 0.98  # of the boxes look like something else
 def judge_boxes(
     file: str,
     record: Callable[[int], int | str],
-    picture: Callable[[int], str],
+    image: Callable[[int], str],
     corners: NDArray[np.float64],
     sizes: NDArray[np.int32],
     has_area: NDArray[np.bool_],
 ) -> list[Defect]:
-    """Defects of boxes (n, 4) xyxy in pixels, as the file has them, in pictures of `sizes` (n, 2) h and w: those
-    without area there, which are dropped, and those that are clipped. record: the name of the i-th; picture: its file.
+    """Defects of boxes (n, 4) xyxy in pixels, as the file has them, in images of `sizes` (n, 2) h and w: those
+    without area there, which are dropped, and those that are clipped. record: the name of the i-th; image: its file.
     """
     found: list[Defect] = []
 
@@ -33,7 +33,7 @@ def judge_boxes(
         box = ", ".join(f"{value:g}" for value in (x1, y1, x2 - x1, y2 - y1))
         size = f"{sizes[i, 1]} x {sizes[i, 0]}"
         found.append(
-            Defect(file, name, kind, f"annotation {name} of {picture(i)}: box [{box}] {what} ({size} pixels)", action)
+            Defect(file, name, kind, f"annotation {name} of {image(i)}: box [{box}] {what} ({size} pixels)", action)
         )
 
     sides = corners[:, 2:] - corners[:, :2]
@@ -44,15 +44,15 @@ def judge_boxes(
         elif (sides[i] == 0).any() and not beyond:
             add(i, "box_zero", "has no width or no height", "dropped")
         else:
-            add(i, "box_outside", "has no area in its picture", "dropped")
+            add(i, "box_outside", "has no area in its image", "dropped")
     limits = sizes[:, [1, 0]]
     out = np.maximum(-corners[:, :2], corners[:, 2:] - limits).max(axis=1, initial=0)
-    # Read as two corners they would lie in the picture.
+    # Read as two corners they would lie in the image.
     corner_like = np.all((sides > corners[:, :2]) & (sides <= limits) & (corners[:, :2] >= 0), axis=1)
     sticks_out = has_area & (out > ROUNDING)
     for i in np.flatnonzero(sticks_out).tolist():
         alike = corner_like[i] and out[i] > 0.05 * limits[i].max()
-        what = f"sticks out of its picture by {out[i]:.4g} pixels and is cut off there"
+        what = f"sticks out of its image by {out[i]:.4g} pixels and is cut off there"
         if alike:
             what += "; it looks like x1, y1, x2, y2, and must be x, y, width, height"
         add(i, "box_xyxy" if alike else "box_clipped", what, "clipped")
@@ -63,7 +63,7 @@ def judge_boxes(
     relative = np.all((corners[:, :2] >= 0) & (corners[:, :2] <= 1) & (sides > 0) & (sides <= 1), axis=1)
     if len(corners) >= least and relative.mean() > NEARLY_ALL:
         what = (
-            f"{relative.sum()} of {len(corners)} boxes lie between 0 and 1, relative to their pictures; expected pixels"
+            f"{relative.sum()} of {len(corners)} boxes lie between 0 and 1, relative to their images; expected pixels"
         )
         found.insert(0, Defect(file, None, "boxes_relative", what, "refused"))
     return found
@@ -72,14 +72,14 @@ def judge_boxes(
 def judge_copies(
     file: str,
     record: Callable[[int], int | str],
-    picture: Callable[[int], str],
+    image: Callable[[int], str],
     rows: NDArray[np.int64],
     owners: NDArray[np.int64],
     labels: NDArray[np.int32],
     boxes: NDArray[np.float32],
 ) -> list[Defect]:
-    """Boxes (n, 4) that equal another one of the same class (n,) in the same picture (n,). Kept: they may be
-    two objects. rows: what `record` and `picture` know them as."""
+    """Boxes (n, 4) that equal another one of the same class (n,) in the same image (n,). Kept: they may be
+    two objects. rows: what `record` and `image` know them as."""
     mixed = owners.astype(np.uint64)  # alike for equal boxes; sorting one number is faster than sorting six
     for part in (labels, *boxes.view(np.uint32).T):
         mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) ^ (mixed >> np.uint64(29)) ^ part.astype(np.uint64)
@@ -91,6 +91,6 @@ def judge_copies(
     same &= (boxes[first] == boxes[second]).all(axis=1)
     what = "the same box of the same class is there already"
     return [
-        Defect(file, record(i), "box_copy", f"annotation {record(i)} of {picture(i)}: {what}", "kept")
+        Defect(file, record(i), "box_copy", f"annotation {record(i)} of {image(i)}: {what}", "kept")
         for i in np.sort(rows[second[same]]).tolist()
     ]

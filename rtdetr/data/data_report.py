@@ -13,7 +13,7 @@ NAME = "data_report.json"
 
 
 def save_report(folder: Path, **sets: DetectionSet) -> None:
-    """Writes the defects of each set, and how many pictures and boxes they cost, to data_report.json."""
+    """Writes the defects of each set, and how many images and boxes they cost, to data_report.json."""
     report = {name: _report(each) for name, each in sets.items()}
     (folder / NAME).write_text(json.dumps(report, indent=1), encoding="utf-8")
 
@@ -24,6 +24,6 @@ def _report(source: DetectionSet) -> dict[str, Any]:
         "annotations": str(source.annotation_file),
         "images": str(source.folder),
         "summary": source.summary(),
-        "dropped": {"pictures": gone.pictures, "boxes": gone.boxes},
+        "dropped": {"pictures": gone.images, "boxes": gone.boxes},
         "defects": [each.plain() for each in source.defects],
     }

@@ -1,4 +1,4 @@
-"""Pictures and boxes of a detection set in a few flat arrays, whatever format they were read from."""
+"""Images and boxes of a detection set in a few flat arrays, whatever format they were read from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rtdetr.data.box_checks import judge_boxes, judge_copies
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
 from rtdetr.data.formats.records import Source
-from rtdetr.data.picture_files import judge_names, unreadable
-from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture, read_pixels, upright_size
+from rtdetr.data.image_files import judge_names, unreadable
+from rtdetr.data.images import MAX_MEGAPIXELS, read_image, read_pixels, upright_size
 from rtdetr.types import ImageInfo
 
 
-class PictureList(NamedTuple):
-    """N pictures, as a format names them."""
+class ImageList(NamedTuple):
+    """N images, as a format names them."""
 
     ids: Sequence[int]
     names: Sequence[str]  # files, relative to the folder
@@ -31,7 +31,7 @@ class PictureList(NamedTuple):
 class BoxList(NamedTuple):
     """n boxes in any order, as a format gives them."""
 
-    pictures: Sequence[int] | NDArray[np.int64]  # which picture of the list each lies in, 0..N-1
+    images: Sequence[int] | NDArray[np.int64]  # which image of the list each lies in, 0..N-1
     labels: Sequence[int] | NDArray[np.int64]  # contiguous class indices
     corners: NDArray[np.float64]  # (n, 4) xyxy in pixels
     num_crowd: int  # left out already
@@ -39,18 +39,18 @@ class BoxList(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What became of the records before they were pictures and boxes."""
+    """What became of the records before they were images and boxes."""
 
     defects: Sequence[Defect]
     tally: Tally  # of the whole file
 
 
 class DetectionSet:
-    """Pictures, boxes and classes of one annotation file.
+    """Images, boxes and classes of one annotation file.
 
-    folder: where the pictures lie. drop_empty leaves out pictures without boxes. max_megapixels: larger pictures are
-    left out where their size has to be looked up. Boxes are clipped to their picture; those without area in it are left
-    out and counted. judged: what the reader has left out already. limit: the share of the pictures and of the boxes
+    folder: where the images lie. drop_empty leaves out images without boxes. max_megapixels: larger images are
+    left out where their size has to be looked up. Boxes are clipped to their image; those without area in it are left
+    out and counted. judged: what the reader has left out already. limit: the share of the images and of the boxes
     that may be dropped; None: all of them. `defects` lists everything that was found.
 
     Everything is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every
@@ -67,7 +67,7 @@ class DetectionSet:
         folder: Path,
         annotation_file: Path,
         classes: Classes,
-        pictures: PictureList,
+        images: ImageList,
         boxes: BoxList,
         drop_empty: bool = False,
         max_megapixels: float = MAX_MEGAPIXELS,
@@ -79,19 +79,19 @@ class DetectionSet:
         self.origin = annotation_file
         self.classes = classes
         self.max_megapixels = max_megapixels
-        judged = judged or Judged([], Tally(len(pictures.ids), len(boxes.labels)))
+        judged = judged or Judged([], Tally(len(images.ids), len(boxes.labels)))
         self.defects, self.tally = [*judged.defects], judged.tally
-        pictures, kept = self._present(pictures)
-        self._ids = np.array(pictures.ids, np.int64)
-        self._sizes = np.array(pictures.sizes, np.int32).reshape(-1, 2)
-        self._keep_boxes(boxes, kept, pictures.names)
+        images, kept = self._present(images)
+        self._ids = np.array(images.ids, np.int64)
+        self._sizes = np.array(images.sizes, np.int32).reshape(-1, 2)
+        self._keep_boxes(boxes, kept, images.names)
         self.num_empty = int((np.diff(self._offsets) == 0).sum())
         if limit is not None:
             self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
             self.defects = condensed(self.defects)
-        names = self._drop_empty(pictures.names) if drop_empty else list(pictures.names)
+        names = self._drop_empty(images.names) if drop_empty else list(images.names)
         if not names and limit is not None:
-            raise DataError(f"{annotation_file}: no picture is left to work on")
+            raise DataError(f"{annotation_file}: no image is left to work on")
         encoded = [os.fsencode(name) for name in names]
         self._names = b"".join(encoded)
         self._name_ends = np.cumsum([0, *map(len, encoded)])
@@ -105,8 +105,8 @@ class DetectionSet:
         counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
         return counts
 
-    def boxes_per_picture(self) -> NDArray[np.int64]:
-        """(N,), in the order of the pictures."""
+    def boxes_per_image(self) -> NDArray[np.int64]:
+        """(N,), in the order of the images."""
         return np.diff(self._offsets)
 
     def __len__(self) -> int:
@@ -118,12 +118,12 @@ class DetectionSet:
         return ImageInfo(int(self._ids[index]), name, height, width)
 
     def image(self, index: int) -> Image.Image:
-        """The picture as RGB, in the orientation of its boxes. Raises DataError when the file is broken or has another
+        """The image as RGB, in the orientation of its boxes. Raises DataError when the file is broken or has another
         size than the annotations say."""
         info = self.info(index)
-        picture = read_picture(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
-        self._check_size(info, picture.height, picture.width)
-        return picture
+        image = read_image(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
+        self._check_size(info, image.height, image.width)
+        return image
 
     def pixels(self, index: int) -> NDArray[np.uint8]:
         """The pixels (h, w, 3) of `image`, from a faster decoder where the file allows it."""
@@ -133,7 +133,7 @@ class DetectionSet:
         return pixels
 
     def targets(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Boxes (n, 4) xyxy in pixels of the picture and contiguous class indices (n,), as fresh arrays."""
+        """Boxes (n, 4) xyxy in pixels of the image and contiguous class indices (n,), as fresh arrays."""
         start, end = self._offsets[index], self._offsets[index + 1]
         return self._boxes[start:end].copy(), self._labels[start:end].astype(np.int64)
 
@@ -142,9 +142,9 @@ class DetectionSet:
         empty = int((np.diff(self._offsets) == 0).sum())
         dropped = f", {self.num_empty} more without boxes left out" if self.num_empty > empty else ""
         gone = lost(self.defects, except_kinds=WITHOUT_AREA)
-        defective = f", {gone.pictures} defective pictures and {gone.boxes} defective boxes" if any(gone) else ""
+        defective = f", {gone.images} defective images and {gone.boxes} defective boxes" if any(gone) else ""
         return (
-            f"{self.annotation_file}: {len(self)} pictures ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
+            f"{self.annotation_file}: {len(self)} images ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
             f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
             f"boxes without area{defective}" + "".join(f"; {note}" for note in self.notes)
         )
@@ -152,12 +152,12 @@ class DetectionSet:
     def _check_size(self, info: ImageInfo, height: int, width: int) -> None:
         if (height, width) != (info.height, info.width):
             raise DataError(
-                f"{self.folder / info.file_name}: the picture is {width} x {height} but {self.annotation_file} says "
+                f"{self.folder / info.file_name}: the image is {width} x {height} but {self.annotation_file} says "
                 f"{info.width} x {info.height}, so its boxes cannot be trusted (resized later?)"
             )
 
     def refuse_losses(self, limit: float, except_kinds: Sequence[str] = ()) -> None:
-        """Raises DataError where more than that share of the pictures or boxes is dropped, or a class with them."""
+        """Raises DataError where more than that share of the images or boxes is dropped, or a class with them."""
         refused = self.refusal(self.defects, limit, except_kinds)
         if refused is not None:
             raise refused
@@ -165,7 +165,7 @@ class DetectionSet:
     def refusal(
         self, defects: Sequence[Defect], limit: float, except_kinds: Sequence[str] = (), gone: Sequence[int] = ()
     ) -> Refused | None:
-        """Why these defects refuse the set; None where they do not. gone: pictures that do not count any more."""
+        """Why these defects refuse the set; None where they do not. gone: images that do not count any more."""
         there = np.ones(len(self), bool)
         there[np.array(gone, np.int64)] = False
         labels, counts = np.unique(self._labels[np.repeat(there, np.diff(self._offsets))], return_counts=True)
@@ -174,12 +174,12 @@ class DetectionSet:
         called = Names(str(self.annotation_file), str(self.folder), names)
         return refusal(called, defects, self.tally, left, limit, except_kinds)
 
-    def _present(self, pictures: PictureList) -> tuple[PictureList, NDArray[np.int64]]:
-        """The pictures that can be opened, with their sizes, and where they were in the list."""
-        usable, defects = judge_names(self.folder, self.annotation_file, pictures.ids, pictures.names)
+    def _present(self, images: ImageList) -> tuple[ImageList, NDArray[np.int64]]:
+        """The images that can be opened, with their sizes, and where they were in the list."""
+        usable, defects = judge_names(self.folder, self.annotation_file, images.ids, images.names)
         self.defects += defects
         sizes, kept = [], []
-        for i, (own, name, size) in enumerate(zip(pictures.ids, pictures.names, pictures.sizes)):
+        for i, (own, name, size) in enumerate(zip(images.ids, images.names, images.sizes)):
             if not usable[i]:
                 continue
             if not all(size):  # optional in the wild; no file is opened where they are given
@@ -192,48 +192,48 @@ class DetectionSet:
                 self.defects.append(Defect(str(self.annotation_file), own, "image_size_missing", what, "kept"))
             sizes.append(size)
             kept.append(i)
-        if len(kept) == len(pictures.ids):
-            return pictures._replace(sizes=sizes), np.arange(len(kept))
-        names = [pictures.names[i] for i in kept]
-        return PictureList([pictures.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
+        if len(kept) == len(images.ids):
+            return images._replace(sizes=sizes), np.arange(len(kept))
+        names = [images.names[i] for i in kept]
+        return ImageList([images.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
 
     def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64], names: Sequence[str]) -> None:
-        """Fills boxes, labels and offsets, by picture, and counts what was left out. kept: the pictures of the list
+        """Fills boxes, labels and offsets, by image, and counts what was left out. kept: the images of the list
         that are there; names: theirs."""
-        place = np.full(max(kept.max(initial=-1), np.max(boxes.pictures, initial=-1)) + 1, -1)
+        place = np.full(max(kept.max(initial=-1), np.max(boxes.images, initial=-1)) + 1, -1)
         place[kept] = np.arange(len(kept))
-        owner = place[np.array(boxes.pictures, np.int64)]
+        owner = place[np.array(boxes.images, np.int64)]
         there = np.flatnonzero(owner >= 0)
         corners, labels = boxes.corners, np.array(boxes.labels, np.int32)
-        if len(there) < len(owner):  # with their pictures
+        if len(there) < len(owner):  # with their images
             owner, corners, labels = owner[there], corners[there], labels[there]
-        clipped, keep = clip_to_picture(corners, self._sizes[owner])
+        clipped, keep = clip_to_image(corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
         file = str(self.annotation_file)
 
         def record(i: int) -> int | str:
             return boxes.record(int(there[i]))
 
-        def picture(i: int) -> str:
+        def image(i: int) -> str:
             return names[owner[i]]
 
-        self.defects += judge_boxes(file, record, picture, corners, self._sizes[owner], keep)
+        self.defects += judge_boxes(file, record, image, corners, self._sizes[owner], keep)
         order = np.flatnonzero(keep)[np.argsort(owner[keep], kind="stable")]
         self._boxes, self._labels = clipped[order], labels[order]
-        self.defects += judge_copies(file, record, picture, order, owner[order], self._labels, self._boxes)
-        per_picture = np.bincount(owner[keep], minlength=len(self._ids))
-        self._offsets = np.concatenate(([0], np.cumsum(per_picture)))
+        self.defects += judge_copies(file, record, image, order, owner[order], self._labels, self._boxes)
+        per_image = np.bincount(owner[keep], minlength=len(self._ids))
+        self._offsets = np.concatenate(([0], np.cumsum(per_image)))
 
     def _drop_empty(self, names: Sequence[str]) -> list[str]:
-        """Leaves out pictures without boxes; the names that remain."""
+        """Leaves out images without boxes; the names that remain."""
         keep = np.flatnonzero(np.diff(self._offsets) > 0)
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
         return [names[i] for i in keep.tolist()]
 
 
-def clip_to_picture(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The boxes (n, 4) xyxy in pixels cut to their pictures, of `sizes` (n, 2) h and w, and which of them (n,) have an
+def clip_to_image(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The boxes (n, 4) xyxy in pixels cut to their images, of `sizes` (n, 2) h and w, and which of them (n,) have an
     area there. The others are left out of training and evaluation alike."""
     clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
     return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])

@@ -1,6 +1,6 @@
 """What is wrong with a record of a detection set, what becomes of it, and when that is too much to go on.
 
-Every reader judges its records one by one and keeps what is sound. A set is refused when more than 5 % of its pictures
+Every reader judges its records one by one and keeps what is sound. A set is refused when more than 5 % of its images
 or boxes would go, or a class that has boxes would lose the last one.
 """
 
@@ -15,14 +15,14 @@ from rtdetr.data.classes import DataError, some
 
 Action = Literal["kept", "clipped", "dropped", "refused"]
 
-MOST_DROPPED = 0.05  # share of the pictures or of the boxes
+MOST_DROPPED = 0.05  # share of the images or of the boxes
 LIMITS: dict[str, float] = {"drop": MOST_DROPPED, "refuse": 0.0}  # by data.on_defect
 
 MOST_KEPT = 100  # defects of a kind that a set keeps in memory, of those that cost nothing
 
-# Boxes that have no area in their picture. Evaluation never counted them, so that they are too many for training alone.
+# Boxes that have no area in their image. Evaluation never counted them, so that they are too many for training alone.
 WITHOUT_AREA = ("box_zero", "box_negative", "box_outside")
-# Of no consequence: training reads such pictures as they are meant.
+# Of no consequence: training reads such images as they are meant.
 NOTES = (
     *("picture_exif", "picture_cmyk", "picture_gray", "picture_16bit", "picture_palette", "picture_alpha"),
     *("picture_1bit", "picture_animated", "box_copy"),
@@ -39,9 +39,9 @@ def one_line(text: str) -> str:
 class Defect(NamedTuple):
     """One thing that is wrong with one record. Kinds are listed in docs/doctor.md; their names do not change."""
 
-    file: str  # the annotation file, or the picture at fault
+    file: str  # the annotation file, or the image at fault
     record: int | str | None  # its id; its place, such as annotations[3], where that is unusable; None: the whole file
-    kind: str  # begins with box_, image_ (a record), picture_ (its file), class_, or what cannot be read at all
+    kind: str  # begins with box_, image_ (a record), image_ (its file), class_, or what cannot be read at all
     what: str
     action: Action
 
@@ -91,7 +91,7 @@ def as_defect(error: DataError, file: object) -> Defect:
 class Tally:
     """What a file says there is, before anything is dropped. Crowds do not count."""
 
-    pictures: int = 0
+    images: int = 0
     boxes: int = 0
     boxes_of: Counter[int] = field(default_factory=Counter)  # by category id
 
@@ -99,13 +99,13 @@ class Tally:
 class Lost(NamedTuple):
     """How much of a set is dropped."""
 
-    pictures: int
+    images: int
     boxes: int
 
 
 def condensed(defects: Sequence[Defect]) -> list[Defect]:
     """With one in place of all of a kind of which nothing was dropped, where there are many: a set may say no size of
-    any picture, and this list goes into every data worker."""
+    any image, and this list goes into every data worker."""
     kept = Counter(each.kind for each in defects if each.action == "kept")
     many = {kind: count for kind, count in kept.items() if count > MOST_KEPT}
     few = [each for each in defects if each.kind not in many or each.action != "kept"]
@@ -116,7 +116,7 @@ def condensed(defects: Sequence[Defect]) -> list[Defect]:
 
 
 def lost(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Lost:
-    """Each dropped record has one defect of that action. Boxes that go with their picture have none: they are sound."""
+    """Each dropped record has one defect of that action. Boxes that go with their image have none: they are sound."""
     kinds = [each.kind for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     boxes = sum(kind.startswith("box_") for kind in kinds)
     return Lost(len(kinds) - boxes, boxes)
@@ -126,7 +126,7 @@ class Names(NamedTuple):
     """How a sentence calls a set and its classes."""
 
     annotation_file: str
-    folder: str  # of the pictures; empty: not known here
+    folder: str  # of the images; empty: not known here
     classes: Mapping[int, str]  # by category id
 
 
@@ -139,7 +139,7 @@ def refusal(
     except_kinds: Sequence[str] = (),
 ) -> Refused | None:
     """Why a set cannot be used, None where it can. left: the boxes of each category id that are left. limit: the share
-    of pictures, and of boxes, that may go. except_kinds: defects that do not count."""
+    of images, and of boxes, that may go. except_kinds: defects that do not count."""
     for each in defects:
         if each.action == "refused":
             return Refused(each.file, each.kind, f"{each.what}; {_next(names)}", each.record)
@@ -149,7 +149,7 @@ def refusal(
     gone = lost(counted)
     parts = [
         f"{part} of {of} {what}"
-        for part, of, what in ((gone.pictures, tally.pictures, "pictures"), (gone.boxes, tally.boxes, "boxes"))
+        for part, of, what in ((gone.images, tally.images, "pictures"), (gone.boxes, tally.boxes, "boxes"))
         if part > limit * of
     ]
     first = counted[0]

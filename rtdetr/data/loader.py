@@ -1,4 +1,4 @@
-"""Batches. Every random decision follows from (seed, epoch, picture) or (seed, epoch, batch, rank) and nothing else,
+"""Batches. Every random decision follows from (seed, epoch, image) or (seed, epoch, batch, rank) and nothing else,
 so the number of workers does not matter and any epoch can be replayed, from any batch on."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import option
 
-MOST_IN_A_ROW = 10  # pictures that cannot be used, before it is the folder and not a picture
+MOST_IN_A_ROW = 10  # images that cannot be used, before it is the folder and not an image
 
 # One stream of random numbers per purpose, so that none repeats another.
 _ORDER, _BATCH, _SAMPLE = 0, 1, 2
@@ -40,7 +40,7 @@ _ORDER, _BATCH, _SAMPLE = 0, 1, 2
 class SampleKey(NamedTuple):
     """All a worker has to know to make one training sample."""
 
-    picture: int  # its index in the set
+    image: int  # its index in the set
     epoch: int
     size: int
     interpolation: str
@@ -51,11 +51,11 @@ class Item(NamedTuple):
     boxes: Tensor  # (n, 4) xyxy, pixels of `image`
     labels: Tensor  # (n,) int64
     info: ImageInfo
-    unreadable: tuple[str, ...] = ()  # about pictures that this one takes the place of
+    unreadable: tuple[str, ...] = ()  # about images that this one takes the place of
 
 
 class TrainingSamples(Dataset[Item]):
-    """Augmented pictures of a set, and for one that cannot be used the next one of the epoch's order. Backends make the
+    """Augmented images of a set, and for one that cannot be used the next one of the epoch's order. Backends make the
     same boxes, and pixels that differ by rounding."""
 
     def __init__(
@@ -73,10 +73,10 @@ class TrainingSamples(Dataset[Item]):
         self.paste_prob = paste_prob
 
     def __getitem__(self, key: SampleKey) -> Item:
-        rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.picture))
+        rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.image))
         pixels, boxes, labels, info, unreadable = self._augmented(key, rng)
         if self.paste_prob > 0 and rng.random() < self.paste_prob:  # nothing is drawn where nothing is pasted
-            donor = key._replace(picture=int(rng.integers(len(self.source))))
+            donor = key._replace(image=int(rng.integers(len(self.source))))
             donor_pixels, donor_boxes, donor_labels, _, more = self._augmented(donor, rng)
             others = donor_pixels, donor_boxes, donor_labels
             pixels, boxes, labels = paste(pixels, boxes, labels, others, rng)
@@ -84,19 +84,19 @@ class TrainingSamples(Dataset[Item]):
         return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
 
     def _augmented(self, key: SampleKey, rng: Generator) -> tuple[Pixels, Boxes, Labels, ImageInfo, tuple[str, ...]]:
-        """Pixels, boxes, labels and `info` of a picture after a recipe, and what was wrong with those tried before."""
-        index, picture, unreadable = self._usable(key)
+        """Pixels, boxes, labels and `info` of an image after a recipe, and what was wrong with those tried before."""
+        index, image, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
         recipe = self.augmentation.draw((info.height, info.width), boxes, rng, key.epoch)
         size = (key.size, key.size)
-        if isinstance(picture, Image.Image):
-            pixels = plain(picture, recipe, size, key.interpolation)
+        if isinstance(image, Image.Image):
+            pixels = plain(image, recipe, size, key.interpolation)
         else:
-            pixels = fused(picture, recipe, size, key.interpolation)
+            pixels = fused(image, recipe, size, key.interpolation)
         return pixels, *move_boxes(boxes, labels, recipe, size), info, unreadable
 
     def _usable(self, key: SampleKey) -> tuple[int, Image.Image | NDArray[np.uint8], tuple[str, ...]]:
-        """A picture's index, the picture as the backend takes it, and what was wrong with those tried before it. Raises
+        """An image's index, the image as the backend takes it, and what was wrong with those tried before it. Raises
         DataError after ten."""
         read = self.source.pixels if self.backend == "fused" else self.source.image
         wrong: list[str] = []
@@ -106,18 +106,18 @@ class TrainingSamples(Dataset[Item]):
             except DataError as error:
                 wrong.append(str(error))
         raise DataError(
-            f"{wrong[0]}; nor can the {len(wrong) - 1} pictures tried instead; `rtdetr doctor` names them all"
+            f"{wrong[0]}; nor can the {len(wrong) - 1} images tried instead; `rtdetr doctor` names them all"
         )
 
     def _from(self, key: SampleKey) -> Iterator[int]:
-        """The pictures of an epoch from that one on, and around; most are content with the first."""
-        yield key.picture
+        """The images of an epoch from that one on, and around; most are content with the first."""
+        yield key.image
         order = epoch_order(self.seed, key.epoch, len(self.source))
-        yield from np.roll(order, -int(np.flatnonzero(order == key.picture)[0]))[1:].tolist()
+        yield from np.roll(order, -int(np.flatnonzero(order == key.image)[0]))[1:].tolist()
 
 
 class EvaluationSamples(Dataset[Item]):
-    """Pictures as the network sees them in evaluation; size: (h, w). go_on: one that cannot be used becomes a black one
+    """Images as the network sees them in evaluation; size: (h, w). go_on: one that cannot be used becomes a black one
     without boxes, of height and width 0 in its `info`; else DataError is raised."""
 
     def __init__(
@@ -150,9 +150,9 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
 class TrainingBatches(Sampler[list[SampleKey]]):
     """The batches of an epoch for one of `world_size` processes: shuffled, the incomplete last one left out.
 
-    A global batch is `world_size` consecutive slices of one permutation, so the pictures of global batch b are the same
+    A global batch is `world_size` consecutive slices of one permutation, so the images of global batch b are the same
     for one process with batch size n and for k processes with n / k. As in the official run, each process draws its
-    own picture size and interpolation.
+    own image size and interpolation.
     """
 
     def __init__(
@@ -256,7 +256,7 @@ class DetectionLoader(DataLoader[Item]):
 
 
 def collate(items: Sequence[Item]) -> Batch:
-    """A batch of items that share one picture size."""
+    """A batch of items that share one image size."""
     images = torch.stack([item.image for item in items])
     height, width = images.shape[-2:]
     extent = torch.tensor([width, height, width, height], dtype=torch.float32)
@@ -291,7 +291,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
     )
     if len(batches) == 0:
         raise DataError(
-            f"{source.annotation_file}: {len(source)} pictures do not fill one batch of {data.train_batch_size} in "
+            f"{source.annotation_file}: {len(source)} images do not fill one batch of {data.train_batch_size} in "
             f"each of {world_size} processes; lower data.train_batch_size"
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
@@ -300,7 +300,7 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
 
 
 def open_train_set(cfg: Config) -> DetectionSet:
-    """The training pictures. Raises DataError."""
+    """The training images. Raises DataError."""
     source = _open(cfg, "train", None, cfg.data.drop_images_without_boxes)
     source.refuse_losses(LIMITS[cfg.data.on_defect])  # boxes without area, too
     return source
@@ -309,11 +309,11 @@ def open_train_set(cfg: Config) -> DetectionSet:
 def build_val_loader(
     cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1, match: Match = "id", go_on: bool = False
 ) -> DetectionLoader:
-    """Evaluation batches of this process: every `world_size`-th picture, each exactly once, none left out; the last
-    batch may be smaller, and processes may differ by one picture.
+    """Evaluation batches of this process: every `world_size`-th image, each exactly once, none left out; the last
+    batch may be smaller, and processes may differ by one image.
 
     classes: those of the model; the set may use any of them, under the same category ids or names, as `match` says.
-    The loader's own `classes` have the ids that detections on this set carry. go_on: past pictures that cannot be used,
+    The loader's own `classes` have the ids that detections on this set carry. go_on: past images that cannot be used,
     see EvaluationSamples. Raises DataError.
     """
     data = cfg.data

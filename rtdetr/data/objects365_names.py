@@ -6,7 +6,7 @@ from rtdetr.data.classes import Classes
 
 _NAMES = """
 Person|Sneakers|Chair|Other Shoes|Hat|Car|Lamp|Glasses|Bottle|Desk|Cup|Street Lights|Cabinet/shelf|Handbag/Satchel|
-Bracelet|Plate|Picture/Frame|Helmet|Book|Gloves|Storage box|Boat|Leather Shoes|Flower|Bench|Potted Plant|Bowl/Basin|
+Bracelet|Plate|Image/Frame|Helmet|Book|Gloves|Storage box|Boat|Leather Shoes|Flower|Bench|Potted Plant|Bowl/Basin|
 Flag|Pillow|Boots|Vase|Microphone|Necklace|Ring|SUV|Wine Glass|Belt|Monitor/TV|Backpack|Umbrella|Traffic Light|
 Speaker|Watch|Tie|Trash bin Can|Slippers|Bicycle|Stool|Barrel/bucket|Van|Couch|Sandals|Basket|Drum|Pen/Pencil|Bus|
 Wild Bird|High Heels|Motorcycle|Guitar|Carpet|Cell Phone|Bread|Camera|Canned|Truck|Traffic cone|Cymbal|Lifesaver|

@@ -1,6 +1,6 @@
-"""Copy-paste: objects of one training picture put into another, rectangle by rectangle.
+"""Copy-paste: objects of one training image put into another, rectangle by rectangle.
 
-An object then shows up in surroundings and beside neighbours that its own picture does not have; those are what a model
+An object then shows up in surroundings and beside neighbours that its own image does not have; those are what a model
 overfits where images are few. After Ghiasi et al., arXiv 2012.07177, with boxes for masks.
 """
 
@@ -12,17 +12,17 @@ from numpy.random import Generator
 from rtdetr.data.pixels import Pixels
 from rtdetr.data.transforms import Boxes, Labels
 
-MOST_PASTED = 4  # objects put into a picture
+MOST_PASTED = 4  # objects put into an image
 TRIED = 12  # objects for which one place each is drawn
 THINNEST = 6  # pixels of a side; below, there is nothing to see
-WIDEST = 0.7  # of the picture's side
+WIDEST = 0.7  # of the image's side
 HIDDEN = 0.3  # share of an object's box that another one may cover
 
 
 def paste(
     pixels: Pixels, boxes: Boxes, labels: Labels, others: tuple[Pixels, Boxes, Labels], rng: Generator
 ) -> tuple[Pixels, Boxes, Labels]:
-    """A picture with its boxes and some objects of another one, `others`, of the same size (h, w, 3), at random places.
+    """An image with its boxes and some objects of another one, `others`, of the same size (h, w, 3), at random places.
 
     What lies under a new object keeps its box, as long as no more than HIDDEN of it is covered.
     """

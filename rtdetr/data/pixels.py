@@ -1,9 +1,9 @@
-"""What a recipe makes of the pixels of a picture, in two ways that differ by rounding only.
+"""What a recipe makes of the pixels of an image, in two ways that differ by rounding only.
 
 Pixels stay uint8 to the end, so values are rounded and saturated after each step; the official reader turns to float
 after the colour step and lets cubic and lanczos overshoot a little. `plain` does step after step, the colours with
-torchvision.transforms.v2 on the whole picture. `fused` changes the colours of the visible part alone, by matrices, and
-resizes it in one go; of the expanded canvas it makes what surrounds the picture. The resize
+torchvision.transforms.v2 on the whole image. `fused` changes the colours of the visible part alone, by matrices, and
+resizes it in one go; of the expanded canvas it makes what surrounds the image. The resize
 is OpenCV's in both, as in evaluation: v2 has neither "area" nor "lanczos4", and smooths differently when it shrinks.
 """
 
@@ -25,7 +25,7 @@ Pixels = NDArray[Any]  # (h, w, 3) uint8 RGB
 
 FILL = (124, 116, 104)  # the ImageNet mean (123.675, 116.28, 103.53), rounded
 
-# The names of the official reader, which calls OpenCV too. Only "area" smooths when it shrinks a picture.
+# The names of the official reader, which calls OpenCV too. Only "area" smooths when it shrinks an image.
 INTERPOLATIONS = {
     "nearest": cv2.INTER_NEAREST,
     "linear": cv2.INTER_LINEAR,
@@ -36,8 +36,8 @@ INTERPOLATIONS = {
 REACH = 4  # pixels to either side that an interpolated value may depend on (lanczos4)
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 CUT_OFF = -0.498  # makes OpenCV's rounding the cutting of fractions, and leaves whole numbers alone
-OFF_GRID = 1 / 64  # of a pixel that the samples of an expanded picture may lie beside their places
-SAMPLED = 20_000  # pixels, about, from which the mean grey of a picture is estimated
+OFF_GRID = 1 / 64  # of a pixel that the samples of an expanded image may lie beside their places
+SAMPLED = 20_000  # pixels, about, from which the mean grey of an image is estimated
 
 
 def plain(image: Image.Image, recipe: Recipe, size: tuple[int, int], interpolation: str) -> Pixels:
@@ -52,10 +52,10 @@ def plain(image: Image.Image, recipe: Recipe, size: tuple[int, int], interpolati
 
 
 def distort(image: Image.Image, recipe: Recipe) -> Image.Image:
-    """The picture in the recipe's colours."""
+    """The image in the recipe's colours."""
 
-    def shift_hue(picture: Image.Image, shift: float) -> Image.Image:
-        return F.adjust_hue(picture, shift / 255)  # v2 multiplies by 255 again and rounds towards zero
+    def shift_hue(colourful: Image.Image, shift: float) -> Image.Image:
+        return F.adjust_hue(colourful, shift / 255)  # v2 multiplies by 255 again and rounds towards zero
 
     adjust: dict[Colour, Callable[[Image.Image, float], Image.Image]] = {
         "brightness": F.adjust_brightness,
@@ -69,7 +69,7 @@ def distort(image: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 def cut(image: Image.Image, window: Window) -> Image.Image:
-    """The part of the picture under the window, filled up where the window reaches beyond."""
+    """The part of the image under the window, filled up where the window reaches beyond."""
     left, top, width, height = window
     x1, y1 = max(left, 0), max(top, 0)
     x2, y2 = min(left + width, image.width), min(top + height, image.height)
@@ -81,7 +81,7 @@ def cut(image: Image.Image, window: Window) -> Image.Image:
 
 
 def fused(pixels: Pixels, recipe: Recipe, size: tuple[int, int], interpolation: str) -> Pixels:
-    """As `plain`, of the pixels (H, W, 3) of a picture, in a fraction of the time."""
+    """As `plain`, of the pixels (H, W, 3) of an image, in a fraction of the time."""
     left, top, width, height = recipe.window
     x1, y1 = max(left, 0), max(top, 0)
     x2, y2 = min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0])
@@ -94,7 +94,7 @@ def fused(pixels: Pixels, recipe: Recipe, size: tuple[int, int], interpolation: 
 
 
 def recolour(part: Pixels, colours: tuple[tuple[Colour, float], ...], whole: Pixels) -> Pixels:
-    """A part of a picture in other colours. Contrast goes by the mean grey of the whole picture at that moment, here
+    """A part of an image in other colours. Contrast goes by the mean grey of the whole image at that moment, here
     that of every n-th of its pixels."""
     names = [colour for colour, _ in colours]
     before_contrast = names.index("contrast") if "contrast" in names else -1
@@ -124,7 +124,7 @@ def place(
     visible: Pixels, at: tuple[int, int], extent: tuple[int, int], size: tuple[int, int], interpolation: str
 ) -> Pixels:
     """The pixels (h, w, 3) of a canvas of `extent` (w, h) in FILL that shows `visible` with its corner `at` (x, y), as
-    it is when resized to `size` (h, w). Of the canvas only what surrounds the picture is made."""
+    it is when resized to `size` (h, w). Of the canvas only what surrounds the image is made."""
     if interpolation == "lanczos":
         visible = visible.astype(np.float32)  # for bytes OpenCV's code is plain, and twice as slow as converting twice
     method = INTERPOLATIONS[interpolation]
@@ -149,7 +149,7 @@ def place(
 
 
 def _first_line(start: int, scale: float) -> int:
-    """The line (row or column) of the result to begin with, where the picture starts at line `start` of the canvas: all
+    """The line (row or column) of the result to begin with, where the image starts at line `start` of the canvas: all
     before it show nothing but FILL, and it begins at a line of the canvas, up to OFF_GRID."""
     lines = np.arange(max(int((start - REACH) * scale), 1))[::-1]
     begins = lines / scale

@@ -1,4 +1,4 @@
-"""How a picture becomes network input in evaluation and detection, as in the official pipeline.
+"""How an image becomes network input in evaluation and detection, as in the official pipeline.
 
 All of it is equal bit for bit, but the resize: OpenCV rounds its cubic weights on some processors and not on others, so
 that up to 5 % of a photograph's values differ by one level of 255 from the official ones, and none by more.
@@ -27,10 +27,10 @@ def preprocess(
     size: tuple[int, int] = (640, 640),
     interpolation: Resize = "cubic",
 ) -> Tensor:
-    """Network input (3, h, w) float32, RGB in [0, 1], of a PIL picture of any mode or a uint8 RGB array (H, W, 3).
+    """Network input (3, h, w) float32, RGB in [0, 1], of a PIL image of any mode or a uint8 RGB array (H, W, 3).
 
     size: (h, w) in pixels. The aspect ratio is not kept. The resize is OpenCV's cubic one on uint8 (rounded, saturated)
-    without smoothing when it shrinks, as in the official eval pipeline; a picture of that size is not touched.
+    without smoothing when it shrinks, as in the official eval pipeline; an image of that size is not touched.
     interpolation: as in `resize`.
     Raises ValueError when the array or the size has another form.
     """
@@ -41,12 +41,12 @@ def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np
     """RGB pixels (H, W, 3) uint8. Transparency is dropped; more bits are scaled to 8. Raises ValueError for an array of
     another form, and for integers and floats whose range is not known.
 
-    EXIF orientation is left alone; `pictures.read_picture`, which opens files, turns them.
+    EXIF orientation is left alone; `images.read_image`, which opens files, turns them.
     """
     if isinstance(image, Image.Image):
         return np.asarray(as_8_bits(image).convert("RGB"))
     if not isinstance(image, np.ndarray):
-        raise ValueError(f"image: expected a PIL picture or a uint8 array (H, W, 3), got {type(image).__name__}")
+        raise ValueError(f"image: expected a PIL image or a uint8 array (H, W, 3), got {type(image).__name__}")
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
         raise ValueError(
             f"image: expected a uint8 RGB array (H, W, 3), got dtype {image.dtype} and shape {tuple(image.shape)}"

@@ -1,7 +1,7 @@
 """The embedded data set: textured shapes on cluttered backgrounds, COCO format, the same bytes for the same arguments.
 
 It needs no download and takes seconds, so that the demo and the tests have something real to learn. Category ids have
-gaps and some pictures are empty, on purpose: both are where detectors go wrong.
+gaps and some images are empty, on purpose: both are where detectors go wrong.
 `python -m rtdetr.data.shapes FOLDER` makes it.
 """
 
@@ -23,9 +23,9 @@ from PIL import Image, ImageDraw
 from rtdetr.data.classes import DataError
 
 CATEGORIES = {2: "circle", 3: "square", 5: "triangle", 7: "star", 11: "cross"}
-VERSION = 1  # raise it with any change that changes pictures, so that old copies are made again
+VERSION = 1  # raise it with any change that changes images, so that old copies are made again
 STAMP = "shapes.json"
-SMALLEST, LARGEST = 0.2, 0.45  # extent of a shape, relative to the picture's side
+SMALLEST, LARGEST = 0.2, 0.45  # extent of a shape, relative to the image's side
 EMPTY_SHARE = 0.06
 MAX_SHAPES = 5
 MAX_COVERED = 0.25  # share of either box that a pair may have in common
@@ -38,7 +38,7 @@ Pixels = NDArray[np.float32]  # (h, w, 3) in [0, 255]
 def make_shapes(folder: str | Path, num_train: int = 900, num_val: int = 100, size: int = 224, seed: int = 0) -> Path:
     """Writes train/, val/ and annotations/instances_{train,val}.json below `folder`, unless they are there already.
 
-    size: side of the square pictures in pixels, at least 96. The set appears complete or not at all; one made with
+    size: side of the square images in pixels, at least 96. The set appears complete or not at all; one made with
     other arguments is replaced. Raises DataError when the folder holds something else or an argument makes no sense.
     """
     folder = Path(folder)
@@ -92,7 +92,7 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
     }
     for i in range(count):
         rng = np.random.default_rng((seed, 0 if split == "train" else 1, i))
-        pixels, found = draw_picture(size, rng)
+        pixels, found = draw_image(size, rng)
         name, image_id = f"{i:06d}.jpg", 10 + 3 * i
         Image.fromarray(pixels).save(root / split / name, quality=92)
         document["images"].append({"id": image_id, "file_name": name, "width": size, "height": size})
@@ -111,8 +111,8 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
     (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(document), encoding="utf-8")
 
 
-def draw_picture(size: int, rng: Generator) -> tuple[NDArray[np.uint8], list[tuple[int, tuple[int, int, int, int]]]]:
-    """A picture (size, size, 3) uint8 RGB and its objects: (category id, (x1, y1, x2, y2) in pixels)."""
+def draw_image(size: int, rng: Generator) -> tuple[NDArray[np.uint8], list[tuple[int, tuple[int, int, int, int]]]]:
+    """An image (size, size, 3) uint8 RGB and its objects: (category id, (x1, y1, x2, y2) in pixels)."""
     canvas = _background(size, rng)
     found: list[tuple[int, tuple[int, int, int, int]]] = []
     wanted = 0 if rng.random() < EMPTY_SHARE else int(rng.integers(1, MAX_SHAPES, endpoint=True))
@@ -120,7 +120,7 @@ def draw_picture(size: int, rng: Generator) -> tuple[NDArray[np.uint8], list[tup
         category_id = int(rng.choice(list(CATEGORIES)))
         mask = _shape_mask(CATEGORIES[category_id], size * rng.uniform(SMALLEST, LARGEST), rng)
         height, width = mask.shape
-        for _ in range(20):  # places; a picture that is full stays with fewer shapes
+        for _ in range(20):  # places; an image that is full stays with fewer shapes
             x, y = int(rng.integers(size - width)), int(rng.integers(size - height))
             box = (x, y, x + width, y + height)
             if all(_covered(box, other) <= MAX_COVERED for _, other in found):
@@ -182,8 +182,8 @@ def _texture(height: int, width: int, behind: Pixels, rng: Generator) -> Pixels:
 def _background(size: int, rng: Generator) -> Pixels:
     """Soft blotches of colour, with lines, outlines and specks that are no objects."""
     coarse = rng.uniform(20, 235, (int(rng.integers(2, 6)), int(rng.integers(2, 6)), 3)).astype(np.uint8)
-    picture = Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)
-    pen = ImageDraw.Draw(picture)
+    image = Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)
+    pen = ImageDraw.Draw(image)
     for _ in range(int(rng.integers(4, 14))):
         colour = tuple(int(c) for c in rng.integers(0, 256, 3))
         x, y = rng.uniform(0, size, 2).tolist()
@@ -196,7 +196,7 @@ def _background(size: int, rng: Generator) -> Pixels:
             pen.arc((x, y, x + abs(dx) + 4, y + abs(dy) + 4), start, end, fill=colour, width=2)
         else:
             pen.ellipse((x, y, x + size * 0.03, y + size * 0.03), fill=colour)
-    return np.asarray(picture, np.float32).copy()
+    return np.asarray(image, np.float32).copy()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Some pictures of a set as COCO JSON, whatever format the set has."""
+"""Some images of a set as COCO JSON, whatever format the set has."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def spread(among: Sequence[int], number: int) -> list[int]:
 
 
 def with_boxes(source: DetectionSet) -> list[int]:
-    """Which pictures have a box."""
+    """Which images have a box."""
     return [index for index in range(len(source)) if len(source.targets(index)[0])]
 
 
 def write_subset(source: DetectionSet, indices: Sequence[int], path: Path) -> SplitConfig:
-    """Writes these pictures with their boxes and all classes of the set; what a config says to train on them.
+    """Writes these images with their boxes and all classes of the set; what a config says to train on them.
 
-    Crowds are left out, as in training. The pictures stay where they are.
+    Crowds are left out, as in training. The images stay where they are.
     """
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []

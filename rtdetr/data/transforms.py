@@ -30,7 +30,7 @@ MIN_SIDE = 0.01  # pixels; a box thinner than this is no box
 
 
 class Window(NamedTuple):
-    """A rectangle in pixels of the picture; it may reach beyond its borders."""
+    """A rectangle in pixels of the image; it may reach beyond its borders."""
 
     left: int
     top: int
@@ -39,7 +39,7 @@ class Window(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What is done to one picture: colours, then its part under the window, then left and right exchanged, and turned
+    """What is done to one image: colours, then its part under the window, then left and right exchanged, and turned
     when it has the size of the network input."""
 
     colours: tuple[tuple[Colour, float], ...]  # in this order; a factor, for hue a shift in steps of HUE_SHIFT
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 class Augmentation:
     """Draws recipes. The arguments are the probabilities of the five steps, the largest ratio of an expanded side to
     the old one, the epochs before the first turn, and those over which expanding and cropping come in. The official
-    reader does not turn pictures, and does all else from the start."""
+    reader does not turn images, and does all else from the start."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Augmentation:
         self.zoom_ramp = zoom_ramp
 
     def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
-        """A recipe for a picture of `size` (h, w) with these boxes, in an epoch (from 0)."""
+        """A recipe for an image of `size` (h, w) with these boxes, in an epoch (from 0)."""
         height, width = size
         colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
         window = Window(0, 0, width, height)
@@ -157,7 +157,7 @@ def before_turning(size: tuple[int, int], turns: int) -> tuple[int, int]:
 
 
 def turn(boxes: Boxes, turns: int, size: tuple[int, int]) -> Boxes:
-    """Boxes (n, 4) in a picture of `size` (h, w), after so many quarter turns counterclockwise of both."""
+    """Boxes (n, 4) in an image of `size` (h, w), after so many quarter turns counterclockwise of both."""
     for _ in range(turns):
         x1, y1, x2, y2 = boxes.T
         boxes, size = np.stack((y1, size[1] - x2, y2, size[1] - x1), axis=1), size[::-1]

@@ -18,9 +18,9 @@ import torch
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM)
 SECONDS = 2.0  # between two looks at the main process
 
-# Of glibc, which keeps the memory of pictures that are gone in every hole it ever used, also in those that a worker was
-# born with: 10 MB a worker within an hour. That it asks the system for each picture's memory instead (M_MMAP_THRESHOLD)
-# would double the time of a picture. None with other C libraries.
+# Of glibc, which keeps the memory of images that are gone in every hole it ever used, also in those that a worker was
+# born with: 10 MB a worker within an hour. That it asks the system for each image's memory instead (M_MMAP_THRESHOLD)
+# would double the time of an image. None with other C libraries.
 malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 

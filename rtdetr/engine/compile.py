@@ -15,7 +15,7 @@ from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import RTDETRv3
 
 MAX_GRAPHS = 64  # of one function, before torch gives up on it
-WORTH_IT = 25000  # iterations of a picture size that win back the 75 seconds it takes to compile (3 ms each, H200)
+WORTH_IT = 25000  # iterations of an image size that win back the 75 seconds it takes to compile (3 ms each, H200)
 
 
 def why_not_compile(
@@ -40,14 +40,14 @@ def why_not_compile(
     if distributed.world_size() > 1 and cfg.sync_batch_norm:  # pytorch/pytorch#161302
         return "batch norm of several processes breaks what is compiled into pieces; see train.sync_batch_norm"
     if iterations < WORTH_IT * sizes:
-        return f"{iterations} iterations do not win back what compiling {sizes} picture size(s) takes"
+        return f"{iterations} iterations do not win back what compiling {sizes} image size(s) takes"
     return None
 
 
 def compile_step(model: RTDETRv3, backend: str | Callable[..., object] = "inductor") -> None:
-    """Compiles what sees pictures, in place: backbone, encoder, dense head. State dicts and copies made before stay.
+    """Compiles what sees images, in place: backbone, encoder, dense head. State dicts and copies made before stay.
 
-    Each picture size gets a graph of its own: one for all takes torch minutes to reason about, and graphs of decoder
+    Each image size gets a graph of its own: one for all takes torch minutes to reason about, and graphs of decoder
     and losses, which follow the number of boxes, take longer than they win back. What inductor makes is kept in
     ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names another place.
     """

@@ -17,7 +17,7 @@ from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
 
-MAX_GRAPHS = 96  # kept at a time: 13 picture sizes with 7 numbers of slots each
+MAX_GRAPHS = 96  # kept at a time: 13 image sizes with 7 numbers of slots each
 RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
 
 
@@ -46,7 +46,7 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 
 def repeats_in_crowds(cfg: SupervisionConfig) -> int:
-    """How often each box of the fullest picture is offered at least; see SupervisionConfig.crowd_limit."""
+    """How often each box of the fullest image is offered at least; see SupervisionConfig.crowd_limit."""
     return 1 if cfg.one_to_many_repeats * cfg.crowd_limit <= MAX_COLUMNS else cfg.one_to_many_repeats
 
 
@@ -114,8 +114,8 @@ class StepGraphs:
 
     def _capture(self, images: Tensor, targets: Targets, part: Part) -> Captured:
         labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
-        pictures = self.images.setdefault((images.shape, images.dtype), torch.empty_like(images))
-        static = pictures, Targets(labels, boxes, boxes_pixel, mask, counts=())
+        own = self.images.setdefault((images.shape, images.dtype), torch.empty_like(images))
+        static = own, Targets(labels, boxes, boxes_pixel, mask, counts=())
         torch.cuda.empty_cache()  # what plain steps have used; graphs have memory of their own
         graph = torch.cuda.CUDAGraph()
         # Other threads may go on: the one that pins the memory of the next batch asks the driver, too.

@@ -17,12 +17,12 @@ from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
-from rtdetr.engine.evaluator import EvalResult
+from rtdetr.engine.evaluation.evaluator import EvalResult
 from rtdetr.engine.failures import writing
-from rtdetr.engine.metrics import MetricsLog
-from rtdetr.engine.run_state import RunState
+from rtdetr.engine.run_files.metrics import MetricsLog
+from rtdetr.engine.run_files.run_state import RunState
+from rtdetr.engine.run_files.tensorboard import album
 from rtdetr.engine.step_checks import StepRecord
-from rtdetr.engine.tensorboard import album
 
 
 def say(*messages: str) -> None:
@@ -63,7 +63,7 @@ class TrainingLog:
             self._bar.close()
 
     def restart_clock(self) -> None:
-        """Pictures per second, and the time that passes waiting for them, are counted from here on."""
+        """Images per second, and the time that passes waiting for them, are counted from here on."""
         self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
 
     def show(self, record: StepRecord, values: Mapping[str, float], unreadable: int) -> None:
@@ -94,14 +94,14 @@ class TrainingLog:
         )
 
     def log_evaluation(self, result: EvalResult, source: DetectionSet, classes: Classes) -> None:
-        """source, classes: of the pictures that were evaluated, under the ids of the detections."""
+        """source, classes: of the images that were evaluated, under the ids of the detections."""
         if self._metrics is None:
             return
         existing = {name: None if value < 0 else value for name, value in result.figures.items()}  # COCO's -1
         self._log("eval", self.state.iteration, existing)
-        for number, picture in enumerate(album(source, classes, result.detections)):
+        for number, image in enumerate(album(source, classes, result.detections)):
             with self._waiting_for_room():
-                self._metrics.board.add_picture(self.state.iteration, f"pictures/{number}", picture)
+                self._metrics.board.add_image(self.state.iteration, f"pictures/{number}", image)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
         """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""

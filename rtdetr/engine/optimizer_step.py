@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.engine.optim import clip_grad_norm, lr_at, set_lr
-from rtdetr.engine.run_state import RunState
+from rtdetr.engine.run_files.run_state import RunState
 
 
 class OptimizerStep:

@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from rtdetr.engine import distributed
-from rtdetr.engine.crash_record import fail_step
 from rtdetr.engine.failures import StepFailed, TrainingFailed
-from rtdetr.engine.replay import random_state
-from rtdetr.engine.run_state import RunState
+from rtdetr.engine.run_files.crash_record import fail_step
+from rtdetr.engine.run_files.replay import random_state
+from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
 

@@ -18,18 +18,18 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration import accelerate
-from rtdetr.engine.auto_config import how_it_began, settle
-from rtdetr.engine.data_warnings import StuckAtZero, on_data
-from rtdetr.engine.evaluator import EvaluationStopped, evaluate
+from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.failures import StepFailed, writing
 from rtdetr.engine.log import TrainingLog, say
-from rtdetr.engine.memory_estimate import estimate, out_of_memory
-from rtdetr.engine.metrics import draw_curves
 from rtdetr.engine.mixed_precision import precision_on
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.placement import layout_of, on_device
-from rtdetr.engine.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
-from rtdetr.engine.saving import Saver
+from rtdetr.engine.planning.auto_config import how_it_began, settle
+from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data
+from rtdetr.engine.planning.memory_estimate import estimate, out_of_memory
+from rtdetr.engine.run_files.metrics import draw_curves
+from rtdetr.engine.run_files.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
+from rtdetr.engine.run_files.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.step import Part
 from rtdetr.engine.step_checks import StepChecks, StepRecord
@@ -131,7 +131,7 @@ class Trainer:
             where = f"{self.device}, {precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             if self.why_not_compiled is None:
-                say("compiling: the first step of each picture size takes a minute or two, unless done before")
+                say("compiling: the first step of each image size takes a minute or two, unless done before")
             elif self.device.type == "cuda":
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
@@ -277,8 +277,8 @@ class Trainer:
                 result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)
         except EvaluationStopped:
             return
-        pictures = len(self.val_loader.source)
-        figures = distributed.from_main(lambda: self.unreadable.figures_of(result, pictures))
+        images = len(self.val_loader.source)
+        figures = distributed.from_main(lambda: self.unreadable.figures_of(result, images))
         state.evaluation_due = False
         state.early_stop.see(figures, state.iteration)
         if result is not None:
@@ -314,6 +314,6 @@ class Trainer:
 def _check_boxes(source: DetectionSet) -> None:
     if not any(len(source.targets(index)[0]) for index in range(len(source))):
         raise DataError(
-            f"{source.annotation_file}: {len(source)} pictures and not a single box to learn from (left out: "
+            f"{source.annotation_file}: {len(source)} images and not a single box to learn from (left out: "
             f"{source.num_crowd} crowd boxes, {source.num_degenerate} without area); is it the right file?"
         )

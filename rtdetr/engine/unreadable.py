@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from tqdm import tqdm
 
-from rtdetr.engine.evaluator import EvalResult
+from rtdetr.engine.evaluation.evaluator import EvalResult
 from rtdetr.engine.failures import TrainingFailed
-from rtdetr.engine.run_state import RunState
+from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.types import Batch
 
-MIN_UNREADABLE = 10  # pictures, or most of the set; fewer do not stop a run whose data.max_unreadable is not 0
+MIN_UNREADABLE = 10  # images, or most of the set; fewer do not stop a run whose data.max_unreadable is not 0
 
 
 class Unreadable:
@@ -29,10 +29,10 @@ class Unreadable:
             self.seen += len(batch.infos)
             self.replaced += len(batch.unreadable)
             self.sentences.update(batch.unreadable)
-            self._name(batch.unreadable, "training takes another picture instead")
-        bad, num_images = len(self.sentences), self.state.pace.num_pictures
-        self._refuse(bad, min(self.seen, num_images), "pictures seen so far", MIN_UNREADABLE)
-        self._refuse(bad, num_images, "pictures of the set", num_images // 2 + 1)
+            self._name(batch.unreadable, "training takes another image instead")
+        bad, num_images = len(self.sentences), self.state.pace.num_images
+        self._refuse(bad, min(self.seen, num_images), "images seen so far", MIN_UNREADABLE)
+        self._refuse(bad, num_images, "images of the set", num_images // 2 + 1)
 
     def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
         """The figures of an evaluation of so many images, on the main process. Raises TrainingFailed when there are too
@@ -40,7 +40,7 @@ class Unreadable:
         if result is None:
             return {}
         self._name(result.unreadable, "evaluation does without it")
-        self._refuse(len(result.unreadable), num_images, "validation pictures", min(MIN_UNREADABLE, num_images))
+        self._refuse(len(result.unreadable), num_images, "validation images", min(MIN_UNREADABLE, num_images))
         return result.figures
 
     def _name(self, sentences: Sequence[str], instead: str) -> None:

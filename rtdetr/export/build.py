@@ -18,7 +18,7 @@ from PIL import Image
 
 from rtdetr.config import ConfigError
 from rtdetr.export import targets
-from rtdetr.export.cases import calibration_pictures, example_pictures
+from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
 from rtdetr.export.graph import make_graph, set_backend
 from rtdetr.export.onnx import onnx_facts, write_onnx
@@ -29,7 +29,7 @@ from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.export.transformers import write_folder
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import InputType, Metadata, Precision, file_sha256
+from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops import why_not_compiled
@@ -67,15 +67,15 @@ def export_model(
     int8: bool = False,
     calibrate: str | Path | None = None,
     input_type: InputType = "uint8",
-    pictures: str | Path | None = None,
+    images: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
     """Writes a model in another format, with a certificate that it agrees with PyTorch.
 
     weights: a checkpoint, or (model, config, classes). format: a key of FORMATS. output: default: beside the
-    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of pictures to calibrate on (onnx
-    alone). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 pictures or float32
-    in [0, 1]. pictures: a folder to compare on, by default that of
+    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of images to calibrate on (onnx
+    alone). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 images or float32
+    in [0, 1]. images: a folder to compare on, by default that of
     `calibrate`, else generated ones. say: gets lines on what is done. What is at `output` is replaced.
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
@@ -87,8 +87,8 @@ def export_model(
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
-    examples = example_pictures(pictures or calibrate, metadata.config)  # 8 bits hold for pictures of their kind alone
-    calibration = calibration_pictures(calibrate, metadata.config) if calibrate is not None else []
+    examples = example_images(images or calibrate, metadata.config)  # 8 bits hold for images of their kind alone
+    calibration = calibration_images(calibrate, metadata.config) if calibrate is not None else []
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path)
@@ -102,7 +102,7 @@ def export_model(
 def check_file(
     weights: Source,
     file: str | Path,
-    pictures: str | Path | None = None,
+    images: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
     """Compares an exported file with the model once more and writes its certificate anew.
@@ -125,7 +125,7 @@ def check_file(
             f"{file}: {targets.certificate_path(file)} is about other weights than those of {_named(weights)} and was "
             "left as it is; name the checkpoint that the file was exported from, or remove the certificate"
         )
-    examples = example_pictures(pictures, metadata.config)
+    examples = example_images(images, metadata.config)
     say(f"comparing {file} with PyTorch on {examples.says}, and on random ones")
     certificate = certify(file, "", model, metadata, examples)
     if not good and certificate.fault == OTHER_WEIGHTS:
@@ -173,7 +173,7 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
     if int8 and format != "onnx":
         raise ConfigError(f"int8: only onnx files can be quantised, got format {format}")
     if int8 != (calibrate is not None):
-        raise ConfigError("int8 and calibrate (a folder of some 100 typical pictures) go together, got one of them")
+        raise ConfigError("int8 and calibrate (a folder of some 100 typical images) go together, got one of them")
     for package in NEEDS.get(format, ()):
         optional(package, format if format in ("openvino", "transformers") else "onnx", f"the format {format}")
 

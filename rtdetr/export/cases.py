@@ -1,4 +1,4 @@
-"""The pictures on which an exported file is compared with the model."""
+"""The images on which an exported file is compared with the model."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from rtdetr.config import Config, Resize
 from rtdetr.data.classes import DataError
-from rtdetr.data.pictures import read_picture
+from rtdetr.data.images import read_image
 from rtdetr.data.preprocess import as_rgb_array, resize
-from rtdetr.data.shapes import draw_picture
+from rtdetr.data.shapes import draw_image
 from rtdetr.export.graph import fitting
-from rtdetr.inference.files import find_pictures
+from rtdetr.inference.files import find_images
 
-MOST = 8  # pictures of a folder that are used
+MOST = 8  # images of a folder that are used
 
 
-class Pictures(NamedTuple):
+class Images(NamedTuple):
     images: list[Image.Image]
     says: str  # what they are
     interpolation: Resize = "cubic"
@@ -37,43 +37,41 @@ class Case(NamedTuple):
     sizes: Tensor  # (B, 2) int64 height, width of the originals
 
 
-def example_pictures(folder: str | Path | None, cfg: Config) -> Pictures:
-    """The first pictures of a folder, or generated ones. Raises DataError."""
+def example_images(folder: str | Path | None, cfg: Config) -> Images:
+    """The first images of a folder, or generated ones. Raises DataError."""
     how = cfg.data.interpolation
     if folder is None:
-        drawn = [draw_picture(320, np.random.default_rng(seed))[0] for seed in range(3)]
-        return Pictures(
-            [Image.fromarray(each) for each in drawn], "generated pictures; --pictures takes real ones", how
-        )
-    files = list(find_pictures([str(folder)]).pictures)[:MOST]
-    images = [read_picture(file, max_megapixels=cfg.data.max_megapixels) for file in files]
-    return Pictures(images, f"{len(images)} pictures of {folder}", how)
+        drawn = [draw_image(320, np.random.default_rng(seed))[0] for seed in range(3)]
+        return Images([Image.fromarray(each) for each in drawn], "generated images; --images takes real ones", how)
+    files = list(find_images([str(folder)]).images)[:MOST]
+    images = [read_image(file, max_megapixels=cfg.data.max_megapixels) for file in files]
+    return Images(images, f"{len(images)} images of {folder}", how)
 
 
-def cases(pictures: Pictures, size: tuple[int, int], num_queries: int) -> Iterator[Case]:
-    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from pictures and from noise."""
+def cases(images: Images, size: tuple[int, int], num_queries: int) -> Iterator[Case]:
+    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from images and from noise."""
     height, width = size
     own, wide, flat = (fitting(height * h, width * w, num_queries) for h, w in ((1, 1), (0.8, 1.2), (0.5, 1.6)))
-    endless = cycle(pictures.images)
+    endless = cycle(images.images)
     for batch, sides in ((1, own), (3, wide), (1, flat), (8, own)):
         chosen = list(islice(endless, batch))
         sizes = torch.tensor([(each.height, each.width) for each in chosen])
-        yield Case("pictures", stack(chosen, sides, pictures.interpolation), sizes)
+        yield Case("pictures", stack(chosen, sides, images.interpolation), sizes)
     for seed, (batch, sides) in enumerate(((3, own), (1, wide[::-1]))):
         pixels = torch.randint(0, 256, (batch, 3, *sides), generator=torch.Generator().manual_seed(seed))
         yield Case("random", pixels.to(torch.uint8), torch.tensor([sides] * batch))
 
 
-def stack(pictures: list[Image.Image], size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
-    """Network input (B, 3, H, W) uint8 of pictures. size: H, W."""
-    resized = [resize(as_rgb_array(each), size, interpolation).transpose(2, 0, 1) for each in pictures]
+def stack(images: list[Image.Image], size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
+    """Network input (B, 3, H, W) uint8 of images. size: H, W."""
+    resized = [resize(as_rgb_array(each), size, interpolation).transpose(2, 0, 1) for each in images]
     return torch.from_numpy(np.stack(resized))
 
 
-def calibration_pictures(folder: str | Path, cfg: Config, most: int = 64) -> list[Image.Image]:
-    """Pictures of a folder, spread over it. Raises DataError."""
-    files = list(find_pictures([str(folder)]).pictures)
+def calibration_images(folder: str | Path, cfg: Config, most: int = 64) -> list[Image.Image]:
+    """Images of a folder, spread over it. Raises DataError."""
+    files = list(find_images([str(folder)]).images)
     chosen = files[:: max(1, len(files) // most)][:most]
     if len(chosen) < 2:
-        raise DataError(f"{folder}: calibration needs at least 2 pictures, some 100 are better; got {len(chosen)}")
-    return [read_picture(file, max_megapixels=cfg.data.max_megapixels) for file in chosen]
+        raise DataError(f"{folder}: calibration needs at least 2 images, some 100 are better; got {len(chosen)}")
+    return [read_image(file, max_megapixels=cfg.data.max_megapixels) for file in chosen]

@@ -22,11 +22,11 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rtdetr.data.preprocess import SCALE
-from rtdetr.export.cases import Case, Pictures, cases
+from rtdetr.export.cases import Case, Images, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
-from rtdetr.inference.metadata import Metadata, Precision, file_sha256
+from rtdetr.inference.export_metadata import Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -35,7 +35,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import is_huggingface
 
 SHOWN = 0.05  # detections with a higher score are compared
-LEAST = 5  # and so many of every picture, whatever their scores, in float32
+LEAST = 5  # and so many of every image, whatever their scores, in float32
 LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
 TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
@@ -49,14 +49,14 @@ class Bounds(NamedTuple):
     score: float
     box: float  # pixels of the original; in lossy formats, of one of LOSSY_SIDE, and in proportion for larger ones
     missing: float  # share of the detections that may have no counterpart, of those of a runtime together
-    least: int  # detections of a picture that are compared, however low their scores
-    noise: bool = True  # whether random pictures decide, too
+    least: int  # detections of an image that are compared, however low their scores
+    noise: bool = True  # whether random images decide, too
 
 
 BOUNDS: dict[Precision, Bounds] = {
     "fp32": Bounds(1e-4, 0.05, 0.0, LEAST),
     # Its rounding moves the logits by which cells become queries: the last of them is sometimes another one, and what
-    # that changes was at worst every fourth detection of a picture (nano, 40 queries), each counted twice.
+    # that changes was at worst every fourth detection of an image (nano, 40 queries), each counted twice.
     "fp16": Bounds(0.02, 2.0, 0.2, 0),
     # A file that is far beyond these is broken; its price is a question of AP. Noise lies outside of the ranges that 8
     # bits were calibrated for: it is compared and does not decide.
@@ -77,7 +77,7 @@ class Comparison:
     missing: int  # without counterpart, or in the file alone
     score: float  # largest differences between counterparts
     box: float  # pixels
-    undecided: int  # pictures whose queries are a matter of chance, and which differ
+    undecided: int  # images whose queries are a matter of chance, and which differ
     passed: bool
 
 
@@ -92,7 +92,7 @@ class Certificate:
     precision: Precision
     bounds: Bounds
     weights_sha256: str
-    pictures: str
+    images: str
     comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -116,7 +116,7 @@ class Certificate:
                 "detections have no counterpart"
             )
         if not any(each.detections for each in self.comparisons) and self.bounds.least:
-            return "no picture could be compared"
+            return "no image could be compared"
         return ""
 
     def table(self) -> str:
@@ -172,7 +172,7 @@ def read_noted(file: Path) -> Noted | None:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes it anew") from error
 
 
-def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictures: Pictures) -> Certificate:
+def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, images: Images) -> Certificate:
     """Compares a file with the model, on the CPU, in every runtime that is installed and reads it.
 
     metadata: those of the model; precision and outputs are the file's own affair.
@@ -194,12 +194,12 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, pictur
         precision,
         BOUNDS[precision],
         metadata.weights_sha256,
-        pictures.says,
+        images.says,
         versions=_versions(),
         fault=fault,
     )
     size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
-    for case in cases(pictures, size, num_queries) if files else ():
+    for case in cases(images, size, num_queries) if files else ():
         expected, gaps = reference(model, case, metadata.config.eval.max_detections)
         certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
     certificate.comparisons = together(certificate.comparisons, certificate.bounds)
@@ -262,7 +262,7 @@ def compare(
 
 
 def together(comparisons: list[Comparison], bounds: Bounds) -> list[Comparison]:
-    """With the verdict that the batches of a runtime deserve together: by chance a single picture may differ much, and
+    """With the verdict that the batches of a runtime deserve together: by chance a single image may differ much, and
     a file that is broken differs in all of them, or in nearly all detections of one kind."""
     judged = []
     for each in comparisons:
@@ -276,7 +276,7 @@ def together(comparisons: list[Comparison], bounds: Bounds) -> list[Comparison]:
 
 
 class Arrays(NamedTuple):
-    """The detections of one picture, as arrays."""
+    """The detections of one image, as arrays."""
 
     scores: NDArray[np.float32]  # (T,)
     labels: NDArray[np.int64]  # (T,)
@@ -288,7 +288,7 @@ def arrays(detections: Detections, i: int) -> Arrays:
 
 
 class Difference(NamedTuple):
-    """Between two lists of detections of one picture; the fields are those of Comparison."""
+    """Between two lists of detections of one image; the fields are those of Comparison."""
 
     detections: int
     missing: int
@@ -297,7 +297,7 @@ class Difference(NamedTuple):
 
 
 def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
-    """Of what the model says and what the file says about a picture."""
+    """Of what the model says and what the file says about an image."""
     count = max(int((expected.scores > SHOWN).sum()), min(bounds.least, len(expected.scores)))
     if not all(np.isfinite(each).all() for each in (found.scores, found.boxes)):
         return Difference(count, max(count, 1), float("inf"), float("inf"))

@@ -1,6 +1,6 @@
 """The module that goes into a file: the model with the steps before and after it.
 
-Letters: B pictures, Q queries, C classes, T detections of a picture.
+Letters: B images, Q queries, C classes, T detections of an image.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.data.preprocess import SCALE
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 from rtdetr.inference.runtimes import SMALLEST, STRIDE
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.deployed import DeployedModel, DeployOptions
@@ -35,7 +35,7 @@ class Graph(NamedTuple):
 
 
 class RawModel(nn.Module):
-    """Logits (B, Q, C) and boxes (B, Q, 4), cxcywh normalised, both float32, from pictures (B, 3, H, W)."""
+    """Logits (B, Q, C) and boxes (B, Q, 4), cxcywh normalised, both float32, from images (B, 3, H, W)."""
 
     def __init__(self, model: DeployedModel) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ import torch
 
 from rtdetr.export.graph import Graph
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 
 OPSET = 18
 HASH = "initializers_sha256"  # metadata entry, see initializers_sha256()

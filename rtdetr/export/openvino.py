@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 
 
 def write_openvino(onnx_file: Path, metadata: Metadata, folder: Path) -> None:

@@ -14,15 +14,15 @@ from PIL import Image
 from rtdetr.export.cases import stack
 from rtdetr.export.onnx import note
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 
-BATCH = 4  # calibration pictures at once
+BATCH = 4  # calibration images at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
 FIRST = "backbone.stem.0"  # in 8 bits it alone cost a nano 11 points of AP
 
 
-def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], path: Path) -> None:
-    """Writes `path`: convolutions of backbone and encoder, but FIRST, in 8 bits, in ranges seen on the pictures."""
+def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:
+    """Writes `path`: convolutions of backbone and encoder, but FIRST, in 8 bits, in ranges seen on the images."""
     onnx = optional("onnx", "onnx", "quantisation")
     tools = optional("onnxruntime.quantization", "onnx", "quantisation")
     prepared = onnx_file.with_suffix(".prepared.onnx")
@@ -33,7 +33,7 @@ def quantize(onnx_file: Path, metadata: Metadata, pictures: list[Image.Image], p
         tools.quantize_static(
             str(prepared),
             str(path),
-            _reader(tools, metadata, pictures),
+            _reader(tools, metadata, images),
             quant_format=tools.QuantFormat.QDQ,
             per_channel=True,
             op_types_to_quantize=["Conv", "Relu"],  # so that no levels are spent on what a Relu cuts off
@@ -59,12 +59,12 @@ def without_hints() -> Iterator[None]:
         logging.disable(before)
 
 
-def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:
+def _reader(tools: Any, metadata: Metadata, images: list[Image.Image]) -> Any:
     """Batches as the quantiser asks for them: one by one, then None."""
 
     class Reader(tools.CalibrationDataReader):
         def __init__(self) -> None:
-            self.batches = _batches(metadata, pictures)
+            self.batches = _batches(metadata, images)
 
         def get_next(self) -> dict[str, Any] | None:
             return next(self.batches, None)
@@ -72,9 +72,9 @@ def _reader(tools: Any, metadata: Metadata, pictures: list[Image.Image]) -> Any:
     return Reader()
 
 
-def _batches(metadata: Metadata, pictures: list[Image.Image]) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(pictures), BATCH):
-        chosen = pictures[start : start + BATCH]
+def _batches(metadata: Metadata, originals: list[Image.Image]) -> Iterator[dict[str, Any]]:
+    for start in range(0, len(originals), BATCH):
+        chosen = originals[start : start + BATCH]
         pixels = stack(chosen, metadata.config.data.image_size, metadata.config.data.interpolation)
         images = pixels if metadata.input == "uint8" else pixels.float() / 255
         feed = {"images": images.numpy()}

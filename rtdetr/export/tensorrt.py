@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rtdetr.export.onnx import float32_nodes
 from rtdetr.export.targets import script_path
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 
 # Where float16 would be coarse or overflow: --half leaves those in float32, and the engine takes the types of the file.
 FLOAT32_OPERATORS = {

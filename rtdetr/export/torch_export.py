@@ -10,7 +10,7 @@ import torch
 
 from rtdetr.export.graph import Graph
 from rtdetr.export.targets import op_library_path
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 from rtdetr.inference.runtimes import METADATA_FILE
 from rtdetr.ops.compiled import FOLDER
 

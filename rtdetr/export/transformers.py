@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import Metadata
+from rtdetr.inference.export_metadata import Metadata
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Detections

@@ -59,7 +59,7 @@ def _one_by_one(
 def _of_files(
     predictor: Predictor, files: Sequence[Path], threshold: float, batch_size: int, tolerant: bool
 ) -> Iterator[Result]:
-    """Without their images, which `Result.picture` reads again."""
+    """Without their images, which `Result.image` reads again."""
     readers = Readers.choose(len(files), predictor.device.type == "cuda")
     logger.debug("%d files are read by %s", len(files), readers)
     who: Any = {"num_threads": readers.threads, "num_processes": readers.processes}

@@ -1,4 +1,4 @@
-"""The fastest way from pictures to detections: a folded model, on a GPU in 16 bits and replayed as CUDA graphs.
+"""The fastest way from images to detections: a folded model, on a GPU in 16 bits and replayed as CUDA graphs.
 
 Detector            the plain twin: model and postprocess, call by call
 torch.compile(...)  the same, compiled; what the compiler made lies on disk for the next process
@@ -38,7 +38,7 @@ Compile = bool | Literal["max"]
 PIXEL = float(SCALE)  # here, because torch.compile does not follow numbers of NumPy
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # sizes of batches that are remembered
-RECORD_AT = 5  # the call of a size that records it, so that a few pictures do not wait for that
+RECORD_AT = 5  # the call of a size that records it, so that a few images do not wait for that
 WARM_UP = 3  # calls before a graph is recorded
 
 logger = logging.getLogger("rtdetr")
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 
 
 class Detector(EndToEnd):
-    """Detections of pictures (B, 3, H, W): uint8, or floats in [0, 1]. Boxes are not clipped."""
+    """Detections of images (B, 3, H, W): uint8, or floats in [0, 1]. Boxes are not clipped."""
 
     def __init__(self, model: Model, max_detections: int) -> None:
         super().__init__()
@@ -235,7 +235,7 @@ class Size(NamedTuple):
     batch: int
     height: int
     width: int
-    dtype: torch.dtype  # of the pictures as they are kept: uint8, or the model's
+    dtype: torch.dtype  # of the images as they are kept: uint8, or the model's
 
 
 class CannotRecord(RuntimeError):
@@ -244,7 +244,7 @@ class CannotRecord(RuntimeError):
 
 class Recordings:
     """Which recording takes a batch: one is made when a size has come often enough to be worth a second or two, or at
-    once, unless one for more pictures of that size is there to take them. The sizes seen last are remembered."""
+    once, unless one for more images of that size is there to take them. The sizes seen last are remembered."""
 
     def __init__(self, record: Callable[[Size], Recording], at_once: bool) -> None:
         self.record, self.at_once = record, at_once
@@ -338,7 +338,7 @@ class Recording:
         torch.cuda.current_stream().wait_stream(stream)
 
     def takes(self, size: Size) -> bool:
-        """Whether so many pictures go through it, the rest of its batch idle."""
+        """Whether so many images go through it, the rest of its batch idle."""
         return size.batch <= self.size.batch and size[1:] == self.size[1:]
 
     def replay(self, images: Tensor, sizes: Tensor) -> Detections:

@@ -1,4 +1,4 @@
-"""Detections as people see them: boxes with names and scores on a picture."""
+"""Detections as people see them: boxes with names and scores on an image."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 
 from rtdetr.inference.fonts import font_for
 
-VIEW = 640  # pixels that a person likes the longer side of a picture to have
+VIEW = 640  # pixels that a person likes the longer side of an image to have
 MARGIN = 2  # pixels around the text of a label
 
 Area = tuple[float, float, float, float]  # xyxy, pixels
@@ -21,15 +21,15 @@ class Detection(NamedTuple):
     category_id: int  # as in the training annotations
     name: str
     score: float
-    box: Area  # pixels of the picture
+    box: Area  # pixels of the image
 
 
-def draw(picture: Image.Image, detections: Sequence[Detection], enlarge: bool = True) -> Image.Image:
-    """A copy of the picture with boxes, names and scores on it; one colour per class. A tiny picture comes back
+def draw(image: Image.Image, detections: Sequence[Detection], enlarge: bool = True) -> Image.Image:
+    """A copy of the image with boxes, names and scores on it; one colour per class. A tiny image comes back
     enlarged by a whole number, if that is wanted."""
-    zoom = max(1, round(VIEW / max(picture.size))) if enlarge else 1
-    size = (picture.width * zoom, picture.height * zoom)
-    drawn = picture.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else picture.copy()
+    zoom = max(1, round(VIEW / max(image.size))) if enlarge else 1
+    size = (image.width * zoom, image.height * zoom)
+    drawn = image.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else image.copy()
     pen = ImageDraw.Draw(drawn)
     unit = max(drawn.size) / VIEW
     fonts = [font_for(each.name, max(10.0, 14 * unit)) for each in detections]
@@ -46,19 +46,19 @@ def draw(picture: Image.Image, detections: Sequence[Detection], enlarge: bool = 
     return drawn
 
 
-def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], picture: tuple[int, int]) -> list[Area]:
-    """Where the label of each box goes: inside the picture, and off the earlier labels where a place beside or in a
-    corner of the box allows it. sizes: (width, height) of the labels; picture: (width, height)."""
+def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], image: tuple[int, int]) -> list[Area]:
+    """Where the label of each box goes: inside the image, and off the earlier labels where a place beside or in a
+    corner of the box allows it. sizes: (width, height) of the labels; image: (width, height)."""
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes)):
         lefts = (x1, x2 - width)
         tops = (y1 - height, y1, y2 - height, y2)  # above, inside at the top, inside at the bottom, below
         places = [
-            (min(max(left, 0.0), max(picture[0] - 1 - width, 0.0)), top)
+            (min(max(left, 0.0), max(image[0] - 1 - width, 0.0)), top)
             for top in tops
             for left in lefts
-            if 0 <= top <= picture[1] - 1 - height
-        ] or [(min(max(x1, 0.0), max(picture[0] - 1 - width, 0.0)), max(0.0, min(y1, picture[1] - 1 - height)))]
+            if 0 <= top <= image[1] - 1 - height
+        ] or [(min(max(x1, 0.0), max(image[0] - 1 - width, 0.0)), max(0.0, min(y1, image[1] - 1 - height)))]
         areas = np.array([(left, top, left + width, top + height) for left, top in places])
         placed[i] = areas[np.argmin(_hidden(areas, placed[:i]))]  # the first of equal ones
     return [(x1, y1, x2, y2) for x1, y1, x2, y2 in placed.tolist()]
@@ -71,7 +71,7 @@ def _hidden(areas: np.ndarray[Any, Any], placed: np.ndarray[Any, Any]) -> np.nda
 
 
 def fitting_text(detection: Detection, pen: ImageDraw.ImageDraw, font: Any, width: int) -> str:
-    """Name and score, the name cut where the picture is too narrow for it."""
+    """Name and score, the name cut where the image is too narrow for it."""
     name = detection.name
     text = f"{name} {detection.score:.2f}"
     while len(name) > 1 and pen.textbbox((0, 0), text, font=font)[2] > width - 1 - 2 * MARGIN:

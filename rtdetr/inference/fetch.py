@@ -33,7 +33,7 @@ class Limits(NamedTuple):
     types: tuple[str, ...]  # how its Content-Type may begin
 
 
-PICTURE = Limits("picture", 100_000_000, 30.0, ("image/", *ANY_BYTES))
+IMAGE = Limits("image", 100_000_000, 30.0, ("image/", *ANY_BYTES))
 VIDEO = Limits("video", 2_000_000_000, 600.0, ("video/", *ANY_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""Which files a list of pictures, folders and globs means, and what of the folders was left out."""
+"""Which files a list of images, folders and globs means, and what of the folders was left out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ ENDINGS = {
 
 @dataclass
 class Listing:
-    """Pictures in the order of the sources, sorted within each; what folders held besides."""
+    """Images in the order of the sources, sorted within each; what folders held besides."""
 
-    pictures: dict[Path, Path] = field(default_factory=dict)  # file -> its name relative to its source
+    images: dict[Path, Path] = field(default_factory=dict)  # file -> its name relative to its source
     endings: Counter[str] = field(default_factory=Counter)  # of the files that were left out
     folders: list[Path] = field(default_factory=list)  # that were not looked into
 
@@ -32,7 +32,7 @@ class Listing:
         parts = []
         if self.endings:
             kinds = ", ".join(f"{ending or 'none'} {number}" for ending, number in self.endings.most_common(5))
-            parts.append(f"{self.endings.total()} files without the ending of a picture ({kinds})")
+            parts.append(f"{self.endings.total()} files without the ending of an image ({kinds})")
         if self.folders:
             names = ", ".join(str(folder) for folder in self.folders[:3])
             more = ", ..." if len(self.folders) > 3 else ""
@@ -40,30 +40,30 @@ class Listing:
         return f"left out: {' and '.join(parts)}" if parts else ""
 
 
-def find_pictures(sources: Sequence[str], recursive: bool = False, except_in: Path | None = None) -> Listing:
-    """Picture files named by files, folders and globs; each once.
+def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path | None = None) -> Listing:
+    """Image files named by files, folders and globs; each once.
 
-    recursive: sub-folders too, except the folder `except_in`, where the results go. A folder that has the ending of a
-    picture is listed as one, so that somebody says that it cannot be read. Raises DataError for a source that yields
-    no picture, and for a folder that cannot be listed.
+    recursive: sub-folders too, except the folder `except_in`, where the results go. A folder that has the ending of an
+    image is listed as one, so that somebody says that it cannot be read. Raises DataError for a source that yields
+    no image, and for a folder that cannot be listed.
     """
     listing = Listing()
     for source in sources:
         if not source:  # a variable of the shell that is not set, and no wish to search this folder
-            raise DataError("source: got an empty name; expected a picture, a folder of pictures or a glob")
+            raise DataError("source: got an empty name; expected an image, a folder of images or a glob")
         path = Path(source)
         found = Listing()
         if path.is_dir():
             found = _in_folder(path, recursive, except_in)
         elif path.is_file():
-            found.pictures[path] = Path(path.name)
+            found.images[path] = Path(path.name)
         else:
             matches = map(Path, sorted(glob.glob(source, recursive=True)))
-            found.pictures.update({each: Path(each.name) for each in matches if each.is_file()})
-        if not found.pictures:
+            found.images.update({each: Path(each.name) for each in matches if each.is_file()})
+        if not found.images:
             left_out = f" ({found.left_out()})" if found.left_out() else ""
-            raise DataError(f"{source}: no picture found; expected a picture, a folder of pictures or a glob{left_out}")
-        listing.pictures.update(found.pictures)
+            raise DataError(f"{source}: no image found; expected an image, a folder of images or a glob{left_out}")
+        listing.images.update(found.images)
         listing.endings.update(found.endings)
         listing.folders += found.folders
     return listing
@@ -80,7 +80,7 @@ def look_at(path: Path) -> None:
 
 
 def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing:
-    """The pictures of a folder, and what it holds besides."""
+    """The images of a folder, and what it holds besides."""
 
     def cannot_list(error: OSError) -> NoReturn:
         raise DataError(f"{error.filename}: this folder cannot be listed ({error.strerror})") from error
@@ -100,9 +100,9 @@ def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing
             folders[:] = unseen
             seen.update(unseen.values())
             continue
-        named_as_pictures = [here / each for each in folders if os.path.splitext(each)[1].lower() in ENDINGS]
-        found += named_as_pictures
-        listing.folders += sorted(here / each for each in folders if here / each not in named_as_pictures)
+        named_as_images = [here / each for each in folders if os.path.splitext(each)[1].lower() in ENDINGS]
+        found += named_as_images
+        listing.folders += sorted(here / each for each in folders if here / each not in named_as_images)
         break
-    listing.pictures = {each: each.relative_to(folder) for each in sorted(found)}
+    listing.images = {each: each.relative_to(folder) for each in sorted(found)}
     return listing

@@ -36,7 +36,7 @@ def as_pixels(image: AnyImage) -> Pixels:
     return as_rgb_array(image)
 
 
-def as_picture(image: AnyImage) -> Image.Image:
+def as_image(image: AnyImage) -> Image.Image:
     """As PIL has it, RGB."""
     return image if isinstance(image, Image.Image) else Image.fromarray(as_pixels(image))
 

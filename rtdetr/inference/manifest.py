@@ -1,4 +1,4 @@
-"""A list of pictures of any length, and the file of results that a run can go on with after whatever ended it."""
+"""A list of images of any length, and the file of results that a run can go on with after whatever ended it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 1 << 20  # bytes
 class Done(NamedTuple):
     """What a file of results holds already."""
 
-    pictures: int = 0
+    images: int = 0
     errors: int = 0  # of those
     objects: int = 0
 
@@ -50,10 +50,10 @@ def cut_partial_line(results: Path) -> None:
 
 
 def already_done(results: Path, manifest: Path) -> Done:
-    """What whole lines of results there are; they belong to the first pictures of the manifest, in its order. A last
+    """What whole lines of results there are; they belong to the first images of the manifest, in its order. A last
     line that is cut off does not count.
 
-    Raises DataError when they are those of other pictures, and OSError.
+    Raises DataError when they are those of other images, and OSError.
     """
     done = Done()
     paths = manifest_paths(manifest)
@@ -65,13 +65,11 @@ def already_done(results: Path, manifest: Path) -> Done:
                 item = json.loads(line)
                 name, error, objects = item["file"], "error" in item, len(item.get("detections", ()))
             except (ValueError, KeyError, TypeError, AttributeError) as problem:
-                raise DataError(
-                    f"{results}: line {number} is no result of a picture; it cannot be resumed"
-                ) from problem
+                raise DataError(f"{results}: line {number} is no result of an image; it cannot be resumed") from problem
             expected = next(paths, None)
             if name != str(expected):
                 raise DataError(
-                    f"{results}: line {number} is that of {name}, the manifest has {expected or 'no more pictures'}; "
+                    f"{results}: line {number} is that of {name}, the manifest has {expected or 'no more images'}; "
                     "resume with the manifest that began it"
                 )
             done = Done(number, done.errors + error, done.objects + objects)

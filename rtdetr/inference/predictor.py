@@ -17,12 +17,12 @@ from torch import Tensor
 
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.pictures import read_pixels
-from rtdetr.inference.ahead import one_opencv_thread
+from rtdetr.data.images import read_pixels
 from rtdetr.inference.deploy import RECORD_AT, Plan, build_detector, waking
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.hits import Hits
-from rtdetr.inference.images import AnyImage, Batch, DevicePixels, HostPixels, Pixels, ThereAlready, as_picture
+from rtdetr.inference.images import AnyImage, Batch, DevicePixels, HostPixels, Pixels, ThereAlready, as_image
+from rtdetr.inference.prefetch import one_opencv_thread
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.models.postprocess import EndToEnd
@@ -42,9 +42,9 @@ class Found(NamedTuple):
     size: tuple[int, int] = (0, 0)  # width, height of the image, where it was searched whole
 
     @property
-    def picture(self) -> Image.Image | None:
+    def as_pil(self) -> Image.Image | None:
         """The image as PIL has it, made now."""
-        return None if self.image is None else as_picture(self.image)
+        return None if self.image is None else as_image(self.image)
 
 
 MAX_SIZES = 256  # of batches, that are kept on the device
@@ -174,7 +174,7 @@ class Predictor:
             torch.cuda.synchronize(self.device)
 
     def predict_tensors(self, images: Tensor, sizes: Tensor | None = None) -> Detections:
-        """Scores, labels and boxes of every picture, on the predictor's device, without threshold and not clipped.
+        """Scores, labels and boxes of every image, on the predictor's device, without threshold and not clipped.
 
         images: (B, 3, H, W) RGB on any device, uint8 or floats in [0, 1], resized already; sizes: (B, 2) height and
         width in pixels that the boxes shall refer to, by default H and W. Labels count from 0 in the order of
@@ -236,7 +236,7 @@ class Predictor:
             pool.shutdown(cancel_futures=True)
 
     def _read_by_processes(self, files: Iterator[File], batch_size: int, num_processes: int, read: Read) -> Batches:
-        """`_read_ahead` without the pictures themselves."""
+        """`_read_ahead` without the images themselves."""
         size = self.cfg.data.image_size
         with ReadingProcesses(num_processes, batch_size, size, read, self.cfg.data.interpolation) as processes:
             for batch, pixels, results in processes.batches(files):

@@ -1,4 +1,4 @@
-"""Processes that read pictures. Threads share Python's lock, and with many of them each waits for it at every call."""
+"""Processes that read images. Threads share Python's lock, and with many of them each waits for it at every call."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 
 File = Path | str
 Read = Callable[[File], NDArray[np.uint8]]  # RGB (H, W, 3); raises DataError
-Result = tuple[int, int] | DataError  # height and width of a picture
-AT_ONCE = 4  # pictures that a process is asked for
+Result = tuple[int, int] | DataError  # height and width of an image
+AT_ONCE = 4  # images that a process is asked for
 
 # In a process: what reads, the memory (slots, B, h, w, 3) that all see, and how images get their size.
 _work: tuple[Read, NDArray[np.uint8], Resize]
@@ -38,7 +38,7 @@ class ReadingProcesses:
     def __init__(
         self, number: int, batch_size: int, size: tuple[int, int], read: Read, interpolation: Resize = "cubic"
     ) -> None:
-        """size: (h, w) that pictures get. Raises ConfigError where processes cannot be forked."""
+        """size: (h, w) that images get. Raises ConfigError where processes cannot be forked."""
         if "fork" not in multiprocessing.get_all_start_methods():
             raise ConfigError(
                 "num_processes: expected 0 where processes cannot be forked; num_threads reads in threads"
@@ -96,10 +96,10 @@ def _read(files: list[File], slot: int, first: int) -> list[Result]:
     results: list[Result] = []
     for place, file in zip(pixels[slot, first:], files):
         try:
-            picture = read(file)
+            image = read(file)
         except DataError as error:
             results.append(error)
             continue
-        resize(picture, (place.shape[0], place.shape[1]), interpolation, place)
-        results.append((picture.shape[0], picture.shape[1]))
+        resize(image, (place.shape[0], place.shape[1]), interpolation, place)
+        results.append((image.shape[0], image.shape[1]))
     return results

@@ -1,4 +1,4 @@
-"""What was found in one picture, as Python wants it."""
+"""What was found in one image, as Python wants it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from rtdetr.data.pictures import MAX_MEGAPIXELS, read_picture
+from rtdetr.data.images import MAX_MEGAPIXELS, read_image
 from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.hits import Hits
-from rtdetr.inference.images import AnyImage, as_picture, size_of
+from rtdetr.inference.images import AnyImage, as_image, size_of
 from rtdetr.inference.sources import Item
 
 
 class Result:
-    """The n detections of a picture, best first. `len(result)` is n; iterating gives one Detection after the other.
+    """The n detections of an image, best first. `len(result)` is n; iterating gives one Detection after the other.
 
-    boxes: (n, 4) float32 xyxy, pixels of the picture. scores: (n,) float32. class_ids: (n,) int64, the category ids of
-    the data. names: n class names. source: file or URL, or what was given. width, height: of the picture, pixels.
+    boxes: (n, 4) float32 xyxy, pixels of the image. scores: (n,) float32. class_ids: (n,) int64, the category ids of
+    the data. names: n class names. source: file or URL, or what was given. width, height: of the image, pixels.
     error: why a file of a folder could not be read, else empty.
     """
 
@@ -58,21 +58,21 @@ class Result:
         return f"Result({self.source}, {self.width} x {self.height}, {len(self)} objects: {found}{more})"
 
     @property
-    def picture(self) -> Image.Image:
+    def image(self) -> Image.Image:
         """The RGB image as PIL has it, made now: a file is read again, an array or tensor is as it is by now. Raises
         DataError when the file is gone."""
         if isinstance(self._image, Path):
-            return read_picture(self._image, max_megapixels=max(MAX_MEGAPIXELS, self.width * self.height / 1e6))
+            return read_image(self._image, max_megapixels=max(MAX_MEGAPIXELS, self.width * self.height / 1e6))
         if self._image is None:
-            raise ValueError(f"{self.source}: there is no picture to show")
-        return as_picture(self._image)
+            raise ValueError(f"{self.source}: there is no image to show")
+        return as_image(self._image)
 
     def draw(self) -> Image.Image:
-        """The picture with boxes, names and scores; a tiny one enlarged by a whole number."""
-        return draw(self.picture, self.detections)
+        """The image with boxes, names and scores; a tiny one enlarged by a whole number."""
+        return draw(self.image, self.detections)
 
     def show(self) -> None:
-        """Shows the drawn picture in the notebook, or in the viewer of the system."""
+        """Shows the drawn image in the notebook, or in the viewer of the system."""
         ipython = sys.modules.get("IPython")  # loaded wherever there is a notebook
         if ipython is not None and ipython.get_ipython() is not None:
             ipython.display.display(self.draw())

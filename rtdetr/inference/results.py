@@ -1,4 +1,4 @@
-"""Detections as files, written picture by picture: whenever the run ends, what is done is there and can be read."""
+"""Detections as files, written image by image: whenever the run ends, what is done is there and can be read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from rtdetr.data.classes import Classes
-from rtdetr.data.pictures import read_pixels
+from rtdetr.data.images import read_pixels
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, Found
@@ -26,7 +26,7 @@ class JsonList:
     """A JSON list in a file, one item per line, that is valid after every `extend`.
 
     The closing bracket is overwritten by the next items and written again in the same call, so a list of 100,000
-    pictures costs no more per picture than a short one.
+    images costs no more per image than a short one.
     """
 
     END = b"\n]\n"
@@ -93,7 +93,7 @@ def _size(found: Found) -> tuple[int, int]:
 
 
 class ResultsFolder:
-    """What `rtdetr predict` leaves: results.json, a picture with boxes for each file, and other formats.
+    """What `rtdetr predict` leaves: results.json, an image with boxes for each file, and other formats.
 
     results.json is a list of {"file", "width", "height", "annotated", "detections": [{"category_id", "name", "score",
     "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. crops: also
@@ -104,7 +104,7 @@ class ResultsFolder:
         folder.mkdir(parents=True, exist_ok=True)
         self.crops = folder / "crops" if crops else None
         self.folder, self.file = folder, folder / "results.json"
-        self.num_pictures = 0
+        self.num_images = 0
         self.list = JsonList(self.file)
         self.writers: list[CocoWriter | YoloWriter | CsvWriter] = []
         if "coco" in formats:
@@ -126,13 +126,13 @@ class ResultsFolder:
 
     def list_found(self, found: Found, name: Path, target: Path | None) -> None:
         """In results.json and the other formats."""
-        self.num_pictures += 1
+        self.num_images += 1
         if target is None:
             self.list.extend([item_of(found)])
             return
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
-            writer.add(self.num_pictures, name, found.file, _size(found), found.detections)
+            writer.add(self.num_images, name, found.file, _size(found), found.detections)
 
     def __enter__(self) -> ResultsFolder:
         return self
@@ -144,13 +144,13 @@ class ResultsFolder:
 
 def draw_found(folder: Path, crops: Path | None, found: Found, name: Path) -> Path | None:
     """`ResultsFolder.draw`, for processes too."""
-    picture = found.picture
-    if picture is None:
+    image = found.as_pil
+    if image is None:
         return None
     target = folder / f"{name}.jpg"
-    save_jpeg(draw(picture, found.detections), target)
+    save_jpeg(draw(image, found.detections), target)
     if crops is not None:
-        save_crops(picture, found.detections, crops / name)
+        save_crops(image, found.detections, crops / name)
     return target
 
 
@@ -162,25 +162,25 @@ def draw_file(folder: Path, crops: Path | None, max_megapixels: float, found: Fo
     return draw_found(folder, crops, found._replace(image=image), name)
 
 
-def save_jpeg(picture: Image.Image, target: Path) -> None:
+def save_jpeg(image: Image.Image, target: Path) -> None:
     """A whole file or none, in place of what is there under that name; what a link leads to is left alone."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.part")
     try:
-        picture.save(beside, format="JPEG", quality=92)
+        image.save(beside, format="JPEG", quality=92)
         os.replace(beside, target)
     finally:
         beside.unlink(missing_ok=True)
 
 
-def save_crops(picture: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
+def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
     """1.jpg, 2.jpg, ...: what is in the box of each detection, in their order. Raises OSError."""
     for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
-        save_jpeg(picture.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")
+        save_jpeg(image.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")
 
 
 class CocoWriter:
-    """coco.json: COCO results. image_id is the picture's place in results.json, from 1; file_name says which it is."""
+    """coco.json: COCO results. image_id is the image's place in results.json, from 1; file_name says which it is."""
 
     def __init__(self, folder: Path) -> None:
         self.list = JsonList(folder / "coco.json")
@@ -202,7 +202,7 @@ class CocoWriter:
 
 
 class YoloWriter:
-    """labels/NAME.txt of every picture, a line per box: class cx cy w h score, sizes relative to the picture; class
+    """labels/NAME.txt of every image, a line per box: class cx cy w h score, sizes relative to the image; class
     counts from 0 in the order of classes.txt."""
 
     def __init__(self, folder: Path, classes: Classes) -> None:
@@ -225,7 +225,7 @@ class YoloWriter:
 
 
 class CsvWriter:
-    """detections.csv: a row per box, with the columns of COLUMNS; corners in pixels of the picture."""
+    """detections.csv: a row per box, with the columns of COLUMNS; corners in pixels of the image."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "detections.csv"

@@ -1,6 +1,6 @@
 """Exported files as detectors: whatever runtime they need, they are used like a checkpoint.
 
-Letters: B pictures, T detections of a picture.
+Letters: B images, T detections of an image.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.extras import optional
-from rtdetr.inference.metadata import Metadata, read_metadata
+from rtdetr.inference.export_metadata import Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd, postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -29,24 +29,24 @@ from rtdetr.weights.load import model_from_checkpoint
 
 logger = logging.getLogger("rtdetr")
 
-STRIDE, SMALLEST = 32, 64  # height and width of an exported file's pictures: multiples of the one from the other
+STRIDE, SMALLEST = 32, 64  # height and width of an exported file's images: multiples of the one from the other
 METADATA_FILE = "rtdetr.json"  # inside a torch.export file
 Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
 
 
 class ExportedModel(EndToEnd):
-    """Detections of pictures, computed by another runtime."""
+    """Detections of images, computed by another runtime."""
 
     def __init__(self, path: Path, metadata: Metadata, runtime: str, run: Run) -> None:
         super().__init__()
         self.path, self.metadata, self.runtime, self.run = path, metadata, runtime, run
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
-        """images: (B, 3, H, W) in [0, 1], made from uint8 pictures; sizes: (B, 2) height, width of the originals."""
+        """images: (B, 3, H, W) in [0, 1], made from uint8 images; sizes: (B, 2) height, width of the originals."""
         height, width = images.shape[2:]
         if height % STRIDE or width % STRIDE or min(height, width) < SMALLEST:
             raise ConfigError(
-                f"{self.path}: takes pictures whose sides are multiples of {STRIDE} from {SMALLEST}, got {height} x "
+                f"{self.path}: takes images whose sides are multiples of {STRIDE} from {SMALLEST}, got {height} x "
                 f"{width}; data.image_size sets them"
             )
         device = images.device

@@ -1,4 +1,4 @@
-"""Small objects in large pictures: the picture is detected whole and in overlapping tiles, and the boxes are merged."""
+"""Small objects in large images: the image is detected whole and in overlapping tiles, and the boxes are merged."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 
 from rtdetr.data.classes import DataError
-from rtdetr.inference.ahead import ahead
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import AnyImage, crop, size_of
 from rtdetr.inference.predictor import File, Found
+from rtdetr.inference.prefetch import ahead
 
 OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
 SAME_OBJECT = 0.5  # IoU from which two boxes of a class count as one
@@ -23,7 +23,7 @@ Predict = Callable[[list[AnyImage]], list[list[Detection]]]
 
 
 class Slices(NamedTuple):
-    """How pictures are cut: into tiles of a size, or into as many as there are rows and columns."""
+    """How images are cut: into tiles of a size, or into as many as there are rows and columns."""
 
     size: tuple[int, int]  # (height, width) in pixels, or (rows, columns)
     is_grid: bool = False
@@ -39,11 +39,11 @@ class Slices(NamedTuple):
             raise DataError(f"slices: expected the side of a tile in pixels, or ROWSxCOLUMNS up to 64, got {text!r}")
         return cls((int(rows), int(columns)), True, overlap)
 
-    def tile(self, picture: tuple[int, int]) -> tuple[int, int]:
-        """(h, w) in pixels of the tiles of a picture of (width, height)."""
+    def tile(self, image: tuple[int, int]) -> tuple[int, int]:
+        """(h, w) in pixels of the tiles of an image of (width, height)."""
         if not self.is_grid:
             return self.size
-        height, width = (_side(extent, number, self.overlap) for extent, number in zip(picture[::-1], self.size))
+        height, width = (_side(extent, number, self.overlap) for extent, number in zip(image[::-1], self.size))
         return height, width
 
 
@@ -65,7 +65,7 @@ def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
 
 
 def tiles(size: tuple[int, int], tile: tuple[int, int], overlap: float = OVERLAP) -> list[tuple[int, int, int, int]]:
-    """Areas xyxy in pixels that cover a picture of (width, height), each as large as the tile (h, w) or the picture."""
+    """Areas xyxy in pixels that cover an image of (width, height), each as large as the tile (h, w) or the image."""
     columns, rows = _starts(size[0], tile[1], overlap), _starts(size[1], tile[0], overlap)
     return [(x, y, min(x + tile[1], size[0]), min(y + tile[0], size[1])) for y, x in product(rows, columns)]
 
@@ -108,8 +108,8 @@ def merge(detections: list[Detection]) -> list[Detection]:
 def predict_files_sliced(
     predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Callable[[File], AnyImage]
 ) -> Iterator[Found]:
-    """One after the other; a file that is no picture, for which `read` raises DataError, costs that file alone.
-    predict: of a batch of pictures."""
+    """One after the other; a file that is no image, for which `read` raises DataError, costs that file alone.
+    predict: of a batch of images."""
 
     def opened(file: File) -> Found:
         try:

@@ -17,15 +17,15 @@ from PIL import Image
 from torch import Tensor
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.pictures import MAX_MEGAPIXELS, UNREADABLE, read_picture, read_pixels
+from rtdetr.data.images import MAX_MEGAPIXELS, UNREADABLE, read_image, read_pixels
 from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.inference import video
-from rtdetr.inference.fetch import PICTURE, VIDEO, fetch, host_of
-from rtdetr.inference.files import find_pictures, look_at
-from rtdetr.inference.images import AnyImage, as_picture
+from rtdetr.inference.fetch import IMAGE, VIDEO, fetch, host_of
+from rtdetr.inference.files import find_images, look_at
+from rtdetr.inference.images import AnyImage, as_image
 
 EXPECTED = (
-    "expected a path, URL, PIL picture, uint8 array (H, W, 3), tensor (3, H, W), a list or generator of those, a "
+    "expected a path, URL, PIL image, uint8 array (H, W, 3), tensor (3, H, W), a list or generator of those, a "
     "folder, glob, video, stream, or the number of a camera"
 )
 STREAMS = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp")
@@ -48,11 +48,11 @@ class Item(NamedTuple):
     name: str  # file or URL, or what it was and its number: "array", "frame 12"
     image: AnyImage | None  # arrays and tensors as they were given
     error: str = ""
-    file: Path | None = None  # where the picture can be read again
+    file: Path | None = None  # where the image can be read again
 
 
 class Source(NamedTuple):
-    """one: a single picture; list: a known number; stream: as they come; live: the next one is not there yet."""
+    """one: a single image; list: a known number; stream: as they come; live: the next one is not there yet."""
 
     kind: Literal["one", "list", "stream", "live"]
     items: Iterator[Item]
@@ -62,14 +62,14 @@ class Source(NamedTuple):
 
 
 class Opener(NamedTuple):
-    """How sources are opened. max_megapixels: larger pictures are refused; allow_private: addresses of private networks
+    """How sources are opened. max_megapixels: larger images are refused; allow_private: addresses of private networks
     may be asked."""
 
     max_megapixels: float = MAX_MEGAPIXELS
     allow_private: bool = False
 
     def open(self, source: Any) -> Source:
-        """Raises DataError or MissingPackage for a source that cannot be opened; for a picture that cannot be read,
+        """Raises DataError or MissingPackage for a source that cannot be opened; for an image that cannot be read,
         when it is its turn. One found in a folder or by a glob, and an address among other images, is skipped and
         reported."""
         if isinstance(source, (str, os.PathLike)):
@@ -86,18 +86,18 @@ class Opener(NamedTuple):
             return Source("list", map(self._listed, source), files)
         if isinstance(source, Iterable) and not isinstance(source, NO_SERIES):
             return Source("stream", map(self._listed, source))
-        return Source("one", iter([self._picture(source)]))
+        return Source("one", iter([self._image(source)]))
 
-    def picture(self, source: Path | str) -> Image.Image:
-        """The RGB picture of a file or address. Raises DataError."""
-        image = self._picture(source).image
+    def image(self, source: Path | str) -> Image.Image:
+        """The RGB image of a file or address. Raises DataError."""
+        image = self._image(source).image
         assert image is not None
-        return as_picture(image)
+        return as_image(image)
 
     def pixels(self, source: Path | str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The RGB pixels (H, W, 3) of a file or address. Raises DataError."""
         if "://" in str(source):
-            return as_rgb_array(self.picture(source))
+            return as_rgb_array(self.image(source))
         return read_pixels(Path(source), max_megapixels=self.max_megapixels)
 
     def film(self, name: str, folder: Path) -> video.Film:
@@ -125,8 +125,8 @@ class Opener(NamedTuple):
         if path.is_file() and path.suffix.lower() in video.ENDINGS:
             return Source("stream", _numbered("frame", video.video_frames(name)))
         if path.is_file():
-            return Source("one", iter([self._picture(name)]))
-        files = tuple(find_pictures([name]).pictures)
+            return Source("one", iter([self._image(name)]))
+        files = tuple(find_images([name]).images)
         return Source("list", map(self._found, files), files, tolerant=True)
 
     def _at_address(self, url: str) -> Source:
@@ -141,7 +141,7 @@ class Opener(NamedTuple):
         if ending in video.ENDINGS:
             video.reader(url)  # missing, it is missed before anything is fetched
             return Source("stream", self._fetched_video(url, ending))
-        return Source("one", iter([self._picture(url)]))
+        return Source("one", iter([self._image(url)]))
 
     def _check_stream(self, url: str) -> None:
         """Raises DataError for a stream that nobody vouches for: FFmpeg looks up its name and follows it by itself."""
@@ -151,12 +151,12 @@ class Opener(NamedTuple):
                 "too; allow_private=True opens one that you trust"
             )
 
-    def _picture(self, source: Any) -> Item:
-        """A single picture. Raises DataError."""
+    def _image(self, source: Any) -> Item:
+        """A single image. Raises DataError."""
         if isinstance(source, (str, os.PathLike)):
             name = os.fspath(source)
             if "://" in name:
-                return Item(name, self._fetched_picture(name))
+                return Item(name, self._fetched_image(name))
             return Item(name, read_pixels(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
         for kind, (name, checked) in KINDS.items():
             if isinstance(source, kind):
@@ -167,9 +167,9 @@ class Opener(NamedTuple):
         raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
 
     def _listed(self, source: Any) -> Item:
-        """A picture among others; an address that cannot be opened, or holds none, is skipped and reported."""
+        """An image among others; an address that cannot be opened, or holds none, is skipped and reported."""
         try:
-            return self._picture(source)
+            return self._image(source)
         except DataError as error:
             if isinstance(source, str) and "://" in source:
                 return Item(source, None, str(error))
@@ -177,16 +177,16 @@ class Opener(NamedTuple):
 
     def _found(self, file: Path) -> Item:
         try:
-            return self._picture(file)
+            return self._image(file)
         except DataError as error:
             return Item(str(file), None, str(error), file)
 
-    def _fetched_picture(self, url: str) -> Image.Image:
+    def _fetched_image(self, url: str) -> Image.Image:
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "picture"
-            fetch(url, file, PICTURE, self.allow_private)
+            file = Path(folder) / "image"
+            fetch(url, file, IMAGE, self.allow_private)
             try:
-                return read_picture(file, max_megapixels=self.max_megapixels)
+                return read_image(file, max_megapixels=self.max_megapixels)
             except DataError as error:
                 raise DataError(str(error).replace(str(file), url)) from error
 
@@ -202,7 +202,7 @@ class Opener(NamedTuple):
 
 def is_film(source: str) -> bool:
     """Whether a source that is named in a command is a video file, the number of a camera, or an address of either.
-    A malformed address is none: like a picture that cannot be read, it is reported when it is its turn."""
+    A malformed address is none: like an image that cannot be read, it is reported when it is its turn."""
     if "://" in source:
         try:
             host_of(source)
@@ -219,17 +219,17 @@ def _is_stream(url: str) -> bool:
     return urlsplit(url).scheme.lower() in STREAMS or Path(urlsplit(url).path).suffix.lower() in PLAYLISTS
 
 
-def _numbered(what: str, pictures: Iterator[Image.Image]) -> Iterator[Item]:
-    return (Item(f"{what} {number}", picture) for number, picture in enumerate(pictures))
+def _numbered(what: str, images: Iterator[Image.Image]) -> Iterator[Item]:
+    return (Item(f"{what} {number}", image) for number, image in enumerate(images))
 
 
-def _pixels_of_pil(picture: Image.Image) -> np.ndarray[Any, Any]:
+def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
     try:
-        pixels = as_rgb_array(picture)
+        pixels = as_rgb_array(image)
     except UNREADABLE as error:  # a file that PIL has opened and not yet decoded
-        raise DataError(f"source: the PIL picture cannot be decoded ({error})") from error
+        raise DataError(f"source: the PIL image cannot be decoded ({error})") from error
     if 0 in pixels.shape:
-        raise DataError(f"source: the PIL picture has no pixels, its size is {picture.size}")
+        raise DataError(f"source: the PIL image has no pixels, its size is {image.size}")
     return pixels
 
 
@@ -262,7 +262,7 @@ def _uint8_tensor(tensor: Tensor) -> Tensor:
 
 
 KINDS: dict[type, tuple[str, Callable[[Any], AnyImage]]] = {
-    Image.Image: ("picture", _pixels_of_pil),
+    Image.Image: ("image", _pixels_of_pil),
     np.ndarray: ("array", as_rgb_array),
     Tensor: ("tensor", _uint8_tensor),
 }

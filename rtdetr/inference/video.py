@@ -1,4 +1,4 @@
-"""Frames of video files, streams and cameras, as RGB pictures. What cannot be opened is said at once."""
+"""Frames of video files, streams and cameras, as RGB images. What cannot be opened is said at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_RATE = Fraction(25)  # frames per second of what does not know them
 
 
 class Frame(NamedTuple):
-    picture: Image.Image  # RGB, upright
+    image: Image.Image  # RGB, upright
     seconds: float  # since the first frame
 
 
@@ -40,7 +40,7 @@ class Film(NamedTuple):
 
 def video_frames(source: str) -> Iterator[Image.Image]:
     """The frames of a file or stream that FFmpeg knows, one after the other, upright. Raises as `open_film` does."""
-    return (frame.picture for frame in open_film(source).frames)
+    return (frame.image for frame in open_film(source).frames)
 
 
 def open_film(source: str, name: str = "") -> Film:
@@ -57,7 +57,7 @@ def open_film(source: str, name: str = "") -> Film:
         raise DataError(f"{name}: cannot be opened as a video ({_reason(error)}); is it one?") from error
     if not container.streams.video:
         container.close()
-        raise DataError(f"{name}: has no pictures, only sound or text; expected a video")
+        raise DataError(f"{name}: has no images, only sound or text; expected a video")
     stream = container.streams.video[0]
     stream.thread_type = "AUTO"
     rate = stream.average_rate or stream.guessed_rate or NO_RATE
@@ -77,9 +77,9 @@ def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Fra
                 at = frame.time if frame.time is not None else first + float(number / rate)
                 first = first if number else at
                 seconds, whole = at - first, not frame.is_corrupt
-                picture = frame.to_image()
+                image = frame.to_image()
                 turned = getattr(frame, "rotation", 0)  # phones write down how they were held
-                yield Frame(picture.rotate(turned, expand=True) if turned else picture, seconds)
+                yield Frame(image.rotate(turned, expand=True) if turned else image, seconds)
                 number += 1
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise DataError(f"{name}: cannot be read after frame {number} ({_reason(error)})") from error
@@ -110,12 +110,12 @@ def open_camera(index: int) -> Film:
     return Film(_timed(camera_frames(index)), NO_RATE, Fraction(1, 1000), live=True)
 
 
-def _timed(pictures: Iterator[Image.Image]) -> Iterator[Frame]:
+def _timed(images: Iterator[Image.Image]) -> Iterator[Frame]:
     start = None
-    for picture in pictures:
+    for image in images:
         now = time.monotonic()
         start = now if start is None else start
-        yield Frame(picture, now - start)
+        yield Frame(image, now - start)
 
 
 def camera_frames(index: int) -> Iterator[Image.Image]:
@@ -142,7 +142,7 @@ def _filmed(camera: Any, index: int) -> Iterator[Image.Image]:
         while True:
             delivered, pixels = camera.read()
             if not delivered:
-                raise DataError(f"camera {index}: delivers no more pictures; it was closed or unplugged")
+                raise DataError(f"camera {index}: delivers no more images; it was closed or unplugged")
             yield Image.fromarray(pixels[..., ::-1].copy())  # OpenCV has blue first
     finally:
         camera.release()

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from rtdetr.extras import optional
-from rtdetr.inference.ahead import batches
 from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.prefetch import batches
 from rtdetr.inference.results import JsonLines, as_json, save_crops
 from rtdetr.inference.video import Film, Frame
 
@@ -36,11 +36,11 @@ def search_frames(
     every: int = 1,
     track: Callable[[list[Detection], float], list[int | None]] | None = None,
 ) -> Iterator[Seen]:
-    """All frames in order; every so many are searched, the first of all among them. detect: in a batch of pictures;
+    """All frames in order; every so many are searched, the first of all among them. detect: in a batch of images;
     track: ids of the detections of one frame, given its seconds."""
     last: tuple[list[Detection], list[int | None]] = ([], [])
     for batch in batches(enumerate(frames), batch_size):
-        chosen = [frame.picture for number, frame in batch if number % every == 0]
+        chosen = [frame.image for number, frame in batch if number % every == 0]
         found = iter(detect(chosen) if chosen else [])
         for number, frame in batch:
             searched = number % every == 0
@@ -69,14 +69,14 @@ class FilmWriter:
             each if track is None else each._replace(name=f"#{track} {each.name}")
             for each, track in zip(seen.detections, tracks)
         ]
-        self.video.add(draw(seen.frame.picture, shown, enlarge=False), seen.frame.seconds)
+        self.video.add(draw(seen.frame.image, shown, enlarge=False), seen.frame.seconds)
         if not seen.searched:
             return
         detections = as_json(seen.detections)
         if seen.tracks:
             detections = [{**each, "track": track} for each, track in zip(detections, tracks)]
         if self.crops is not None:
-            save_crops(seen.frame.picture, seen.detections, self.crops / str(seen.number))
+            save_crops(seen.frame.image, seen.detections, self.crops / str(seen.number))
         self.lines.add({"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections})
 
     def __enter__(self) -> FilmWriter:
@@ -103,21 +103,21 @@ class VideoWriter:
         self.stream: Any = None
         self.last = -1  # ticks
 
-    def add(self, picture: Image.Image, seconds: float) -> None:
+    def add(self, image: Image.Image, seconds: float) -> None:
         if self.stream is None:
-            self.stream = self._stream(picture)
+            self.stream = self._stream(image)
         size = self.stream.width, self.stream.height
-        if picture.size != size:  # a stream may change it; a file cannot
-            picture = picture.resize(size)
-        frame = self.av.VideoFrame.from_image(picture)
+        if image.size != size:  # a stream may change it; a file cannot
+            image = image.resize(size)
+        frame = self.av.VideoFrame.from_image(image)
         self.last = max(round(seconds / self.tick), self.last + 1)  # two frames at one time are refused
         frame.pts, frame.time_base = self.last, self.tick
         self.container.mux(self.stream.encode(frame))
 
-    def _stream(self, picture: Image.Image) -> Any:
+    def _stream(self, image: Image.Image) -> Any:
         stream = self.container.add_stream("libx264", rate=self.rate, options=QUALITY)
-        stream.width, stream.height = picture.size
-        stream.pix_fmt = "yuv444p" if picture.width % 2 or picture.height % 2 else "yuv420p"  # the usual one is even
+        stream.width, stream.height = image.size
+        stream.pix_fmt = "yuv444p" if image.width % 2 or image.height % 2 else "yuv420p"  # the usual one is even
         stream.codec_context.time_base = self.tick
         return stream
 

@@ -1,6 +1,6 @@
 """Assignment of ground-truth boxes to the cells of the auxiliary dense head.
 
-Letters: B pictures, M boxes of the fullest picture, A cells of all levels, C classes. All boxes are xyxy in pixels of
+Letters: B images, M boxes of the fullest image, A cells of all levels, C classes. All boxes are xyxy in pixels of
 the network input.
 """
 
@@ -69,8 +69,8 @@ def assign_task_aligned(points: Tensor, probabilities: Tensor, predicted: Tensor
     """
     boxes = targets.boxes_pixel.to(predicted.dtype)
     overlap = iou(boxes[:, :, None], predicted[:, None])  # (B, M, A)
-    picture = torch.arange(len(boxes), device=boxes.device)[:, None]
-    class_score = probabilities.transpose(1, 2)[picture, targets.labels]  # (B, M, A)
+    image = torch.arange(len(boxes), device=boxes.device)[:, None]
+    class_score = probabilities.transpose(1, 2)[image, targets.labels]  # (B, M, A)
     metric = class_score.pow(CLASS_POWER) * overlap.pow(IOU_POWER)
 
     inside = _inside(points, boxes) & targets.mask[..., None]
@@ -94,7 +94,7 @@ def _inside(points: Tensor, boxes: Tensor) -> Tensor:
 def _one_box_per_cell(claims: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
     """Positive cells (B, A) bool and the index (B, A) of their box, from claims and overlap (B, M, A).
 
-    A contested cell goes to the box with the largest overlap of all boxes of the picture, even to one that did not
+    A contested cell goes to the box with the largest overlap of all boxes of the image, even to one that did not
     claim it: the official code looks no closer, and its numbers depend on it.
     """
     number = claims.sum(1)

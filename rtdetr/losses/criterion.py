@@ -19,7 +19,7 @@ from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
 
 class SetLosses(NamedTuple):
-    """Sums over groups, pictures and queries, one per prediction layer."""
+    """Sums over groups, images and queries, one per prediction layer."""
 
     classes: Tensor  # (K,) varifocal
     l1: Tensor  # (K,) on cxcywh normalised
@@ -43,13 +43,13 @@ class Criterion:
         """Scalars by name, and "loss", their total. `epoch` counts from 0 and picks the assigner of the dense head.
 
         group: boxes of each batch of an optimiser step that accumulates several, this one among them. The mean of their
-        set losses is then the set loss of one batch that holds all their pictures; of the dense loss it is nearly that,
+        set losses is then the set loss of one batch that holds all their images; of the dense loss it is nearly that,
         as the score that divides it comes from predictions: the score of the group is taken to be that of this batch,
         box for box.
 
         Computes in float32, or in float64 if the predictions are. Nothing waits for a GPU. Raises ValueError when
         outputs do not fit targets or the number of classes. A query whose prediction is not finite raises
-        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" says which picture it was,
+        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" says which image it was,
         counted from 1 (0: none, or one without boxes where the host does not know the counts).
         """
         self._check(outputs, targets)
@@ -81,7 +81,7 @@ class Criterion:
             weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
             of_cells = dense_losses(dense, targets, task_aligned, *weights, share)
 
-        # Averages over processes come this late because each waits for the slowest process: one whose pictures have
+        # Averages over processes come this late because each waits for the slowest process: one whose images have
         # more boxes matches longer and denoises less, and is not waited for in between.
         num_boxes = self._mean_num_boxes(targets, 1, group)
         losses = self._entries(sums[""], 1 / (num_boxes * num_groups), "")
@@ -135,17 +135,17 @@ class Criterion:
 
 def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -> SetLosses:
     """Losses of queries with logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4) cxcywh normalised, each query paired with
-    box index (K, G, B, Q) of its picture, or background where that is -1. index may broadcast over K and G."""
+    box index (K, G, B, Q) of its image, or background where that is -1. index may broadcast over K and G."""
     logits, boxes = at_least_float32(logits), at_least_float32(boxes)
     index = index.expand(logits.shape[:-1])
     matched = index >= 0
-    picture = torch.arange(logits.shape[2], device=logits.device)[:, None]
+    image = torch.arange(logits.shape[2], device=logits.device)[:, None]
     safe_index = index.clamp(min=0)
     if box_losses.why_not(boxes) is None:
         l1, overlap, scores = box_losses.box_losses(boxes, targets.boxes.to(boxes.dtype), index)
     else:
-        l1, overlap, scores = _box_losses(boxes, targets.boxes[picture, safe_index].to(boxes.dtype), matched)
-    labels = targets.labels[picture, safe_index]
+        l1, overlap, scores = _box_losses(boxes, targets.boxes[image, safe_index].to(boxes.dtype), matched)
+    labels = targets.labels[image, safe_index]
     classes: Tensor = VarifocalOfMatches.apply(logits, labels, scores.to(logits.dtype), matched)
     return SetLosses(classes.sum((1, 2, 3)), l1.flatten(1).sum(1), overlap.sum((1, 2, 3)))
 

@@ -15,7 +15,7 @@ from rtdetr.losses.functional import (
 )
 from rtdetr.types import DenseOutputs, Targets
 
-MOST_PAIRS = 2**27  # of boxes and cells in a tensor; the pictures of a crowded batch are assigned part by part
+MOST_PAIRS = 2**27  # of boxes and cells in a tensor; the images of a crowded batch are assigned part by part
 
 
 def dense_losses(
@@ -44,10 +44,10 @@ def dense_losses(
     boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)  # xyxy, in strides
 
     predicted = boxes.detach() * strides
-    pictures = max(1, MOST_PAIRS // (targets.labels.shape[1] * len(points)))
+    images = max(1, MOST_PAIRS // (targets.labels.shape[1] * len(points)))
     parts = []
-    for start in range(0, len(predicted), pictures):
-        part, some = slice(start, start + pictures), targets.part(start, start + pictures)
+    for start in range(0, len(predicted), images):
+        part, some = slice(start, start + images), targets.part(start, start + images)
         if task_aligned:
             parts.append(assign_task_aligned(points, logits[part].detach().sigmoid(), predicted[part], some))
         else:

@@ -1,6 +1,6 @@
-"""Hungarian matching of predicted queries to ground-truth boxes, for every layer, group and picture at once.
+"""Hungarian matching of predicted queries to ground-truth boxes, for every layer, group and image at once.
 
-Letters: K layers, G groups, B pictures, Q queries, C classes, M boxes of the fullest picture, T boxes of the batch.
+Letters: K layers, G groups, B images, Q queries, C classes, M boxes of the fullest image, T boxes of the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rtdetr.types import QueryOutputs, Targets
 
 @torch.no_grad()
 def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int = 1) -> Tensor:
-    """Index (K, G, B, Q) int64 of the box each query is matched to, counted within its picture, or -1.
+    """Index (K, G, B, Q) int64 of the box each query is matched to, counted within its image, or -1.
 
     With `repeats` > 1 every box is offered that many times (one-to-many). See `match_together`.
     """
@@ -50,9 +50,9 @@ def match_together(
             if bad.device.type != "cpu":
                 non_finite.append(bad.flatten(0, 1))
             elif bad.any():
-                layer, group, picture = bad.nonzero()[0].tolist()
+                layer, group, image = bad.nonzero()[0].tolist()
                 layer += first
-                raise FloatingPointError(f"layer {layer}, group {group}, picture {picture} of the batch: {NON_FINITE}")
+                raise FloatingPointError(f"layer {layer}, group {group}, image {image} of the batch: {NON_FINITE}")
         indices.append(torch.cat(layers) if len(layers) > 1 else layers[0])
     return indices, torch.cat(non_finite).any(0) if non_finite else None
 
@@ -79,13 +79,13 @@ def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutp
 
 MOST_PAIRS = 2**27  # of boxes and queries in a tensor of costs
 NON_FINITE = (
-    "the matching cost is NaN or infinite, because the predicted logits or boxes, or the picture's ground-truth boxes, "
+    "the matching cost is NaN or infinite, because the predicted logits or boxes, or the image's ground-truth boxes, "
     "are not finite; check these boxes, then lower optimizer.lr or set train.precision to fp32."
 )
 
 
 def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
-    """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture only:
+    """Cost (K, G, T, Q) of every box of the batch, image after image, against the queries of its image only:
     class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
     Where the host does not know the counts, padding has rows too: T is B * M.
 
@@ -100,21 +100,21 @@ def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig
     """`matching_cost` by torch."""
     device = targets.labels.device
     if targets.counts:
-        pictures = [b for b, count in enumerate(targets.counts) for _ in range(count)]
+        images = [b for b, count in enumerate(targets.counts) for _ in range(count)]
         slots = [slot for count in targets.counts for slot in range(count)]
-        picture, slot = (
-            torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True) for each in (pictures, slots)
+        image, slot = (
+            torch.tensor(each, dtype=torch.int64).to(device, non_blocking=True) for each in (images, slots)
         )  # (T,)
     else:
         size = targets.labels.shape[1]
         row = torch.arange(targets.labels.numel(), device=device)
-        picture, slot = row // size, row % size
+        image, slot = row // size, row % size
     logits, boxes = at_least_float32(outputs.logits), at_least_float32(outputs.boxes)
-    box_logits = logits[:, :, picture, :, targets.labels[picture, slot]]  # (T, K, G, Q), the indexed axes come first
+    box_logits = logits[:, :, image, :, targets.labels[image, slot]]  # (T, K, G, Q), the indexed axes come first
     class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
-    wanted = targets.boxes[picture, slot].to(boxes.dtype)[:, None]  # (T, 1, 4)
+    wanted = targets.boxes[image, slot].to(boxes.dtype)[:, None]  # (T, 1, 4)
     # Each coordinate lies in a plane of its own: kernels over (K, G, T, Q) then read it without gaps.
-    predicted, corners = (x.movedim(-1, 0)[:, :, :, picture].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
+    predicted, corners = (x.movedim(-1, 0)[:, :, :, image].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
     l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
     giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))
     return cfg.match_class_cost * class_cost + cfg.match_l1_cost * l1_cost + cfg.match_giou_cost * giou_cost

@@ -69,7 +69,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNetVd(nn.Module):
-    """Maps of stride 8, 16 and 32 from pictures (B, 3, H, W).
+    """Maps of stride 8, 16 and 32 from images (B, 3, H, W).
 
     freeze_stages: parts from the input on that do not move, the stem first.
     zero_init_residual: every block starts as its shortcut (arXiv 1706.02677), where the norm that ends it learns.

@@ -1,6 +1,6 @@
 """From feature maps to boxes: memory, anchors, query selection, decoder layers and their heads.
 
-Letters: B pictures, S cells of all levels, Q queries, C classes. Boxes are cxcywh, normalised.
+Letters: B images, S cells of all levels, Q queries, C classes. Boxes are cxcywh, normalised.
 Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py.
 """
 
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     tokens: Tensor  # (B, S, dim) levels fine to coarse, each row-major
     shapes: Shapes  # height, width of each level
     anchors: Tensor  # (S, 4) logits of a box around each cell
-    valid: Tensor  # (S, 1) bool: the anchor lies inside the picture
+    valid: Tensor  # (S, 1) bool: the anchor lies inside the image
     valid_tokens: Tensor  # (B, S, dim) the tokens, zero where the anchor is not valid; the selection scores them
 
 

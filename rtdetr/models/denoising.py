@@ -1,6 +1,6 @@
 """Noised ground truth as extra queries (training only), and every random number the model draws.
 
-Letters: G groups, B pictures, M boxes of the fullest picture, S of them that are noised (all M, but for crowds),
+Letters: G groups, B images, M boxes of the fullest image, S of them that are noised (all M, but for crowds),
 N = num_copies * 2 * S slots of a group, laid out as [copy][positives, negatives][box]. Source: official repo:
 ppdet/modeling/transformers/utils.py:309-420.
 """
@@ -65,8 +65,8 @@ def noise_targets(
     box_noise_scale: float,
     crowd_limit: int,
 ) -> NoisedTargets:
-    """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more. Where a
-    picture has more than `crowd_limit` boxes, so many of each picture, drawn at random."""
+    """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more. Where an
+    image has more than `crowd_limit` boxes, so many of each image, drawn at random."""
     crowd = None
     if targets.labels.shape[1] > crowd_limit:
         crowd = draws.crowd(targets.mask, crowd_limit)

@@ -10,9 +10,9 @@ from rtdetr.types import Detections, Predictions
 
 
 def postprocess(predictions: Predictions, sizes: Tensor, max_detections: int = 300) -> Detections:
-    """The best (query, class) pairs of each picture, best first. A query may appear with several classes.
+    """The best (query, class) pairs of each image, best first. A query may appear with several classes.
 
-    sizes: (B, 2) height, width of the original pictures, pixels. No suppression, no clipping, no score threshold.
+    sizes: (B, 2) height, width of the original images, pixels. No suppression, no clipping, no score threshold.
     """
     scores = predictions.logits.sigmoid()  # (B, Q, C)
     num_queries, num_classes = scores.shape[1:]
@@ -28,7 +28,7 @@ class EndToEnd(nn.Module):
 
 
 def detections(model: nn.Module, images: Tensor, sizes: Tensor, max_detections: int = 300) -> Detections:
-    """What a model in eval mode finds in pictures (B, 3, H, W); sizes as in `postprocess`."""
+    """What a model in eval mode finds in images (B, 3, H, W); sizes as in `postprocess`."""
     if isinstance(model, EndToEnd):
         return model(images, sizes)
     return postprocess(model(images), sizes, max_detections)

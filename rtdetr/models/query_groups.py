@@ -2,7 +2,7 @@
 
 All groups go through one decoder call. Their order is
     [group 0: denoising | queries] [noise group 1: denoising | queries] ... [one-to-many queries]
-and no group sees another. Letters: G one-to-one groups, B pictures, Q queries of such a group, N denoising queries of a
+and no group sees another. Letters: G one-to-one groups, B images, Q queries of such a group, N denoising queries of a
 group, T all queries. Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py:488-650.
 """
 
@@ -86,10 +86,10 @@ class QueryGroups(nn.Module):
         )
 
     def _groups(self, num_copies: int, num_denoising: int, used: Tensor, draws: Draws) -> tuple[Group, ...]:
-        """used: (S,) bool, the slots that hold a box of some picture."""
+        """used: (S,) bool, the slots that hold a box of some image."""
         device, size = used.device, self.num_queries
         copy = torch.arange(num_denoising, device=device) // (num_denoising // max(1, num_copies) or 1)
-        # A copy sees itself and the matching queries, which do not see it. Nobody sees slots that no picture uses.
+        # A copy sees itself and the matching queries, which do not see it. Nobody sees slots that no image uses.
         own_copy = (copy[:, None] == copy) & used.repeat(2 * num_copies)
         groups = []
         for g in range(self.num_groups):

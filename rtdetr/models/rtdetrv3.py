@@ -1,6 +1,6 @@
 """RT-DETRv3 on one page.
 
-Pictures (B, 3, H, W), RGB in [0, 1], any height and width; boxes are cxcywh, normalised by the picture's size.
+Images (B, 3, H, W), RGB in [0, 1], any height and width; boxes are cxcywh, normalised by the image's size.
 """
 
 from __future__ import annotations

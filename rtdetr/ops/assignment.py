@@ -1,6 +1,6 @@
-"""Linear assignment: which query gets which box at the least total cost, for many pictures and sets of queries at once.
+"""Linear assignment: which query gets which box at the least total cost, for many images and sets of queries at once.
 
-Letters: B pictures, T boxes of all pictures together, Q queries.
+Letters: B images, T boxes of all images together, Q queries.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ LARGEST = 1e300  # of a cost; beyond it, sums along a path could overflow
 def linear_assignment(
     cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> Tensor:
-    """Return (..., B, Q) int64: the box that each query got, counted within its picture, or -1.
+    """Return (..., B, Q) int64: the box that each query got, counted within its image, or -1.
 
-    cost:    (..., T, Q) floating point, on any device; the rows are boxes, picture after picture
-    counts:  boxes of each of the B pictures, which add up to T; the host looks into a tensor
+    cost:    (..., T, Q) floating point, on any device; the rows are boxes, image after image
+    counts:  boxes of each of the B images, which add up to T; the host looks into a tensor
     repeats: how many queries a box is offered to; where the offers outnumber the queries, every query gets a box
     backend: scipy (the reference, one problem after another on the host), cpu (threads), cuda, or auto
 
-    The total cost of every picture is the least possible, in float64. Where several assignments cost the same, backends
-    may choose different ones. The cuda backend does not wait for the device. A picture that has a NaN, infinite or
+    The total cost of every image is the least possible, in float64. Where several assignments cost the same, backends
+    may choose different ones. The cuda backend does not wait for the device. An image that has a NaN, infinite or
     absurd cost (beyond 1e300) gets -1 everywhere. Raises ValueError for what does not fit, RuntimeError if a named
     backend cannot run.
     """
@@ -43,7 +43,7 @@ def linear_assignment(
 def linear_assignment_checked(
     cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """`linear_assignment`, and (..., B) bool: the pictures whose costs are not all finite."""
+    """`linear_assignment`, and (..., B) bool: the images whose costs are not all finite."""
     (cost, repeats), numbers = _as_solvers_take_it(cost, repeats), _whole_numbers(counts)
     if min(numbers, default=0) < 0 or sum(numbers) != cost.shape[-2]:
         raise ValueError(f"counts: expected numbers that add up to T = {cost.shape[-2]}, got {numbers}")
@@ -58,22 +58,22 @@ def linear_assignment_padded(
 ) -> tuple[Tensor, Tensor]:
     """`linear_assignment_checked` where the host need not know how many boxes there are, as in a CUDA graph.
 
-    cost:   (..., B * M, Q), M rows for each picture, of which its boxes are the first
+    cost:   (..., B * M, Q), M rows for each image, of which its boxes are the first
     counts: (B,) int64 on the device of the costs, each at most M; the cuda backend does not look into it on the host
     """
     check_tensors(cost=cost, counts=counts)
-    (cost, repeats), pictures = _as_solvers_take_it(cost, repeats), counts.numel()
-    if counts.dim() != 1 or counts.dtype != torch.int64 or not pictures or cost.shape[-2] % pictures:
+    (cost, repeats), images = _as_solvers_take_it(cost, repeats), counts.numel()
+    if counts.dim() != 1 or counts.dtype != torch.int64 or not images or cost.shape[-2] % images:
         raise ValueError(
             f"counts: expected (B,) int64 for costs (..., B * M, Q), got {tuple(counts.shape)} {counts.dtype} for "
             f"{tuple(cost.shape)}"
         )
-    slots = cost.shape[-2] // pictures
-    if resolve_assignment_backend(backend, cost, [slots] * pictures, repeats) == "cuda":
+    slots = cost.shape[-2] // images
+    if resolve_assignment_backend(backend, cost, [slots] * images, repeats) == "cuda":
         index, bad = run(torch.ops.rtdetr.linear_assignment_padded, cost, counts, repeats)
         return index, bad
     own = [min(max(count, 0), slots) for count in counts.tolist()]
-    rows = [picture * slots + slot for picture, count in enumerate(own) for slot in range(count)]
+    rows = [image * slots + slot for image, count in enumerate(own) for slot in range(count)]
     return linear_assignment_checked(cost[..., rows, :], own, repeats, backend=backend)
 
 
@@ -96,7 +96,7 @@ def _whole_numbers(counts: Sequence[int] | Tensor) -> list[int]:
         listed = counts.tolist() if isinstance(counts, Tensor) else list(counts)
         return [operator.index(count) for count in listed]
     except TypeError as error:
-        raise ValueError(f"counts: expected a whole number for each picture, got {counts}") from error
+        raise ValueError(f"counts: expected a whole number for each image, got {counts}") from error
 
 
 def resolve_assignment_backend(
@@ -112,7 +112,7 @@ def resolve_assignment_backend(
     columns = max(cost.shape[-1], repeats * max(counts, default=0))
     why_not = why_not_compiled(cost)
     if why_not is None and device == "cuda" and columns > MAX_COLUMNS:
-        why_not = f"the cuda kernel takes up to {MAX_COLUMNS} queries and copies of a picture's boxes, got {columns}"
+        why_not = f"the cuda kernel takes up to {MAX_COLUMNS} queries and copies of an image's boxes, got {columns}"
     if why_not is None:
         return device
     if backend == "auto":
@@ -128,8 +128,8 @@ def _by_scipy(cost: Tensor, counts: list[int], repeats: int) -> tuple[Tensor, Te
     bad = np.zeros(index.shape[:-1], dtype=bool)
     ends = np.cumsum(counts)
     for at in np.ndindex(*index.shape[:-1]):
-        *group, picture = at
-        own = on_host[tuple(group)][ends[picture] - counts[picture] : ends[picture]].astype(np.float64)
+        *group, image = at
+        own = on_host[tuple(group)][ends[image] - counts[image] : ends[image]].astype(np.float64)
         bad[at] = not (np.abs(own) <= LARGEST).all()
         if not bad[at] and len(own):
             rows, queries = linear_sum_assignment(np.tile(own, (repeats, 1)))

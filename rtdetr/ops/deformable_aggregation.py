@@ -33,7 +33,7 @@ def deformable_aggregation(
     features:           (B, S, C) float32, float64, float16 or bfloat16
     spatial_shapes:     for every camera its L pairs (height, width), or a tensor (N, L, 2)
     level_start_index:  (N, L) first cell of each map, or None; the maps follow one another in any case
-    sampling_locations: (B, A, P, N, 2) x before y, normalised: 0 and 1 are the outer edges of a picture
+    sampling_locations: (B, A, P, N, 2) x before y, normalised: 0 and 1 are the outer edges of an image
     weights:            (B, A, P, N, L, G); group g weighs the g-th of G equal runs of channels
     backend:            auto, cuda, cpu or torch, as in `ms_deform_attn`
 
@@ -199,7 +199,7 @@ class DeformableFeatureAggregation(nn.Module):
 
 
 def project_points(key_points: Tensor, projection: Tensor, image_size: Tensor) -> Tensor:
-    """Return (B, A, P, N, 2) normalised places in every picture, x before y: at least float32, under autocast too.
+    """Return (B, A, P, N, 2) normalised places in every image, x before y: at least float32, under autocast too.
 
     A depth below 1e-5, behind the camera too, counts as 1e-5, which takes nearly every such point far outside.
     """
@@ -216,7 +216,7 @@ def _camera_encoder(channels: int) -> nn.Sequential:
 
 
 def _inside(locations: Tensor) -> Tensor:
-    """(B, A, P, N): whether a point lies in the picture. A NaN counts as inside, and makes its anchor NaN."""
+    """(B, A, P, N): whether a point lies in the image. A NaN counts as inside, and makes its anchor NaN."""
     return ~((locations <= 0) | (locations >= 1)).any(-1)
 
 

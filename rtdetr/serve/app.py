@@ -1,4 +1,4 @@
-"""The web application: a picture comes in, its detections go out as JSON; with figures, a page and no network."""
+"""The web application: an image comes in, its detections go out as JSON; with figures, a page and no network."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": BINARY["schema"]}, "required": ["file"]}}
 TAKES = {"requestBody": {"required": True, "content": {"image/*": BINARY, "multipart/form-data": FORM}}}
 REFUSALS = {
-    400: "the request brings no picture",
+    400: "the request brings no image",
     408: "the file did not arrive in time",
-    413: "the file, or the picture in it, is too large",
-    415: "the file is no picture that can be read",
+    413: "the file, or the image in it, is too large",
+    415: "the file is no image that can be read",
     422: "a parameter is out of its range",
     500: "detection failed; the server's log says why",
     503: "too many requests, or files on their way, at once; Retry-After says in how many seconds to try again",
@@ -65,11 +65,11 @@ class Detected(BaseModel):
     category_id: int
     name: str
     score: float
-    box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the upright picture
+    box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels of the upright image
 
 
-class Picture(BaseModel):
-    """The upright picture's size in pixels, and its detections, best first."""
+class DetectedImage(BaseModel):
+    """The upright image's size in pixels, and its detections, best first."""
 
     width: int
     height: int
@@ -158,7 +158,7 @@ class Desk:
     def _unreadable(self, error: DataError) -> HTTPException:
         if isinstance(error.__cause__, Image.DecompressionBombError):
             limit = self.settings.max_megapixels
-            return HTTPException(413, f"the picture has more than {limit:g} megapixels; send a smaller one")
+            return HTTPException(413, f"the image has more than {limit:g} megapixels; send a smaller one")
         return HTTPException(415, str(error))
 
 
@@ -176,7 +176,7 @@ def network_of(request: Request) -> str:
 
 
 def build_app(detect: Detect, settings: Settings) -> FastAPI:
-    """The application. detect: pictures to detections of every score, best first; one thread calls it. What was let in
+    """The application. detect: images to detections of every score, best first; one thread calls it. What was let in
     is answered before the application's end."""
     figures = Figures()
     desk = Desk(detect, settings, figures)
@@ -203,12 +203,12 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
     async def failed(_: Request, __: Exception) -> JSONResponse:  # what went wrong is raised again, and logged
         return JSONResponse({"detail": REFUSALS[500]}, 500)
 
-    @app.post("/detect", response_model=Picture, responses=refusals, openapi_extra=TAKES)
+    @app.post("/detect", response_model=DetectedImage, responses=refusals, openapi_extra=TAKES)
     async def detect_objects(
         request: Request, threshold: float = Query(settings.threshold, ge=0, le=1, description="lowest score")
     ) -> Response:
-        """Objects in one picture: its bytes as the body, or a form with a file. Boxes are x1, y1, x2, y2 in pixels of
-        the picture, turned upright by its EXIF orientation."""
+        """Objects in one image: its bytes as the body, or a form with a file. Boxes are x1, y1, x2, y2 in pixels of
+        the image, turned upright by its EXIF orientation."""
         found = await desk.answer(request)
         shown = [each for each in found.detections if each.score >= threshold]
         detections = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in shown]

@@ -1,4 +1,4 @@
-"""Pictures that come one by one are detected in batches: the next one is read while the present one is at work."""
+"""Images that come one by one are detected in batches: the next one is read while the present one is at work."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import NamedTuple
 from PIL import Image
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.pictures import read_picture
+from rtdetr.data.images import read_image
 from rtdetr.inference.draw import Detection
 
 Detect = Callable[[list[Image.Image]], list[list[Detection]]]
-READERS = 4  # pictures that are decoded at once
+READERS = 4  # images that are decoded at once
 PATIENCE = 0.002  # seconds between two looks whether the detector is free
 
 
 class Answer(NamedTuple):
-    """What was found in a picture of so many pixels, upright."""
+    """What was found in an image of so many pixels, upright."""
 
     width: int
     height: int
@@ -39,27 +39,27 @@ class Job(NamedTuple):
 
 class Reading(NamedTuple):
     job: Job
-    picture: Future[Image.Image]
+    image: Future[Image.Image]
 
 
 def read_upload(data: bytes, max_megapixels: float) -> Image.Image:
-    """The upright RGB picture of a file's bytes. Raises DataError, whose cause is what PIL raised."""
+    """The upright RGB image of a file's bytes. Raises DataError, whose cause is what PIL raised."""
     with tempfile.TemporaryDirectory(prefix="rtdetr-") as folder:
-        file = Path(folder) / "picture"
+        file = Path(folder) / "image"
         file.write_bytes(data)
         try:
-            return read_picture(file, max_megapixels=max_megapixels)
+            return read_image(file, max_megapixels=max_megapixels)
         except DataError as error:
             sentence = str(error).replace(f"{file}:", "the file").removesuffix("; replace it or remove it")
             raise DataError(sentence) from error.__cause__
 
 
 class Batcher:
-    """Detects in what is submitted, up to `max_batch` pictures at a time, first come, first served.
+    """Detects in what is submitted, up to `max_batch` images at a time, first come, first served.
 
-    A batch takes what is waiting; it waits for more only while the one before it is at work. So a lone picture is
-    detected at once. Two batches of decoded pictures are the most there is; those that wait are files.
-    detect: pictures to detections, called from one thread. seen: told the size of every batch.
+    A batch takes what is waiting; it waits for more only while the one before it is at work. So a lone image is
+    detected at once. Two batches of decoded images are the most there is; those that wait are files.
+    detect: images to detections, called from one thread. seen: told the size of every batch.
     """
 
     def __init__(self, detect: Detect, max_batch: int, max_megapixels: float, seen: Callable[[int], None]) -> None:
@@ -71,7 +71,7 @@ class Batcher:
         self.thread.start()
 
     def submit(self, data: bytes) -> Future[Answer]:
-        """The answer for the file of these bytes; DataError where it is no picture that can be read."""
+        """The answer for the file of these bytes; DataError where it is no image that can be read."""
         answer: Future[Answer] = Future()
         self.jobs.put(Job(data, answer))
         return answer
@@ -92,24 +92,24 @@ class Batcher:
         at_work.set_result([])
         while True:
             batch, last = self._gather(at_work)
-            wait([each.picture for each in batch])
+            wait([each.image for each in batch])
             wait([at_work])
             readable = []
             for each in batch:
-                error = each.picture.exception()
+                error = each.image.exception()
                 if error is None:
                     readable.append(each)
                 else:
                     each.job.answer.set_exception(error)
             if readable:
                 self.seen(len(readable))
-                at_work = self.detector.submit(self._detect, [each.picture.result() for each in readable])
+                at_work = self.detector.submit(self._detect, [each.image.result() for each in readable])
                 at_work.add_done_callback(partial(_deliver, [each.job for each in readable]))
             if last:
                 return
 
     def _gather(self, at_work: Future[list[Answer]]) -> tuple[list[Reading], bool]:
-        """The next batch, its pictures being read, and whether it is the last one."""
+        """The next batch, its images being read, and whether it is the last one."""
         batch: list[Reading] = []
         while len(batch) < self.max_batch:
             try:
@@ -124,8 +124,8 @@ class Batcher:
                 batch.append(Reading(job, self.readers.submit(read_upload, job.data, self.max_megapixels)))
         return batch, False
 
-    def _detect(self, pictures: list[Image.Image]) -> list[Answer]:
-        return [Answer(*picture.size, found) for picture, found in zip(pictures, self.detect(pictures))]
+    def _detect(self, images: list[Image.Image]) -> list[Answer]:
+        return [Answer(*image.size, found) for image, found in zip(images, self.detect(images))]
 
 
 def _deliver(jobs: list[Job], done: Future[list[Answer]]) -> None:

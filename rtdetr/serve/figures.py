@@ -38,7 +38,7 @@ class Figures:
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
         self.seconds = Histogram("rtdetr_detect_seconds", "From request to answer of POST /detect.", SECONDS)
-        self.batches = Histogram("rtdetr_batch_size", "Pictures that were detected together.", SIZES)
+        self.batches = Histogram("rtdetr_batch_size", "Images that were detected together.", SIZES)
         self.gauges: dict[str, tuple[str, Callable[[], int]]] = {}
         self.lock = threading.Lock()
 

@@ -12,7 +12,7 @@ from starlette.types import Message
 SECONDS = 30  # in which a file has to arrive
 DRAIN = 200 * 2**20  # bytes of a refused file that are read and dropped
 OVERHEAD = 64 * 1024  # bytes that a form may add to its file
-# What is no picture by its type, and may be one all the same; curl calls every file the last one.
+# What is no image by its type, and may be one all the same; curl calls every file the last one.
 OPAQUE = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 
 
@@ -41,9 +41,9 @@ class Upload:
 
     async def read(self) -> bytes:
         """The body, or the file in its form. Raises HTTPException: 400 no file, 408 too slow, 413 too large, 415 no
-        picture by its type."""
+        image by its type."""
         if not self.is_form and self.kind not in OPAQUE and not self.kind.startswith("image/"):
-            raise HTTPException(415, f"expected a picture, as the body or in a form, got the type {self.kind!r}")
+            raise HTTPException(415, f"expected an image, as the body or in a form, got the type {self.kind!r}")
         if int(self.request.headers.get("content-length", 0)) > self.limit:
             raise self._too_large()
         limited = Request(self.request.scope, self._receive_limited)
@@ -52,7 +52,7 @@ class Upload:
         except asyncio.TimeoutError as error:
             raise HTTPException(408, f"the file did not arrive within {SECONDS} s; send it again") from error
         if not data:
-            raise HTTPException(400, "the request brings no picture; send its bytes as the body, or a form with a file")
+            raise HTTPException(400, "the request brings no image; send its bytes as the body, or a form with a file")
         if len(data) > self.megabytes * 1e6:
             raise self._too_large()
         return data

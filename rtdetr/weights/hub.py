@@ -39,11 +39,11 @@ CODE = {
     "rtdetr": """from rtdetr import RTDETRv3
 
 model = RTDETRv3.from_pretrained("{name}")
-print(model.predict("picture.jpg"))""",
+print(model.predict("image.jpg"))""",
     "transformers": """from transformers import pipeline
 
 detector = pipeline("object-detection", model="{name}")
-print(detector("picture.jpg"))""",
+print(detector("image.jpg"))""",
 }
 Format = Literal["rtdetr", "transformers"]
 

@@ -1,4 +1,4 @@
-// Detections of pictures with an exported ONNX file; see index.html. `decode` and `metadata` are tested with node.
+// Detections of images with an exported ONNX file; see index.html. `decode` and `metadata` are tested with node.
 
 "use strict";
 
@@ -63,7 +63,7 @@ function planes(rgba) {
   return to;
 }
 
-// [{ name, score, box: [x1, y1, x2, y2] }] of one picture, best first.
+// [{ name, score, box: [x1, y1, x2, y2] }] of one image, best first.
 function decode(outputs, names, threshold) {
   const found = [];
   for (let i = 0; i < outputs.scores.data.length && outputs.scores.data[i] >= threshold; ++i) {
@@ -91,21 +91,21 @@ async function page() {
   const preprocess = JSON.parse(about.preprocess ?? "{}");
   if (about.outputs !== "detections" || preprocess.input !== "uint8") return say("model.onnx: not a file of `rtdetr export` with detections and uint8 input");
   const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
-  say("choose a picture");
+  say("choose an image");
   document.getElementById("file").onchange = async (event) => {
-    const picture = await createImageBitmap(event.target.files[0]);
-    const size = [picture.height, picture.width];
-    [canvas.width, canvas.height] = [picture.width, picture.height];
+    const image = await createImageBitmap(event.target.files[0]);
+    const size = [image.height, image.width];
+    [canvas.width, canvas.height] = [image.width, image.height];
     const pen = canvas.getContext("2d");
-    pen.drawImage(picture, 0, 0);
+    pen.drawImage(image, 0, 0);
     const start = performance.now();
     const pixels = resized(pen.getImageData(0, 0, canvas.width, canvas.height).data, size, preprocess.size);
     const threshold = Number(document.getElementById("threshold").value);
     const names = JSON.parse(about.names);
     const found = await detect(ort, session, pixels, preprocess.size, size, names, threshold);
     say(`${found.length} objects in ${Math.round(performance.now() - start)} ms`);
-    pen.lineWidth = Math.max(2, picture.width / 320);
-    pen.font = `${Math.max(12, picture.width / 45)}px sans-serif`;
+    pen.lineWidth = Math.max(2, image.width / 320);
+    pen.font = `${Math.max(12, image.width / 45)}px sans-serif`;
     pen.strokeStyle = pen.fillStyle = "#ff4f00";
     for (const { name, score, box: [x1, y1, x2, y2] } of found) {
       pen.strokeRect(x1, y1, x2 - x1, y2 - y1);

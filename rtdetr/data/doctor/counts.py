@@ -1,4 +1,4 @@
-"""What a set is like, in a few lines: classes, sizes of boxes, crowded pictures."""
+"""What a set is like, in a few lines: classes, sizes of boxes, crowded images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import one_line
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels of area, as COCO divides them
-CROWDED = 100  # boxes of a picture; denoising and matching grow with them
+CROWDED = 100  # boxes of an image; denoising and matching grow with them
 IMBALANCED = 20  # times as many boxes of one class as of another
 MOST_CLASSES = 100  # of which each gets a line
 
@@ -22,7 +22,7 @@ def describe(data: DetectionSet) -> Iterator[str]:
         return
     boxes = np.concatenate([boxes for boxes, _ in targets])
     labels = np.concatenate([labels for _, labels in targets])
-    per_picture = np.array([len(each) for _, each in targets])
+    per_image = np.array([len(each) for _, each in targets])
     if not len(boxes):
         return
     counts = np.bincount(labels, minlength=len(data.classes))
@@ -48,9 +48,9 @@ def describe(data: DetectionSet) -> Iterator[str]:
         f"  boxes: {small:.0%} small (below 32 x 32 pixels), {medium:.0%} medium, {1 - small - medium:.0%} large "
         f"(from 96 x 96); median {middle[0]:.0f} x {middle[1]:.0f}, from {sides.min():.1f} to {sides.max():.0f} a side"
     )
-    fullest = int(per_picture.argmax())
+    fullest = int(per_image.argmax())
     yield (
-        f"  boxes of a picture: {per_picture.mean():.1f} on average, most in {one_line(data.info(fullest).file_name)}: "
-        f"{per_picture[fullest]}; {(per_picture > CROWDED).sum()} crowded pictures (more than {CROWDED} boxes), "
-        f"{(per_picture == 0).sum()} without boxes"
+        f"  boxes of an image: {per_image.mean():.1f} on average, most in {one_line(data.info(fullest).file_name)}: "
+        f"{per_image[fullest]}; {(per_image > CROWDED).sum()} crowded images (more than {CROWDED} boxes), "
+        f"{(per_image == 0).sum()} without boxes"
     )

@@ -20,14 +20,14 @@ from rtdetr.data.formats.coco import CocoDocument, DocumentSet
 from rtdetr.data.formats.records import Source
 from rtdetr.data.formats.sources import (
     find_sources,
+    image_folder_of,
     not_read,
     not_read_line,
-    picture_folder_of,
     read_document,
     source_of,
-    with_pictures,
+    with_images,
 )
-from rtdetr.data.pictures import MAX_MEGAPIXELS
+from rtdetr.data.images import MAX_MEGAPIXELS
 
 WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
 SHOWN = 50  # defects of a kind; --json has them all
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     name: str  # train, val, ... or ""
     source: Source
     given: Path  # as the user wrote it
-    images: str  # the picture folder that the user gave; may be empty
+    images: str  # the image folder that the user gave; may be empty
 
 
 class Examined(NamedTuple):
@@ -48,7 +48,7 @@ class Examined(NamedTuple):
     asked: Asked
     data: DetectionSet | None  # None: cannot be read at all
     defects: list[Defect]
-    gone: list[int]  # indices of the pictures of `data` that are dropped for their files
+    gone: list[int]  # indices of the images of `data` that are dropped for their files
     refused: Defect | None  # why training refuses it
 
 
@@ -98,16 +98,16 @@ class Report(NamedTuple):
 def examine(
     path: Path, images: str = "", fast: bool = False, progress: Callable[[int], Callable[[], object]] | None = None
 ) -> Report:
-    """Everything that is wrong with the sets of a config, an annotation file or a folder. images: the picture folder.
-    fast: no picture is opened. progress: is told the number of pictures, and its answer is called after each."""
+    """Everything that is wrong with the sets of a config, an annotation file or a folder. images: the image folder.
+    fast: no image is opened. progress: is told the number of images, and its answer is called after each."""
     unknown: list[Defect] = []
     try:
         asked, limit = _asked(path, images, unknown)
     except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
     opened = [_open(each) for each in asked]
-    num_pictures = sum(len(part.data) for part in opened if part.data)
-    done = progress(num_pictures) if progress and num_pictures and not fast else lambda: None
+    num_images = sum(len(part.data) for part in opened if part.data)
+    done = progress(num_images) if progress and num_images and not fast else lambda: None
     if not fast:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of PIL, on files that are odd; what matters becomes a defect
@@ -162,10 +162,10 @@ def _open(asked: Asked) -> Examined:
     """The records, and whether the files are there."""
     defects: list[Defect] = []
     try:
-        source = with_pictures(asked.source, asked.images)
+        source = with_images(asked.source, asked.images)
         document: CocoDocument = read_document(source, limit=None)
         defects = list(document.defects)
-        folder = picture_folder_of(source, document, asked.given, asked.images)
+        folder = image_folder_of(source, document, asked.given, asked.images)
         data = DocumentSet(document, source._replace(images=folder), limit=None)
     except (DataError, ConfigError, OSError) as error:
         refused = _refused(error, asked.source.path)
@@ -190,9 +190,9 @@ def _judged(part: Examined, limit: float) -> Examined:
     error: DataError | None = data.refusal(defects, limit, counted, part.gone)
     left = len(data) - len(part.gone)
     if error is None and not left:
-        error = DataError(f"{data.annotation_file}: no picture is left to work on")
+        error = DataError(f"{data.annotation_file}: no image is left to work on")
     if error is None and part.asked.name not in ("val", "test") and not data.num_boxes:
-        error = DataError(f"{data.annotation_file}: {left} pictures and not a single box to learn from")
+        error = DataError(f"{data.annotation_file}: {left} images and not a single box to learn from")
     if error is None:
         return part
     refused = as_defect(error, data.annotation_file)

@@ -1,4 +1,4 @@
-"""The picture files of sets: which cannot be read, which are unusual, and which are there twice."""
+"""The image files of sets: which cannot be read, which are unusual, and which are there twice."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import Defect
-from rtdetr.data.picture_files import unreadable
-from rtdetr.data.pictures import UPRIGHT, picture_facts
+from rtdetr.data.image_files import unreadable
+from rtdetr.data.images import UPRIGHT, image_facts
 
-LARGE = 20_000_000  # pixels; of such pictures one is in memory at a time
+LARGE = 20_000_000  # pixels; of such images one is in memory at a time
 MOST_SIZES, MOST_READ = 20_000, 2_000  # files whose size, whose bytes are compared before a training
 _one_at_a_time = threading.Lock()
 # Of PIL's modes: how training takes them.
@@ -34,7 +34,7 @@ MODES = {
 
 
 class Copy(NamedTuple):
-    """A picture of one of the sets that may be there twice."""
+    """An image of one of the sets that may be there twice."""
 
     set_name: str
     path: Path
@@ -42,7 +42,7 @@ class Copy(NamedTuple):
 
 
 def examine_files(data: DetectionSet, done: Callable[[], object]) -> tuple[list[Defect], list[int]]:
-    """Reads every picture as training does. The defects, and which pictures (indices) are dropped for them. done: is
+    """Reads every image as training does. The defects, and which images (indices) are dropped for them. done: is
     called after each."""
     defects: list[Defect] = []
     gone: list[int] = []
@@ -58,7 +58,7 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
     info = data.info(index)
     path = data.folder / info.file_name
     try:
-        facts = picture_facts(path, data.max_megapixels)
+        facts = image_facts(path, data.max_megapixels)
         with _one_at_a_time if facts.num_pixels > LARGE else contextlib.nullcontext():
             data.image(index)
     except DataError as error:
@@ -78,7 +78,7 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
 
 
 def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
-    """By set, the pictures that are there twice, in it or in two of the sets, by the bytes of their files."""
+    """By set, the images that are there twice, in it or in two of the sets, by the bytes of their files."""
     by_size: defaultdict[int, list[Copy]] = defaultdict(list)
     for name, data in sets:
         for i in range(len(data)):
@@ -99,7 +99,7 @@ def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
 
 
 def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
-    """Names of the pictures of `second` whose file, or one of the same bytes, is in `first` too. Where many files would
+    """Names of the images of `second` whose file, or one of the same bytes, is in `first` too. Where many files would
     have to be looked at, only the paths are compared: this comes before every training."""
     one, two = (
         {os.path.normpath(os.path.join(os.path.realpath(data.folder), name)): name for name in _names(data)}

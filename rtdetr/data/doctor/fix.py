@@ -1,6 +1,6 @@
-"""A clean copy of a set: COCO JSON with the sound records alone, boxes cut to their pictures, sizes filled in.
+"""A clean copy of a set: COCO JSON with the sound records alone, boxes cut to their images, sizes filled in.
 
-Pictures are not copied. None can be mended; the clean file names those that can be used, where they are.
+Images are not copied. None can be mended; the clean file names those that can be used, where they are.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.dataset import clip_to_picture
+from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
 from rtdetr.data.formats.coco import corners_of
-from rtdetr.data.formats.judge import as_table
+from rtdetr.data.formats.coco_records import as_table
 from rtdetr.data.formats.sources import read_document
 
 OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
@@ -64,7 +64,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
     table = table.where(np.array(rows, np.int64))
     corners = corners_of(table)
     sizes = np.array([(infos[i].height, infos[i].width) for i in table.columns.image_ids.tolist()]).reshape(-1, 2)
-    _, has_area = clip_to_picture(corners, sizes)
+    _, has_area = clip_to_image(corners, sizes)
     clipped = np.clip(corners, 0, sizes[:, [1, 0, 1, 0]])
     ids = table.columns.own_ids.tolist()
     renumber = len(set(ids)) < len(ids) or min(ids, default=0) == -(2**63)

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes, Match, match_classes, shown, some
-from rtdetr.data.dataset import BoxList, DetectionSet, Judged, PictureList
+from rtdetr.data.dataset import BoxList, DetectionSet, ImageList, Judged
 from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, lost, refusal
 from rtdetr.data.formats import lvis
+from rtdetr.data.formats.coco_records import Annotations, BoxTable, Images, as_table, is_id
 from rtdetr.data.formats.json_lists import Doubled, one_object, read_lists
-from rtdetr.data.formats.judge import Annotations, BoxTable, Images, as_table, is_id
-from rtdetr.data.formats.kinds import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 from rtdetr.data.formats.records import Problem, Source, as_defect
-from rtdetr.data.picture_files import Folders
-from rtdetr.data.pictures import MAX_MEGAPIXELS
+from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
+from rtdetr.data.image_files import Folders
+from rtdetr.data.images import MAX_MEGAPIXELS
 
 
 class CocoDocument(NamedTuple):
@@ -40,12 +40,12 @@ class CocoDocument(NamedTuple):
 
 
 class DocumentSet(DetectionSet):
-    """Pictures and boxes of one document.
+    """Images and boxes of one document.
 
     source: where it was read; its `images` is the folder that file names are relative to. classes: None takes them
     from the document; otherwise boxes get the index in them that their category has by `match`, its id or its name.
-    drop_empty leaves out pictures without boxes. Crowd boxes are left out and counted. limit: the share of the
-    pictures, and of the boxes, that may be left out because something is wrong with them; None: all of them.
+    drop_empty leaves out images without boxes. Crowd boxes are left out and counted. limit: the share of the
+    images, and of the boxes, that may be left out because something is wrong with them; None: all of them.
     The table of a document is emptied: it is the largest thing in memory.
     Raises DataError for what cannot be used.
     """
@@ -61,20 +61,20 @@ class DocumentSet(DetectionSet):
     ) -> None:
         path, folder, max_megapixels = source.path, source.images, source.max_megapixels
         if folder is None or not folder.is_dir():
-            raise Refused(folder, "folder_missing", f"no such picture folder, expected the pictures of {path}")
+            raise Refused(folder, "folder_missing", f"no such image folder, expected the images of {path}")
         self.notes = document.notes
         own = classes_of(document)
         used = own if classes is None else match_classes(own, classes, match, path)
-        pictures = PictureList(
+        images = ImageList(
             [each["id"] for each in document.images],
             file_names(document.images, folder),
             [(each["height"], each["width"]) for each in document.images],
         )
-        boxes = _boxes(document, pictures.ids, used)
+        boxes = _boxes(document, images.ids, used)
         judged = Judged(document.defects, document.tally) if document.tally else None
         if isinstance(document.annotations, BoxTable):
             document.annotations.clear()
-        super().__init__(folder, path, used, pictures, boxes, drop_empty, max_megapixels, judged, limit)
+        super().__init__(folder, path, used, images, boxes, drop_empty, max_megapixels, judged, limit)
         self.origin = source
         self.defects += _odd_names(own, path)
 
@@ -90,8 +90,8 @@ def _odd_names(classes: Classes, path: Path) -> list[Defect]:
 
 
 class CocoDetection(DocumentSet):
-    """Pictures and boxes of one COCO detection JSON; images: the folder that `file_name` in it is relative to.
-    max_megapixels: larger pictures are refused. The rest is as in DocumentSet."""
+    """Images and boxes of one COCO detection JSON; images: the folder that `file_name` in it is relative to.
+    max_megapixels: larger images are refused. The rest is as in DocumentSet."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -
     categories = _categories(entries, path)
     sound = images.finish()
     table, tally = boxes.finish([each["id"] for each in sound], images.gone, {each["id"] for each in categories})
-    tally.pictures = images.count
+    tally.images = images.count
     defects = [*images.defects, *boxes.defects]
     boxes_like_a_list = cast(list[dict[str, Any]], table)
     document = CocoDocument(sound, boxes_like_a_list, categories, boxes.num_boxless_crowds, (), defects, tally)
@@ -132,7 +132,7 @@ def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path
     defects = [as_defect(each) for each in problems]
     gone = lost(defects)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
-    tally = Tally(len(document.images) + gone.pictures, boxes_of.total() + gone.boxes, boxes_of)
+    tally = Tally(len(document.images) + gone.images, boxes_of.total() + gone.boxes, boxes_of)
     document = document._replace(defects=defects, tally=tally)
     refuse_bad(document, path, limit)
     return document
@@ -240,7 +240,7 @@ def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    """Relative to the folder. LVIS names a picture by its URL alone: train2017/1.jpg for those who keep COCO's folders
+    """Relative to the folder. LVIS names an image by its URL alone: train2017/1.jpg for those who keep COCO's folders
     (its sets draw on both), 1.jpg where that lies in the folder itself."""
     present = Folders(folder)
     names = []

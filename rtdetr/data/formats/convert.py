@@ -1,7 +1,7 @@
 """Sets of any format written as COCO, VOC or YOLO: `rtdetr convert-data`.
 
 What a format cannot hold goes into rtdetr.json beside it (see sidecar.py), so that the way back loses nothing of what
-detection needs: boxes, crowds and areas, ids and names of categories, ids and names of pictures, LVIS' lists.
+detection needs: boxes, crowds and areas, ids and names of categories, ids and names of images, LVIS' lists.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rtdetr.data.formats.records import Source, below
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
 from rtdetr.data.formats.sources import (
     find_sources,
-    picture_folder_of,
+    image_folder_of,
     read_document,
     source_of,
     split_of,
-    with_pictures,
+    with_images,
 )
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
-from rtdetr.data.pictures import sideways, upright_size
+from rtdetr.data.images import sideways, upright_size
 
 Target = Literal["coco", "voc", "yolo"]
 
@@ -44,9 +44,9 @@ class Part(NamedTuple):
 
     split: str
     document: CocoDocument  # under the ids that it once had in COCO, where rtdetr.json knows them; sizes are all known
-    files: list[Path]  # the pictures, in its order
+    files: list[Path]  # the images, in its order
     names: list[str]  # and what they will be called; no two but for their endings
-    boxes: dict[int, list[dict[str, Any]]]  # by id of the picture
+    boxes: dict[int, list[dict[str, Any]]]  # by id of the image
 
     @property
     def num_boxes(self) -> int:
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 def load(given: Path, split: str = "", images: str = "") -> list[Part]:
-    """The sets of a file or folder, or only the one that is called `split`. images: the pictures of a JSON, where they
+    """The sets of a file or folder, or only the one that is called `split`. images: the images of a JSON, where they
     are not near it. Raises DataError."""
     parts = [_part(source, name, given, images) for name, source in _chosen(given, split).items()]
     for part in parts[1:]:
@@ -66,13 +66,13 @@ def load(given: Path, split: str = "", images: str = "") -> list[Part]:
 
 
 def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Iterator[None]:
-    """Writes the sets into the empty folder `out`; yields after each picture. link: pictures become symbolic links.
-    Raises OSError, and DataError for a picture that is none."""
+    """Writes the sets into the empty folder `out`; yields after each image. link: images become symbolic links.
+    Raises OSError, and DataError for an image that is none."""
     writers: dict[Target, Callable[[Path, list[Part]], _Writer]] = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}
     writer = writers[to](out, _apart(parts) if to == "voc" else parts)
     for part in writer.parts:
         for image, file, name in zip(part.document.images, part.files, part.names):
-            target = writer.picture(part, name)
+            target = writer.image(part, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             if link:
                 target.symlink_to(file.resolve())
@@ -95,17 +95,17 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
 
 
 def _part(source: Source, split: str, given: Path, images: str) -> Part:
-    source = with_pictures(source, images)
+    source = with_images(source, images)
     document = read_document(source, limit=0)  # nothing is to be lost on the way
-    folder = picture_folder_of(source, document, given, images)
+    folder = image_folder_of(source, document, given, images)
     names = coco.file_names(document.images, folder)
     files = [folder / name for name in names]
     outside = [file for file, name in zip(files, names) if not below(folder, name)]
     if outside:
-        raise DataError(f"{outside[0]}: leaves the picture folder {folder} and is not opened; give --images DIR")
+        raise DataError(f"{outside[0]}: leaves the image folder {folder} and is not opened; give --images DIR")
     missing = [file for file in files if not os.path.isfile(file)]
     if missing:
-        raise DataError(f"{missing[0]}: no such picture; {len(missing)} of {len(files)} are missing, this is the first")
+        raise DataError(f"{missing[0]}: no such image; {len(missing)} of {len(files)} are missing, this is the first")
     for image, file in zip(document.images, files):
         if not image["height"] or not image["width"]:
             image["height"], image["width"] = upright_size(file)
@@ -139,15 +139,15 @@ def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocu
     category = {now["id"]: then["id"] for now, then in zip(document.categories, sidecar.categories)}
     entries = sidecar.images.get(split or "train", {})
     kept = [entries.get(image["file_name"]) for image in document.images]
-    free = 1 + max([0, *(each["id"] for each in kept if each)])  # for pictures that were added since
-    picture, images = {}, []
+    free = 1 + max([0, *(each["id"] for each in kept if each)])  # for images that were added since
+    number_of, images = {}, []
     for image, entry in zip(document.images, kept):
         number = entry["id"] if entry else free
         free += entry is None
-        picture[image["id"]] = number
+        number_of[image["id"]] = number
         images.append(image | (entry or {"file_name": None}) | {"id": number})
     boxes = [
-        box | {"image_id": picture[box["image_id"]], "category_id": category[box["category_id"]]}
+        box | {"image_id": number_of[box["image_id"]], "category_id": category[box["category_id"]]}
         for box in document.annotations
     ]
     categories = [{key: value for key, value in each.items() if key != "label"} for each in sidecar.categories]
@@ -188,7 +188,7 @@ class _Writer(ABC):
         self.kept: dict[str, dict[str, dict[str, Any]]] = {part.split: {} for part in parts}
 
     @abstractmethod
-    def picture(self, part: Part, name: str) -> Path: ...
+    def image(self, part: Part, name: str) -> Path: ...
 
     @abstractmethod
     def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None: ...
@@ -197,7 +197,7 @@ class _Writer(ABC):
         write_sidecar(self.out, Sidecar(self.categories, self.kept))
 
     def _keep(self, part: Part, image: Mapping[str, Any], name: str, place: str) -> dict[str, Any]:
-        """What rtdetr.json shall know of a picture, which lies at `place`."""
+        """What rtdetr.json shall know of an image, which lies at `place`."""
         keys = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
         entry = {key: image[key] for key in keys if image.get(key) is not None}
         entry.setdefault("file_name", name)
@@ -206,9 +206,9 @@ class _Writer(ABC):
 
 
 class _Coco(_Writer):
-    """annotations/instances_SET.json, and the pictures in SET/."""
+    """annotations/instances_SET.json, and the images in SET/."""
 
-    def picture(self, part: Part, name: str) -> Path:
+    def image(self, part: Part, name: str) -> Path:
         return self.out / part.split / name
 
     def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
@@ -230,7 +230,7 @@ class _Coco(_Writer):
 class _Yolo(_Writer):
     """data.yaml, images/SET, labels/SET."""
 
-    def picture(self, part: Part, name: str) -> Path:
+    def image(self, part: Part, name: str) -> Path:
         return self.out / "images" / part.split / name
 
     def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
@@ -280,7 +280,7 @@ class _Voc(_Writer):
             if label != each["name"]:
                 each["label"] = label
 
-    def picture(self, part: Part, name: str) -> Path:
+    def image(self, part: Part, name: str) -> Path:
         return self.out / "JPEGImages" / name
 
     def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
@@ -321,7 +321,7 @@ def _number(value: float) -> str:
 
 
 def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
-    """x, y, w, h as they are, or cut to the picture where they leave it: YOLO's numbers are from 0 to 1."""
+    """x, y, w, h as they are, or cut to the image where they leave it: YOLO's numbers are from 0 to 1."""
     x, y, width, height = box
     if x >= 0 and y >= 0 and width >= 0 and height >= 0 and x + width <= size[1] and y + height <= size[0]:
         return box
@@ -333,7 +333,7 @@ def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
 def _turned(
     box: list[float], size: tuple[int, int], turn: Image.Transpose | None
 ) -> tuple[list[float], tuple[int, int]]:
-    """A box x, y, w, h of the stored picture, of `size` (h, w), and the size, in the upright one."""
+    """A box x, y, w, h of the stored image, of `size` (h, w), and the size, in the upright one."""
     if turn is None:
         return box, size
     (height, width), (x, y, w, h) = size, box

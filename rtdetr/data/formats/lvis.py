@@ -1,4 +1,4 @@
-"""LVIS JSON: COCO's, where each picture also says which other classes were looked for in it."""
+"""LVIS JSON: COCO's, where each image also says which other classes were looked for in it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from rtdetr.data.classes import DataError, shown
 
-# Of a picture. Classes that were looked for and are not there; classes of which only some objects are boxed. A
+# Of an image. Classes that were looked for and are not there; classes of which only some objects are boxed. A
 # detection of any class that is in neither and has no box there is no error: nobody looked.
 NEGATIVE, NOT_EXHAUSTIVE = "neg_category_ids", "not_exhaustive_category_ids"
 FREQUENCIES = ("r", "c", "f")  # of a category: rare, common, frequent
 
 
-def of_picture(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
-    """What LVIS says of a picture beyond COCO, if anything. Raises DataError, which begins with `where`."""
+def of_image(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
+    """What LVIS says of an image beyond COCO, if anything. Raises DataError, which begins with `where`."""
     found = {}
     for key in (NEGATIVE, NOT_EXHAUSTIVE):
         if key in entry:
@@ -34,7 +34,7 @@ def of_category(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 def is_federated(images: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every picture says what was looked for, so that LVIS' own AP can be had."""
+    """Whether every image says what was looked for, so that LVIS' own AP can be had."""
     return bool(images) and all(NEGATIVE in each and NOT_EXHAUSTIVE in each for each in images)
 
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 from rtdetr.data.classes import DataError
 from rtdetr.data.defects import Action, Defect
-from rtdetr.data.pictures import MAX_MEGAPIXELS
+from rtdetr.data.images import MAX_MEGAPIXELS
 
 Format = Literal["coco", "lvis", "voc", "yolo"]
 
@@ -18,21 +18,21 @@ SPLITS = {
     "val": ("val", "valid", "validation", "val2017", "val2014"),
     "test": ("test", "testing", "test2017"),
 }
-PICTURES = (  # of the formats in rtdetr/data/pictures.py
+IMAGE_SUFFIXES = (  # of the formats in rtdetr/data/images.py
     *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
     *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
-MAX_BYTES = 10_000_000  # of the annotation of one picture, or of a list of pictures
+MAX_BYTES = 10_000_000  # of the annotation of one image, or of a list of images
 
 
 class Source(NamedTuple):
-    """One set of pictures: where its annotations are, and in which format."""
+    """One set of images: where its annotations are, and in which format."""
 
     format: Format
     path: Path  # the JSON; the VOC folder or list; data.yaml or the YOLO folder
     split: str = ""  # train, val, trainval or test; "" where there is but one set
-    images: Path | None = None  # the folder that pictures are named relative to; None: the format tells
-    max_megapixels: float = MAX_MEGAPIXELS  # larger pictures are refused where their size has to be looked up
+    images: Path | None = None  # the folder that images are named relative to; None: the format tells
+    max_megapixels: float = MAX_MEGAPIXELS  # larger images are refused where their size has to be looked up
 
     def __str__(self) -> str:
         return f"{self.path} ({self.split})" if self.split else str(self.path)
@@ -43,7 +43,7 @@ class Problem(NamedTuple):
 
     path: Path
     line: int  # from 1; 0: the whole file
-    kind: str  # file, text, picture, size, class, numbers, box; missing: the picture; unused: costs nothing
+    kind: str  # file, text, image, size, class, numbers, box; missing: the image; unused: costs nothing
     what: str  # what was expected, what came
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
 
 def as_defect(problem: Problem) -> Defect:
-    """The same for a report. What cannot be read of a picture costs the picture; of an object or line, that alone."""
+    """The same for a report. What cannot be read of an image costs the image; of an object or line, that alone."""
     path, line, kind, what = problem
     is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
     name = "picture_missing" if kind == "missing" else f"image_{kind}"

@@ -1,6 +1,6 @@
 """rtdetr.json: what `rtdetr convert-data` keeps beside a VOC or YOLO folder, because the format cannot hold it.
 
-Ids of categories and pictures, former file names and LVIS' lists serve the way back to COCO alone: sets are evaluated
+Ids of categories and images, former file names and LVIS' lists serve the way back to COCO alone: sets are evaluated
 under the ids of their own format. Crowds and areas, which a YOLO folder lacks, count wherever it is read.
 """
 
@@ -19,7 +19,7 @@ MADE_BY = "rtdetr convert-data"
 
 class Sidecar(NamedTuple):
     categories: list[dict[str, Any]]  # id, name, label (the name in VOC) and LVIS' frequency, in the order of classes
-    # Set -> picture -> id, file_name, LVIS' lists; for YOLO `boxes`, how many lines its label file has, `kept`, by
+    # Set -> image -> id, file_name, LVIS' lists; for YOLO `boxes`, how many lines its label file has, `kept`, by
     # line, x, y, w, h and area in pixels of those that the line does not hold exactly, and `crowds`, the same after
     # the number of their class.
     images: dict[str, dict[str, dict[str, Any]]]
@@ -58,10 +58,10 @@ def _check(found: dict[str, Any]) -> None:
     labels = [each.get("label", each["name"]) for each in found["categories"]]
     if not all(isinstance(each, str) for each in [*labels, *(each["name"] for each in found["categories"])]):
         raise ValueError("category names")
-    for pictures in found["images"].values():
-        for each in pictures.values():
+    for images in found["images"].values():
+        for each in images.values():
             if type(each["id"]) is not int or not isinstance(each["file_name"], (str, type(None))):
-                raise ValueError("id or file_name of a picture")
+                raise ValueError("id or file_name of an image")
             for label, *numbers in each.get("crowds", []):
                 if len(numbers) != 5 or type(label) is not int or not 0 <= label < len(ids) or not _finite(numbers):
                     raise ValueError("a crowd")

@@ -1,4 +1,4 @@
-"""Whatever a user gives for annotations -> its format, its sets, and their pictures and boxes in one form."""
+"""Whatever a user gives for annotations -> its format, its sets, and their images and boxes in one form."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
-from rtdetr.data.formats.kinds import annotations_in
-from rtdetr.data.formats.records import PICTURES, SPLITS, Format, Problems, Source, as_defect
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Format, Problems, Source, as_defect
+from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
-from rtdetr.data.formats.yolo import find_yolo, picture_folder, read_yolo, undeclared_sets
-from rtdetr.data.picture_files import stays_in
-from rtdetr.data.pictures import MAX_MEGAPIXELS
+from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
+from rtdetr.data.image_files import stays_in
+from rtdetr.data.images import MAX_MEGAPIXELS
 
 ROBOFLOW = "_annotations.coco.json"
 OTHER_JSON = ("captions_", "panoptic_", "person_keypoints_", "stuff_", "image_info_")
@@ -79,7 +79,7 @@ def not_read(path: str | Path) -> list[Path]:
 
 
 def _undeclared(path: Path) -> list[Path]:
-    """Folders of pictures with labels that a data.yaml does not name; none where it names lists of pictures."""
+    """Folders of images with labels that a data.yaml does not name; none where it names lists of images."""
     yolo = find_yolo(path)
     named = [each.resolve() for places in (yolo.sets.values() if yolo else ()) for each in places]
     if not all(each.is_dir() for each in named):
@@ -98,7 +98,7 @@ def read_document(
     problems: Problems | None = None,
     limit: float | None = MOST_DROPPED,
 ) -> CocoDocument:
-    """The pictures and boxes of a set, in pixels, under the ids of its own format.
+    """The images and boxes of a set, in pixels, under the ids of its own format.
 
     split: the set to take where a path is given that holds several, val if empty. problems: where the problems of
     single records of VOC and YOLO go; None makes them the document's defects, of which `limit` says how many there may
@@ -141,22 +141,22 @@ def open_set(
     match: Match = "id",
     limit: float | None = MOST_DROPPED,
 ) -> DetectionSet:
-    """Pictures and boxes of whatever format. images: the picture folder of a JSON; where it is empty, and for folders
-    that bring their own pictures, it is found. The rest is as in DocumentSet. Raises DataError."""
-    source = with_pictures(source_of(annotations, split, max_megapixels), images)
+    """Images and boxes of whatever format. images: the image folder of a JSON; where it is empty, and for folders
+    that bring their own images, it is found. The rest is as in DocumentSet. Raises DataError."""
+    source = with_images(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
-    source = source._replace(images=picture_folder_of(source, document, Path(annotations), images))
+    source = source._replace(images=image_folder_of(source, document, Path(annotations), images))
     if passed_over := not_read(annotations):
         document = document._replace(notes=(*document.notes, not_read_line(passed_over)))
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
-def with_pictures(source: Source, images: str | Path) -> Source:
-    """The source, with the picture folder that is given for XML files that lie alone."""
+def with_images(source: Source, images: str | Path) -> Source:
+    """The source, with the image folder that is given for XML files that lie alone."""
     own = source.images
     if source.format != "voc" or own is None or not images or not Path(images).is_dir():
         return source
-    alone = not any(each.suffix.lower() in PICTURES for each in own.rglob("*"))
+    alone = not any(each.suffix.lower() in IMAGE_SUFFIXES for each in own.rglob("*"))
     return source._replace(images=Path(images)) if alone else source
 
 
@@ -170,7 +170,7 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
     return "name" if format == "voc" or (unique and set(names) <= set(classes.names)) else match
 
 
-def picture_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
+def image_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies."""
     if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ("coco", "lvis"):
         return Path(images)
@@ -186,7 +186,7 @@ def picture_folder_of(source: Source, document: CocoDocument, given: Path, image
         if len(there) >= min(1, len(names)):
             return folder
     raise DataError(
-        f"{source.path}: its pictures were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "
+        f"{source.path}: its images were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "
         "folder as data.train.images or data.val.images"
     )
 
@@ -211,7 +211,7 @@ def _yolo(path: Path) -> dict[str, Source]:
     found = find_yolo(path)
     if found is None:
         return {}
-    return {split: Source("yolo", found.path, split, picture_folder(found, split)) for split in found.sets}
+    return {split: Source("yolo", found.path, split, image_folder(found, split)) for split in found.sets}
 
 
 def _voc(path: Path) -> dict[str, Source]:

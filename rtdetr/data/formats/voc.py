@@ -1,4 +1,4 @@
-"""Pascal VOC folders: one XML for each picture, and lists that say which picture is in which set.
+"""Pascal VOC folders: one XML for each image, and lists that say which image is in which set.
 
 Pixels are counted from 1 and the last one belongs to the box, as in VOC itself: xmin 1, xmax 10 is [0, 10) here. Many
 tools write edges counted from 0 instead; a folder in which some box begins below 1 is read so, the whole of it.
@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import PICTURES, SPLITS, Problems, below, read_bytes, read_lines
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems, below, read_bytes, read_lines
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
-from rtdetr.data.picture_files import Folders
+from rtdetr.data.image_files import Folders
 
 ANNOTATIONS = ("Annotations", "annotations")
 IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
@@ -28,7 +28,7 @@ SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 class VocSet(NamedTuple):
     annotations: Path  # folder of XML files
-    images: Path  # folder of the pictures
+    images: Path  # folder of the images
     list_file: Path | None  # names without .xml, one a line; None: every XML in the folder
 
 
@@ -45,7 +45,7 @@ class VocObject(NamedTuple):
     area: float | None
 
 
-class VocPicture(NamedTuple):
+class VocImage(NamedTuple):
     file_name: str  # as it is written; may be empty
     size: tuple[int, int]  # (h, w) in pixels; zeros: not said
     objects: list[VocObject]
@@ -79,7 +79,7 @@ def find_voc(path: Path) -> VocFolder | None:
 
 
 def _one_folder(root: Path) -> VocSet | None:
-    """XML files in Annotations, or beside their pictures."""
+    """XML files in Annotations, or beside their images."""
     if not root.is_dir():
         return None
     annotations = _sub_folder(root, ANNOTATIONS)
@@ -97,31 +97,31 @@ def has_xml(folder: Path) -> bool:
 
 
 def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
-    """The pictures of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
+    """The images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
     whatever the set, so that all its sets agree: in the order that rtdetr.json or classes.txt gives, else by name."""
     chosen = folder.sets[split]
-    read: dict[Path, tuple[VocPicture | None, Problems]] = {}
+    read: dict[Path, tuple[VocImage | None, Problems]] = {}
     for place in {each.annotations: None for each in folder.sets.values()}:
         for path in sorted(place.rglob("*.xml")):
             own = Problems(collect=True)
-            read[path] = read_picture_xml(path, own), own
-    everything = [picture for picture, _ in read.values() if picture is not None]
+            read[path] = read_image_xml(path, own), own
+    everything = [image for image, _ in read.values() if image is not None]
     sidecar = read_sidecar(folder.root)
     names = _class_names(folder.root, everything) if sidecar is None else sidecar.labels()
     first = _first_pixel(everything) if sidecar is None else 1
     category_of = {name: number for number, name in enumerate(names, start=1)}
-    pictures = Folders(images or chosen.images)
+    folders = Folders(images or chosen.images)
     notes = () if first else ("boxes counted from pixel 0, as some begin there",)
     document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0, notes)
     for path in _listed(chosen, problems):
-        picture, own = read[path]
+        image, own = read[path]
         for each in own.found:
             problems.add(*each)
         if any(each.kind == "size" for each in own.found):
             continue
-        file_name = picture and _picture_of(path, picture.file_name, chosen, pictures, problems)
-        if picture and file_name:
-            _add(document, file_name, path, picture, first, category_of, problems)
+        file_name = image and _image_of(path, image.file_name, chosen, folders, problems)
+        if image and file_name:
+            _add(document, file_name, path, image, first, category_of, problems)
     if not names:
         raise DataError(f"{folder.root}: no XML in it names an object, so there is nothing to detect")
     return document
@@ -131,15 +131,15 @@ def _add(
     document: CocoDocument,
     file_name: str,
     path: Path,
-    picture: VocPicture,
+    image: VocImage,
     first: int,
     category_of: Mapping[str, int],
     problems: Problems,
 ) -> None:
     image_id = len(document.images) + 1
-    height, width = picture.size
+    height, width = image.size
     document.images.append({"id": image_id, "file_name": file_name, "coco_url": None, "height": height, "width": width})
-    for each in picture.objects:
+    for each in image.objects:
         if each.name not in category_of:
             known = some(map(repr, category_of), 10)
             problems.add(path, each.line, "class", f"the class {each.name!r} is not among those of its folder, {known}")
@@ -158,21 +158,19 @@ def _add(
         )
 
 
-def _first_pixel(pictures: Iterable[VocPicture]) -> int:
+def _first_pixel(images: Iterable[VocImage]) -> int:
     """0 where some box begins between 0 and 1, else 1. Negative corners are no sign of either."""
-    return int(
-        not any(0 <= corner < 1 for picture in pictures for each in picture.objects for corner in each.corners[:2])
-    )
+    return int(not any(0 <= corner < 1 for image in images for each in image.objects for corner in each.corners[:2]))
 
 
-def _class_names(root: Path, pictures: Iterable[VocPicture]) -> list[str]:
+def _class_names(root: Path, images: Iterable[VocImage]) -> list[str]:
     for name in NAME_FILES:
         if (root / name).is_file():
             given = [line for line in read_lines(root / name) if line]
             if len(set(given)) < len(given):
                 raise DataError(f"{root / name}: a class is named twice")
             return given
-    return sorted({each.name for picture in pictures for each in picture.objects})
+    return sorted({each.name for image in images for each in image.objects})
 
 
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
@@ -183,7 +181,7 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
     found: dict[Path, None] = {}
     for number, line in enumerate(read_lines(chosen.list_file), start=1):
         plain = line.rpartition(" ")[0].rstrip() if line.endswith((" 1", " 0", " -1")) else ""
-        short = line[: -len(Path(line).suffix)] if line.lower().endswith((".xml", *PICTURES)) else ""
+        short = line[: -len(Path(line).suffix)] if line.lower().endswith((".xml", *IMAGE_SUFFIXES)) else ""
         names = [name for name in (line, plain, short) if name]
         if not names:
             continue
@@ -201,30 +199,30 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
     return sorted(found)
 
 
-def _picture_of(path: Path, written: str, chosen: VocSet, pictures: Folders, problems: Problems) -> str | None:
-    """The picture of an XML, relative to the picture folder: of the XML's own name, else of the name written in it."""
+def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problems: Problems) -> str | None:
+    """The image of an XML, relative to the image folder: of the XML's own name, else of the name written in it."""
     stem = path.relative_to(chosen.annotations).with_suffix("").as_posix()
     suffix = PureWindowsPath(written).suffix
-    folder = pictures.root
-    for ending in dict.fromkeys((suffix, *PICTURES, *map(str.upper, PICTURES))):
-        if ending and f"{stem}{ending}" in pictures:
+    folder = images.root
+    for ending in dict.fromkeys((suffix, *IMAGE_SUFFIXES, *map(str.upper, IMAGE_SUFFIXES))):
+        if ending and f"{stem}{ending}" in images:
             if "\0" not in written and not below(folder, written):
                 what = f"its <filename> {shown(written)} leaves the folder {folder} and is not opened"
                 problems.add(path, 0, "unused", f"{what}; {stem}{ending} is taken")
             return f"{stem}{ending}"
     if re.search(r"[\x00-\x1f]", written):
-        problems.add(path, 0, "picture", f"its <filename> is {shown(written)}, expected the name of a picture")
+        problems.add(path, 0, "image", f"its <filename> is {shown(written)}, expected the name of an image")
         return None
     if written and not below(folder, written):
-        problems.add(path, 0, "picture", f"its picture {shown(written)} leaves the folder {folder}; it is not opened")
+        problems.add(path, 0, "image", f"its image {shown(written)} leaves the folder {folder}; it is not opened")
         return None
     if not written:
-        problems.add(path, 0, "picture", f"no picture {stem}.* in {folder}, and it has no <filename>")
+        problems.add(path, 0, "image", f"no image {stem}.* in {folder}, and it has no <filename>")
         return None
     return os.path.normpath(written)  # whether it is there is checked with all the others
 
 
-def read_picture_xml(path: Path, problems: Problems) -> VocPicture | None:
+def read_image_xml(path: Path, problems: Problems) -> VocImage | None:
     """One XML; None where it cannot be used at all."""
     try:
         root = parse_xml(read_bytes(path), path)
@@ -236,7 +234,7 @@ def read_picture_xml(path: Path, problems: Problems) -> VocPicture | None:
         return None
     size = _size(root, path, problems)
     objects = [found for each in root.all("object") if (found := _object(each, path, problems)) is not None]
-    return VocPicture(_text(root, "filename", path, problems) or "", size, objects)
+    return VocImage(_text(root, "filename", path, problems) or "", size, objects)
 
 
 def _size(root: Node, path: Path, problems: Problems) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 from xml.parsers import expat
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.formats.kinds import kind_of_bytes
+from rtdetr.data.formats.sniff import kind_of_bytes
 
 MAX_DEPTH = 20
 

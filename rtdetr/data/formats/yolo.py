@@ -1,4 +1,4 @@
-"""YOLO folders: a text file for each picture, `class cx cy w h` relative to its size, and a data.yaml that names sets
+"""YOLO folders: a text file for each image, `class cx cy w h` relative to its size, and a data.yaml that names sets
 and classes. Ids of categories are YOLO's own numbers, from 0."""
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from rtdetr.config_file import ConfigError, parse_yaml
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import PICTURES, SPLITS, Problems, below, read_lines
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems, below, read_lines
 from rtdetr.data.formats.sidecar import read_sidecar
-from rtdetr.data.pictures import MAX_MEGAPIXELS, upright_size
+from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
 
 NAME_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
 MOST_CLASSES = 10_000
@@ -25,9 +25,9 @@ WHOLE_PIXEL = 1e-6
 
 class YoloFolder(NamedTuple):
     path: Path  # data.yaml, or the folder where there is none
-    root: Path  # pictures are named relative to it
+    root: Path  # images are named relative to it
     names: dict[int, str] | None  # None: not said
-    sets: dict[str, list[Path]]  # train, val, test, or "" for the only one -> folders of pictures, list files
+    sets: dict[str, list[Path]]  # train, val, test, or "" for the only one -> folders of images, list files
     num_more: int = 0  # numbers of keypoints behind those of a box
     notes: tuple[str, ...] = ()
 
@@ -39,12 +39,14 @@ class _Line(NamedTuple):
 
 
 def find_yolo(path: Path) -> YoloFolder | None:
-    """What a data.yaml, a folder or a list of pictures names; None where that is nothing of YOLO's. Raises DataError
+    """What a data.yaml, a folder or a list of images names; None where that is nothing of YOLO's. Raises DataError
     for a data.yaml that cannot be used."""
     if path.is_file():
         if path.suffix.lower() in (".yaml", ".yml"):
             return _of_yaml(path, _read_yaml(path))
-        is_list = path.suffix.lower() == ".txt" and any(line.lower().endswith(PICTURES) for line in read_lines(path))
+        is_list = path.suffix.lower() == ".txt" and any(
+            line.lower().endswith(IMAGE_SUFFIXES) for line in read_lines(path)
+        )
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
     for file in sorted([*path.glob("*.yaml"), *path.glob("*.yml")], key=lambda each: (each.stem != "data", each)):
         content = _read_yaml(file)
@@ -199,23 +201,23 @@ def read_yolo(
     images: Path | None = None,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> CocoDocument:
-    """The pictures of a set, in the order of their paths, with ids from 1, in the size and orientation that
+    """The images of a set, in the order of their paths, with ids from 1, in the size and orientation that
     `upright_size` finds in their headers. Polygons become the boxes around them."""
-    root = images or picture_folder(folder, split)
+    root = images or image_folder(folder, split)
     names = folder.names or _numbered(folder, problems)
     sidecar = read_sidecar(folder.root)
     kept = {} if sidecar is None else sidecar.images.get(split, {})
     document = CocoDocument([], [], [{"id": i, "name": name} for i, name in names.items()], 0)
-    pictures = _pictures(folder.sets[split], root, problems)
+    paths = _images(folder.sets[split], root, problems)
     num_labelled = num_polygons = 0
     used = set()
-    for path in pictures:
+    for path in paths:
         label_file = label_file_of(path)
         used.add(label_file)
         try:
             size = upright_size(path, max_megapixels)
         except DataError as error:
-            problems.failed(path, "picture", error)
+            problems.failed(path, "image", error)
             continue
         image_id = len(document.images) + 1
         name = _relative(path, root)
@@ -223,7 +225,7 @@ def read_yolo(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
         lines = list(_lines(label_file, names, problems, folder.num_more)) if os.path.exists(label_file) else []
-        if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this picture
+        if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this image
             document.images.pop()
             continue
         num_labelled += os.path.exists(label_file)
@@ -232,28 +234,28 @@ def read_yolo(
         entry = kept.get(name)
         if entry is not None and sidecar is not None:
             _restore(document, entry, image_id, len(lines), list(names))
-    if pictures and not num_labelled:
-        looked = label_file_of(pictures[0])
-        raise DataError(f"{folder.path}: none of {len(pictures)} pictures has a label file; the first is {looked}")
+    if paths and not num_labelled:
+        looked = label_file_of(paths[0])
+        raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
     _labels_alone(folder.sets[split], used, problems)
     notes = (f"{num_polygons} polygons taken as the boxes around them",) if num_polygons else ()
     return document._replace(notes=(*notes, *folder.notes))
 
 
 def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Problems) -> None:
-    """Names the label files of a set whose picture is not there: nothing else tells of a picture that got lost."""
+    """Names the label files of a set whose image is not there: nothing else tells of an image that got lost."""
     for place in places:
         labels = label_file_of(place / "x").parent
-        if not place.is_dir() or labels == place:  # text files beside pictures may be anything
+        if not place.is_dir() or labels == place:  # text files beside images may be anything
             continue
         for path in _walk(labels, (".txt",)):
             if path not in used and path.name not in NAME_FILES:
                 inside = place / path.relative_to(labels).with_suffix(".*")
-                problems.add(path, 0, "missing", f"no such picture, {inside}, for these labels")
+                problems.add(path, 0, "missing", f"no such image, {inside}, for these labels")
 
 
-def picture_folder(folder: YoloFolder, split: str) -> Path:
-    """What the pictures of a set are named relative to: the root, or the folder that holds those outside it."""
+def image_folder(folder: YoloFolder, split: str) -> Path:
+    """What the images of a set are named relative to: the root, or the folder that holds those outside it."""
     places = [place if place.is_dir() else place.parent for place in folder.sets[split]]
     if all(place.is_relative_to(folder.root) for place in places):
         return folder.root
@@ -263,7 +265,7 @@ def picture_folder(folder: YoloFolder, split: str) -> Path:
 def _restore(
     document: CocoDocument, entry: Mapping[str, Any], image_id: int, num_lines: int, labels: list[int]
 ) -> None:
-    """Crowds that rtdetr.json keeps of a picture, and exact boxes, those where no line was added or removed since."""
+    """Crowds that rtdetr.json keeps of an image, and exact boxes, those where no line was added or removed since."""
     if entry.get("boxes") == num_lines:
         for line, (*box, area) in entry.get("kept", {}).items():
             if int(line) < num_lines:
@@ -279,16 +281,16 @@ def _relative(path: Path, root: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
 
 
-def _pictures(places: Iterable[Path], root: Path, problems: Problems) -> list[Path]:
+def _images(places: Iterable[Path], root: Path, problems: Problems) -> list[Path]:
     found: dict[Path, None] = {}
     for place in places:
         found |= dict.fromkeys(_walk(place) if place.is_dir() else _listed(place, root, problems))
     if not found:
-        raise DataError(f"{some(map(str, places))}: no pictures there; looked for {', '.join(PICTURES)}")
+        raise DataError(f"{some(map(str, places))}: no images there; looked for {', '.join(IMAGE_SUFFIXES)}")
     return sorted(found)
 
 
-def _walk(folder: Path, endings: tuple[str, ...] = PICTURES) -> Iterator[Path]:
+def _walk(folder: Path, endings: tuple[str, ...] = IMAGE_SUFFIXES) -> Iterator[Path]:
     """Its files with these endings, and those of the folders in it."""
     seen = set()
     for root, folders, files in os.walk(folder, followlinks=True):
@@ -301,7 +303,7 @@ def _walk(folder: Path, endings: tuple[str, ...] = PICTURES) -> Iterator[Path]:
 
 
 def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
-    """The pictures of a list file, relative to it or to the root. None outside the root is looked at."""
+    """The images of a list file, relative to it or to the root. None outside the root is looked at."""
     for number, line in enumerate(read_lines(path), start=1):
         if not line:
             continue
@@ -310,7 +312,7 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
                 path,
                 number,
                 "file",
-                f"{shown(line)} lies outside {root}; set `path` to a folder that holds all pictures",
+                f"{shown(line)} lies outside {root}; set `path` to a folder that holds all images",
             )
             continue
         places = [folder / line for folder in (path.parent, root) if below(folder, line)]
@@ -318,18 +320,18 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
-            problems.add(path, number, "file", f"{places[0]}: no such picture{_slashes(line)}")
+            problems.add(path, number, "file", f"{places[0]}: no such image{_slashes(line)}")
 
 
-def label_file_of(picture: Path) -> Path:
-    """images/a/b.jpg -> labels/a/b.txt for the last `images` of the path, else beside the picture."""
-    parts = list(picture.parts)
+def label_file_of(image: Path) -> Path:
+    """images/a/b.jpg -> labels/a/b.txt for the last `images` of the path, else beside the image."""
+    parts = list(image.parts)
     if "images" in parts[:-1]:
         place = len(parts) - 2 - parts[-2::-1].index("images")
         label = Path(*parts[:place], "labels", *parts[place + 1 :]).with_suffix(".txt")
         if os.path.exists(label) or Path(*parts[:place], "labels").is_dir():
             return label
-    return picture.with_suffix(".txt")
+    return image.with_suffix(".txt")
 
 
 def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> Iterator[_Line]:
@@ -366,7 +368,7 @@ def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[
     if label not in names:
         return "class", f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
     if min(numbers) < -WHOLE_PIXEL or max(numbers) > 1 + WHOLE_PIXEL:
-        return "box", f"expected numbers from 0 to 1, relative to the picture, got {shown(line)}"
+        return "box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}"
     if is_polygon:
         xs, ys = numbers[0::2], numbers[1::2]
         return _Line(int(label), (min(xs), min(ys), max(xs), max(ys)), True)
@@ -391,8 +393,8 @@ def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
     """class0, class1 ... up to the largest number in the label files of all sets, for folders that name no class."""
     most = -1
     for places in folder.sets.values():
-        for picture in _pictures(places, folder.root, Problems(collect=True)):
-            label_file = label_file_of(picture)
+        for image in _images(places, folder.root, Problems(collect=True)):
+            label_file = label_file_of(image)
             if os.path.exists(label_file):
                 everything = dict.fromkeys(range(MOST_CLASSES), "")
                 most = max(

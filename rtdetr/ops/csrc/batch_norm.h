@@ -1,5 +1,5 @@
 // The border between the dispatcher (batch_norm.cpp: tensors, checks, registration) and the kernels (cuda/batch_norm.cu:
-// pointers and sizes only). A map with its channels last is a matrix here: a row for each cell of each picture.
+// pointers and sizes only). A map with its channels last is a matrix here: a row for each cell of each image.
 #pragma once
 
 #include <cstdint>

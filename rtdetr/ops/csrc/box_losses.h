@@ -5,16 +5,16 @@
 
 namespace rtdetr {
 
-constexpr int64_t kBoxAxes = 4;  // sets, sets, pictures, queries
+constexpr int64_t kBoxAxes = 4;  // sets, sets, images, queries
 
 // Boxes (sizes..., 4) cxcywh, the four numbers side by side, wherever the strides say; all else is dense.
 struct BoxLosses {
   const float* boxes;
   int64_t sizes[kBoxAxes], strides[kBoxAxes];
-  int64_t queries;        // of all sets and pictures
-  const float* targets;   // (pictures, slots, 4)
+  int64_t queries;        // of all sets and images
+  const float* targets;   // (images, slots, 4)
   int64_t slots;
-  const int64_t* index;   // (sizes...): of the target in its picture, or -1
+  const int64_t* index;   // (sizes...): of the target in its image, or -1
   float *l1, *overlap, *scores;  // (sizes...)
   float *by_l1, *by_overlap;     // (sizes..., 4)
 };

@@ -15,8 +15,8 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Solves the problems of `cost`; sizes of pictures by `counts` or, where that is null, by `device_counts`.
-std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t pictures, const int64_t* counts, const int64_t* device_counts,
+// Solves the problems of `cost`; sizes of images by `counts` or, where that is null, by `device_counts`.
+std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t images, const int64_t* counts, const int64_t* device_counts,
                                  int64_t repeats) {
   const ScalarType type = cost.scalar_type();
   STD_TORCH_CHECK(type == ScalarType::Float || type == ScalarType::Double, "cost: expected float32 or float64, got ",
@@ -25,14 +25,14 @@ std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t pictures, const int64_t* c
   std::vector<int64_t> shape(cost.sizes().begin(), cost.sizes().end() - 2);
   int64_t sets = 1;
   for (const int64_t size : shape) sets *= size;
-  shape.push_back(pictures);
+  shape.push_back(images);
   Tensor bad = torch::stable::new_empty(cost, shape, ScalarType::Bool);
   shape.push_back(cost.size(-1));
   Tensor index = torch::stable::new_empty(cost, shape, ScalarType::Long);
   if (bad.numel() == 0) return {index, bad};
   cost = torch::stable::contiguous(cost);
   const rtdetr::Assignment problems{cost.const_data_ptr(), type == ScalarType::Double, sets, cost.size(-2), cost.size(-1),
-                                    pictures, counts, device_counts, repeats,
+                                    images, counts, device_counts, repeats,
                                     static_cast<int64_t*>(index.mutable_data_ptr()), static_cast<bool*>(bad.mutable_data_ptr())};
 #ifdef RTDETR_LIBRARY_CUDA
   torch::stable::accelerator::DeviceGuard guard(cost.get_device_index());
@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor> linear_assignment(Tensor cost, std::vector<int64_t> c
   STD_TORCH_CHECK(cost.dim() >= 2, "cost: expected (..., T, Q), got ", cost.dim(), " dimensions");
   int64_t boxes = 0;
   for (const int64_t count : counts) {
-    STD_TORCH_CHECK(count >= 0 && count <= cost.size(-2), "counts: expected 0 to T boxes for each picture, got ", count);
+    STD_TORCH_CHECK(count >= 0 && count <= cost.size(-2), "counts: expected 0 to T boxes for each image, got ", count);
     boxes += count;
   }
   STD_TORCH_CHECK(boxes == cost.size(-2), "counts: expected to add up to T = ", cost.size(-2), ", got ", boxes);
@@ -69,7 +69,7 @@ std::tuple<Tensor, Tensor> linear_assignment_padded(Tensor cost, Tensor counts, 
                       counts.get_device_index() == cost.get_device_index(),
                   "counts: expected (B,) int64 on the device of the costs");
   STD_TORCH_CHECK(counts.size(0) > 0 && cost.size(-2) % counts.size(0) == 0, "cost: expected as many rows for each of ",
-                  counts.size(0), " pictures, got ", cost.size(-2));
+                  counts.size(0), " images, got ", cost.size(-2));
   counts = torch::stable::contiguous(counts);
   return solve(cost, counts.size(0), nullptr, static_cast<const int64_t*>(counts.const_data_ptr()), repeats);
 }

@@ -12,21 +12,21 @@ Tensor matching_cost(Tensor logits, Tensor boxes, Tensor labels, Tensor targets,
   STD_TORCH_CHECK(labels.dim() == 2, "labels: expected (B, M), got ", shape_of(labels));
   rtdetr::MatchingCost task{};
   task.type = kernel_type(logits);
-  task.layers = logits.size(0), task.groups = logits.size(1), task.pictures = logits.size(2);
+  task.layers = logits.size(0), task.groups = logits.size(1), task.images = logits.size(2);
   task.queries = logits.size(3), task.classes = logits.size(4), task.slots = labels.size(1);
   check_type("boxes", boxes, compute_type(logits), logits);
-  check_shape("boxes", boxes, {task.layers, task.groups, task.pictures, task.queries, 4});
+  check_shape("boxes", boxes, {task.layers, task.groups, task.images, task.queries, 4});
   check_type("labels", labels, ScalarType::Long, logits);
-  check_shape("labels", labels, {task.pictures, task.slots});
+  check_shape("labels", labels, {task.images, task.slots});
   check_type("targets", targets, compute_type(logits), logits);
-  check_shape("targets", targets, {task.pictures, task.slots, 4});
+  check_shape("targets", targets, {task.images, task.slots, 4});
   STD_TORCH_CHECK(labels.is_contiguous() && targets.is_contiguous(), "labels and targets: expected to be contiguous");
   STD_TORCH_CHECK(task.layers * task.groups <= rtdetr::kMaxCostSets, "logits: expected at most ", rtdetr::kMaxCostSets,
                   " layers and groups, got ", shape_of(logits));
-  task.rows = task.pictures * task.slots;
+  task.rows = task.images * task.slots;
   if (!counts.empty()) {
-    STD_TORCH_CHECK(static_cast<int64_t>(counts.size()) == task.pictures && task.pictures <= rtdetr::kMaxCostPictures,
-                    "counts: expected one for each of ", task.pictures, " pictures, at most ", rtdetr::kMaxCostPictures,
+    STD_TORCH_CHECK(static_cast<int64_t>(counts.size()) == task.images && task.images <= rtdetr::kMaxCostImages,
+                    "counts: expected one for each of ", task.images, " images, at most ", rtdetr::kMaxCostImages,
                     ", got ", counts.size());
     task.counts = counts.data(), task.rows = 0;
     for (const int64_t count : counts) {

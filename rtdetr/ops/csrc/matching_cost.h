@@ -7,21 +7,21 @@
 
 namespace rtdetr {
 
-constexpr int64_t kMaxCostPictures = 512;  // whose counts travel as arguments of the launch
+constexpr int64_t kMaxCostImages = 512;  // whose counts travel as arguments of the launch
 constexpr int64_t kMaxCostSets = 65535;    // layers times groups
 
 // Boxes, targets and costs are double beside double logits, else float. Logits and boxes lie wherever their strides say.
 struct MatchingCost {
-  const void* logits;  // (layers, groups, pictures, queries, classes)
-  const void* boxes;   // (layers, groups, pictures, queries, 4) cxcywh
+  const void* logits;  // (layers, groups, images, queries, classes)
+  const void* boxes;   // (layers, groups, images, queries, 4) cxcywh
   int64_t logit_strides[5], box_strides[5];
   DType type;  // of the logits
-  int64_t layers, groups, pictures, queries, classes;
-  const int64_t* labels;  // (pictures, slots)
-  const void* targets;    // (pictures, slots, 4) cxcywh
+  int64_t layers, groups, images, queries, classes;
+  const int64_t* labels;  // (images, slots)
+  const void* targets;    // (images, slots, 4) cxcywh
   int64_t slots;
-  const int64_t* counts;  // (pictures,) on the host: rows of each picture; null: `slots` for each
-  int64_t rows;           // of all pictures
+  const int64_t* counts;  // (images,) on the host: rows of each image; null: `slots` for each
+  int64_t rows;           // of all images
   double class_weight, l1_weight, giou_weight;
   void* cost;  // (layers, groups, rows, queries)
 };

@@ -15,7 +15,7 @@ rtdetr::Pool pool_of(const Tensor& x, int64_t height, int64_t width) {
 
 std::tuple<Tensor, Tensor> max_pool(Tensor x) {
   const rtdetr::Pool pool = pool_of(x, x.size(1), x.size(2));
-  const std::vector<int64_t> shape{pool.pictures, pool.out_height, pool.out_width, pool.channels};
+  const std::vector<int64_t> shape{pool.images, pool.out_height, pool.out_width, pool.channels};
   Tensor y = torch::stable::new_empty(x, shape), place = torch::stable::new_empty(x, shape, ScalarType::Byte);
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const char* error = rtdetr::cuda::max_pool(pool, pointer(x), y.mutable_data_ptr(),
@@ -26,11 +26,11 @@ std::tuple<Tensor, Tensor> max_pool(Tensor x) {
 
 Tensor max_pool_backward(Tensor grad, Tensor place, int64_t height, int64_t width) {
   const rtdetr::Pool pool = pool_of(grad, height, width);
-  const std::vector<int64_t> shape{pool.pictures, pool.out_height, pool.out_width, pool.channels};
+  const std::vector<int64_t> shape{pool.images, pool.out_height, pool.out_width, pool.channels};
   check_shape("grad", grad, shape);
   check_shape("place", place, shape);
   check_type("place", place, ScalarType::Byte, grad);
-  Tensor by_x = torch::stable::new_empty(grad, {pool.pictures, height, width, pool.channels});
+  Tensor by_x = torch::stable::new_empty(grad, {pool.images, height, width, pool.channels});
   torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
   const char* error = rtdetr::cuda::max_pool_backward(pool, pointer(grad), static_cast<const uint8_t*>(pointer(place)),
                                                       by_x.mutable_data_ptr(), current_stream(grad));

@@ -8,7 +8,7 @@ namespace rtdetr {
 
 struct Pool {
   DType type;
-  int64_t pictures, height, width, channels;  // of what is pooled
+  int64_t images, height, width, channels;  // of what is pooled
   int64_t out_height, out_width;
 };
 

@@ -17,7 +17,7 @@ def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, T
     """L1 distance, 1 - GIoU and, without gradient, IoU, each (K, G, B, Q), of queries with boxes (K, G, B, Q, 4) and
     the boxes that they are matched to; 0 where there is none.
 
-    targets: (B, M, 4); index: (K, G, B, Q) int64 of the target in its picture, or -1. Boxes are cxcywh, float32. The
+    targets: (B, M, 4); index: (K, G, B, Q) int64 of the target in its image, or -1. Boxes are cxcywh, float32. The
     twin is losses.criterion._box_losses.
     """
     found: tuple[Tensor, Tensor, Tensor] = BoxLosses.apply(boxes, targets, index)

@@ -1,4 +1,4 @@
-"""Costs of matching every box with every query of its picture, by one kernel, where torch takes ninety small ones."""
+"""Costs of matching every box with every query of its image, by one kernel, where torch takes ninety small ones."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from rtdetr.ops.fused import BUILT, why_not_fused
 
-MAX_PICTURES, MAX_SETS = 512, 65535  # kMaxCostPictures and kMaxCostSets of csrc/matching_cost.h
+MAX_IMAGES, MAX_SETS = 512, 65535  # kMaxCostImages and kMaxCostSets of csrc/matching_cost.h
 
 
 def fused_matching_cost(
     logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], weights: Sequence[float]
 ) -> Tensor:
-    """Cost (K, G, T, Q) of every box of the batch, picture after picture, against the queries of its picture.
+    """Cost (K, G, T, Q) of every box of the batch, image after image, against the queries of its image.
 
     logits:  (K, G, B, Q, C); boxes: (K, G, B, Q, 4) cxcywh; both wherever their strides say
-    labels:  (B, M) int64; targets: (B, M, 4) cxcywh; of which the first are a picture's boxes
-    counts:  boxes of each picture, T their sum; or none where the host does not know them: T is B * M then
+    labels:  (B, M) int64; targets: (B, M, 4) cxcywh; of which the first are an image's boxes
+    counts:  boxes of each image, T their sum; or none where the host does not know them: T is B * M then
     weights: of the class, L1 and GIoU terms
 
     Computed in float32, or in float64 where logits or boxes are that. A label that is no class costs NaN. No
@@ -35,13 +35,13 @@ def fused_matching_cost(
 def why_not(logits: Tensor, counts: Sequence[int]) -> str | None:
     """None where the kernel runs, else a sentence."""
     reason = why_not_fused("matching_cost", logits, compiler_too=True)
-    if reason is None and (len(counts) > MAX_PICTURES or logits.shape[0] * logits.shape[1] > MAX_SETS):
-        return f"the kernel takes {MAX_PICTURES} images, and {MAX_SETS} layers and groups"
+    if reason is None and (len(counts) > MAX_IMAGES or logits.shape[0] * logits.shape[1] > MAX_SETS):
+        return f"the kernel takes {MAX_IMAGES} images, and {MAX_SETS} layers and groups"
     return reason
 
 
 def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], *_: float) -> Tensor:
-    layers, groups, _pictures, queries, _classes = logits.shape
+    layers, groups, _images, queries, _classes = logits.shape
     return boxes.new_empty(layers, groups, sum(counts) if counts else labels.numel(), queries)
 
 

@@ -31,14 +31,14 @@ __global__ void __launch_bounds__(kThreads) box_losses_kernel(BoxLosses task) {
   if (slot >= 0) {
     const float* own = task.boxes;
     int64_t left = query / task.sizes[kBoxAxes - 1];
-    const int64_t picture = left % task.sizes[kBoxAxes - 2];
+    const int64_t image = left % task.sizes[kBoxAxes - 2];
     left = query;
     for (int axis = kBoxAxes - 1; axis >= 0; --axis) {
       own += left % task.sizes[axis] * task.strides[axis];
       left /= task.sizes[axis];
     }
     const float4 a{own[0], own[1], own[2], own[3]};
-    const float4 b = reinterpret_cast<const float4*>(task.targets)[picture * task.slots + slot];
+    const float4 b = reinterpret_cast<const float4*>(task.targets)[image * task.slots + slot];
     by_l1 = {sign(a.x - b.x), sign(a.y - b.y), sign(a.z - b.z), sign(a.w - b.w)};
     l1 = fabsf(a.x - b.x) + fabsf(a.y - b.y) + fabsf(a.z - b.z) + fabsf(a.w - b.w);
     const Span<float> ax = span(a.x, a.z), ay = span(a.y, a.w), bx = span(b.x, b.z), by = span(b.y, b.w);

@@ -1,5 +1,5 @@
-// Deformable aggregation: a block owns an anchor, and its lanes own channels. The (point, camera) pairs that lie within a
-// picture are listed first, so the others cost nothing; then the cells of their levels are written to shared memory, once
+// Deformable aggregation: a block owns an anchor, and its lanes own channels. The (point, camera) pairs that lie within an
+// image are listed first, so the others cost nothing; then the cells of their levels are written to shared memory, once
 // for all groups. Locations and weights are read where they lie.
 #include "../deformable_aggregation.h"
 #include "reductions.cuh"
@@ -15,7 +15,7 @@ constexpr int kMoves = 256;    // (pair, group) whose location gradients wait fo
 constexpr int kAhead = 2;      // entries of forward whose corners are in flight together
 
 struct Dims {
-  int64_t anchors;  // in a picture
+  int64_t anchors;  // in an image
   int cells, groups, channels;  // channels of a group
   int pairs, cameras, levels;   // pairs: points * cameras
   int lanes;                    // that share the channels of a group

@@ -11,7 +11,7 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kMaxPictures = 512;  // to a launch: their counts travel as its arguments
+constexpr int kMaxImages = 512;  // to a launch: their counts travel as its arguments
 constexpr double kLargest = 1e300;  // of a cost: sums along a path stay finite
 constexpr int kMaxColumns = 16 * kThreads;
 constexpr int kRoot = -1, kFree = -1;
@@ -21,10 +21,10 @@ struct Launch {
   const void* cost;
   int64_t* index;
   bool* bad;
-  int64_t T, B, first_picture;
+  int64_t T, B, first_image;
   const int64_t* counts;  // on the device; null: `starts` tells
   int Q, repeats, max_rows;
-  int starts[kMaxPictures + 1];  // of each picture's boxes, for the pictures of this launch
+  int starts[kMaxImages + 1];  // of each image's boxes, for the images of this launch
 };
 
 // What a search for the nearest column compares: distance first, then whether it is free, then its number.
@@ -180,9 +180,9 @@ __global__ void __launch_bounds__(kThreads) solve_all(const __grid_constant__ La
   int* const path = entry + launch.max_rows;
   __shared__ Candidate best[2][kWarps];
   const int b = blockIdx.x, Q = launch.Q, room = launch.starts[b + 1] - launch.starts[b];
-  const int n = launch.counts ? max(0, min(room, static_cast<int>(launch.counts[launch.first_picture + b]))) : room;
+  const int n = launch.counts ? max(0, min(room, static_cast<int>(launch.counts[launch.first_image + b]))) : room;
   const T* const cost = static_cast<const T*>(launch.cost) + (blockIdx.y * launch.T + launch.starts[b]) * Q;
-  const int64_t problem = blockIdx.y * launch.B + launch.first_picture + b;
+  const int64_t problem = blockIdx.y * launch.B + launch.first_image + b;
   int64_t* const index = launch.index + problem * Q;
   bool finite = true;
   for (int64_t i = threadIdx.x; i < static_cast<int64_t>(n) * Q; i += kThreads)
@@ -218,14 +218,14 @@ cudaError_t launch_for(const Launch& launch, int64_t columns, dim3 blocks, size_
 
 const char* linear_assignment(const Assignment& problems, void* stream) {
   if (problems.N > 65535) return "more than 65,535 sets of problems; call it in parts";
-  for (int64_t first = 0; first < problems.B; first += kMaxPictures) {
-    const int64_t pictures = std::min<int64_t>(kMaxPictures, problems.B - first);
+  for (int64_t first = 0; first < problems.B; first += kMaxImages) {
+    const int64_t images = std::min<int64_t>(kMaxImages, problems.B - first);
     Launch launch{problems.cost, problems.index, problems.bad, problems.T, problems.B, first, problems.device_counts};
     launch.Q = static_cast<int>(problems.Q), launch.repeats = static_cast<int>(problems.repeats);
-    const int64_t each = problems.T / problems.B;  // rows of a picture whose count the device keeps
+    const int64_t each = problems.T / problems.B;  // rows of an image whose count the device keeps
     int64_t start = 0, columns = 0, rows = 1;
     for (int64_t b = 0; b < first; ++b) start += problems.counts ? problems.counts[b] : each;
-    for (int64_t b = 0; b < pictures; ++b) {
+    for (int64_t b = 0; b < images; ++b) {
       const int64_t n = problems.counts ? problems.counts[first + b] : each, copies = n * problems.repeats;
       launch.starts[b] = static_cast<int>(start);
       start += n;
@@ -233,10 +233,10 @@ const char* linear_assignment(const Assignment& problems, void* stream) {
       // Fewer boxes than there is room for may still be the rows.
       rows = std::max(rows, copies <= problems.Q ? n : problems.counts ? problems.Q : std::max(problems.Q, n));
     }
-    launch.starts[pictures] = static_cast<int>(start);
-    if (columns > kMaxColumns) return "more than 2,048 queries, or copies of the boxes of a picture";
+    launch.starts[images] = static_cast<int>(start);
+    if (columns > kMaxColumns) return "more than 2,048 queries, or copies of the boxes of an image";
     launch.max_rows = static_cast<int>(rows);
-    const dim3 blocks(pictures, problems.N);
+    const dim3 blocks(images, problems.N);
     const size_t bytes = rows * (sizeof(double) + sizeof(int)) + columns * sizeof(int);
     const auto run = problems.is_double ? launch_for<double> : launch_for<float>;
     if (const cudaError_t error = run(launch, columns, blocks, bytes, static_cast<cudaStream_t>(stream)); error != cudaSuccess)

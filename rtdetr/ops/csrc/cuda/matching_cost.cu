@@ -1,4 +1,4 @@
-// What it costs to match every box of a batch with every query of its picture, in all layers and groups: a block to a box in
+// What it costs to match every box of a batch with every query of its image, in all layers and groups: a block to a box in
 // one of them, a thread to some queries. Formulas are those of losses/functional.py (focal_class_cost) and rtdetr/boxes.py.
 #include "../matching_cost.h"
 
@@ -13,7 +13,7 @@ constexpr double kAlpha = 0.25, kFocalEps = 1e-8;
 
 struct Launch {
   MatchingCost task;
-  int starts[kMaxCostPictures + 1];  // of each picture's rows; unused where each has as many as there are slots
+  int starts[kMaxCostImages + 1];  // of each image's rows; unused where each has as many as there are slots
 };
 
 template <class A>
@@ -29,23 +29,23 @@ __global__ void __launch_bounds__(kThreads) matching_cost_kernel(const __grid_co
   using A = Acc<T>;
   const MatchingCost& task = launch.task;
   const int64_t row = blockIdx.x, set = blockIdx.y, layer = set / task.groups, group = set % task.groups;
-  int64_t picture, slot;
+  int64_t image, slot;
   if (task.counts) {
-    int first = 0, end = static_cast<int>(task.pictures);  // the picture is one of first, ..., end - 1
+    int first = 0, end = static_cast<int>(task.images);  // the image is one of first, ..., end - 1
     while (end - first > 1) {
       const int middle = (first + end) / 2;
       (launch.starts[middle] <= row ? first : end) = middle;
     }
-    picture = first, slot = row - launch.starts[first];
+    image = first, slot = row - launch.starts[first];
   } else {
-    picture = row / task.slots, slot = row % task.slots;
+    image = row / task.slots, slot = row % task.slots;
   }
   const auto* ls = task.logit_strides;
   const auto* bs = task.box_strides;
-  const int64_t target = picture * task.slots + slot, label = task.labels[target];
-  const bool known = 0 <= label && label < task.classes;  // else the cost is NaN, and the picture is named
-  const T* logits = static_cast<const T*>(task.logits) + layer * ls[0] + group * ls[1] + picture * ls[2] + label * ls[4];
-  const A* boxes = static_cast<const A*>(task.boxes) + layer * bs[0] + group * bs[1] + picture * bs[2];
+  const int64_t target = image * task.slots + slot, label = task.labels[target];
+  const bool known = 0 <= label && label < task.classes;  // else the cost is NaN, and the image is named
+  const T* logits = static_cast<const T*>(task.logits) + layer * ls[0] + group * ls[1] + image * ls[2] + label * ls[4];
+  const A* boxes = static_cast<const A*>(task.boxes) + layer * bs[0] + group * bs[1] + image * bs[2];
   const A* wanted = static_cast<const A*>(task.targets) + 4 * target;
   const A cx = wanted[0], cy = wanted[1], w = wanted[2], h = wanted[3];
   const Span<A> wanted_x = span(cx, w), wanted_y = span(cy, h);
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) matching_cost_kernel(const __grid_co
 
 const char* matching_cost(const MatchingCost& task, void* stream) {
   Launch launch{task};
-  for (int64_t b = 0; task.counts && b < task.pictures; ++b)
+  for (int64_t b = 0; task.counts && b < task.images; ++b)
     launch.starts[b + 1] = launch.starts[b] + static_cast<int>(task.counts[b]);
   const auto run = task.type == DType::f64   ? matching_cost_kernel<double>
                    : task.type == DType::f16 ? matching_cost_kernel<__half>

@@ -1,0 +1,73 @@
+"""How `rtdetr predict` searches, whatever images come from: whole or in slices, so many at a time."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import torch
+from PIL import Image
+
+from rtdetr.config import ConfigError
+from rtdetr.inference.draw import Detection
+from rtdetr.inference.predictor import File, Found, Predictor
+from rtdetr.inference.readers import Readers
+from rtdetr.inference.runtimes import is_exported, load
+from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
+from rtdetr.inference.sources import Opener
+
+logger = logging.getLogger(__name__)
+
+HALF = {"auto": "auto", "on": True, "off": False}
+
+
+class Search(NamedTuple):
+    predictor: Predictor
+    batch_size: int
+    slices: Slices | None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, device: torch.device, slices: Slices | None) -> Search:
+        """As the arguments of the command say. Raises CheckpointError or ConfigError."""
+        if not is_exported(args.weights):
+            options = {"half": HALF[args.half], "compile": args.compile}
+            return cls(Predictor(args.weights, device, args.threshold, **options), args.batch_size, slices)
+        if args.half != "auto" or args.compile:
+            raise ConfigError(f"{args.weights}: runs as it was exported; --half and --compile are for checkpoints")
+        return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.predictor.device.type == "cuda"
+
+    def files(
+        self, files: Iterable[File], num_files: int = 0, num_processes: int | None = 0, with_images: bool = True
+    ) -> Iterator[Found]:
+        """What becomes of each file or address, in their order. num_files: how many there are; num_processes: that read
+        them, 0: threads do, None: as the number of files suggests."""
+        limit = self.predictor.cfg.data.max_megapixels
+        opener = Opener(limit, allow_private=True)  # whoever types an address trusts it
+        if self.slices is not None:
+            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.image)
+        readers = Readers.choose()._replace(processes=num_processes or 0)
+        if num_processes is None:
+            readers = Readers.choose(num_files, self.on_gpu)
+        logger.debug("files are read by %s", readers)
+        return self.predictor.predict_files(
+            files,
+            self.batch_size,
+            num_threads=readers.threads,
+            read=opener.pixels,
+            num_processes=readers.processes,
+            with_images=with_images,
+        )
+
+    def images(self, images: list[Image.Image]) -> list[list[Detection]]:
+        """Detections of each image, best first."""
+        if self.slices is None:
+            return self.predictor.predict(images)
+        predict, overlap = self.predictor.predict, self.slices.overlap
+        tiles = [self.slices.tile(each.size) for each in images]
+        return [predict_sliced(predict, each, tile, self.batch_size, overlap) for each, tile in zip(images, tiles)]

@@ -1,0 +1,68 @@
+"""What a person gives as "the data" becomes the `data.` keys of a config: `data.train.images=...` and so on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rtdetr.data.classes import DataError, shown
+
+logger = logging.getLogger(__name__)
+
+EXPECTED = (
+    "expected (images, annotations) of a COCO set, {'train': (images, annotations), 'val': (images, annotations)}, or "
+    "a folder or file that knows its images"
+)
+# What the folders of the two splits are called in the wild.
+SPLITS = {"train": ("train", "train2017", "train2014"), "val": ("val", "valid", "val2017", "val2014", "validation")}
+
+
+def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[str]:
+    """`a.b=value` updates of a config, whose data it replaces; none for None.
+
+    needed: the splits that will be used. Raises DataError for what is no data in any known form.
+    """
+    if data is None:
+        return []
+    if isinstance(data, (str, os.PathLike)):
+        from rtdetr.data.formats.sources import find_sources  # here: the readers take long to import
+
+        find_sources(os.fspath(data))  # raises for what is no data in any known form
+        splits = dict.fromkeys(needed, ("", os.fspath(data)))
+    elif isinstance(data, Mapping):
+        splits = {_split_name(key): _pair(value) for key, value in data.items()}
+    else:
+        pair = _pair(data)
+        if len(needed) > 1:
+            logger.warning("data: one set for all, so validation looks at the images that were learned: %s", pair[1])
+        splits = dict.fromkeys(needed, pair)
+    missing = [name for name in needed if name not in splits]
+    if missing:
+        raise DataError(f"data: nothing is given for {' and '.join(missing)}; {EXPECTED}")
+    return [
+        f"data.{name}.{key}={json.dumps(os.fspath(value), ensure_ascii=False)}"
+        for name, pair in splits.items()
+        if name in needed
+        for key, value in zip(("images", "annotations"), pair)
+    ]
+
+
+def _split_name(key: object) -> str:
+    for name, names in SPLITS.items():
+        if key in names:
+            return name
+    raise DataError(f"data: a split is called train or val, got {shown(key)}; {EXPECTED}")
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, Mapping) and value.keys() == {"images", "annotations"}:
+        value = value["images"], value["annotations"]
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise DataError(f"data: {EXPECTED}, got {shown(value)}")
+    for each in value:
+        if not isinstance(each, (str, os.PathLike)):
+            raise DataError(f"data: {EXPECTED}, got {shown(each)} in place of a path")
+    return value[0], value[1]

@@ -1,0 +1,380 @@
+"""Each record of a COCO JSON is judged by itself: what is sound goes into flat arrays, what is not becomes a Defect.
+
+Nine of ten files in the wild are sound almost everywhere, so a record is first tried in one short test, and told what
+is wrong with it only where that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rtdetr.data.classes import DataError, shown
+from rtdetr.data.defects import Action, Defect, Tally
+from rtdetr.data.formats import lvis
+from rtdetr.data.formats.json_lists import Doubled
+
+CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
+NO_ID = -(2**63)  # of an annotation whose own id is none; nothing but messages needs it
+LARGEST = 2**63 - 1
+LARGEST_NUMBER = 1e150
+MOST_PIXELS = 1_000_000  # of a side; no image has them, and boxes are kept in 32 bits
+
+
+class BoxTable(Sequence[dict[str, Any]]):
+    """Annotations in flat arrays of n rows, each of which also reads as the mapping that COCO has."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns.image_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return next(iter(self.where(np.array([index]))))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        columns = self.columns
+        for image, category, box, area, crowd in zip(
+            columns.image_ids.tolist(),
+            columns.category_ids.tolist(),
+            columns.numbers[:, :4].tolist(),
+            columns.numbers[:, 4].tolist(),
+            columns.crowds.tolist(),
+        ):
+            yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
+
+    def clear(self) -> None:
+        """Gives the memory back: no row is left."""
+        self.columns = Columns(*(column[:0].copy() for column in self.columns))
+
+    def where(self, keep: NDArray[Any]) -> BoxTable:
+        """The rows of a mask, or of indices."""
+        return BoxTable(Columns(*(column[keep] for column in self.columns)))
+
+    def names(self, keep: NDArray[Any]) -> Callable[[int], int | str]:
+        """What a message calls the i-th of the rows of a mask: its id, or its place in the file."""
+        own_ids, places = self.columns.own_ids[keep], self.columns.places[keep]
+        return lambda i: int(own_ids[i]) if own_ids[i] != NO_ID else f"annotations[{places[i]}]"
+
+
+class Columns(NamedTuple):
+    places: NDArray[np.int64]  # (n,) in the file's list
+    own_ids: NDArray[np.int64]  # (n,)
+    image_ids: NDArray[np.int64]  # (n,)
+    category_ids: NDArray[np.int64]  # (n,)
+    numbers: NDArray[np.float64]  # (n, 5) x, y, w, h, area in pixels
+    crowds: NDArray[np.int8]  # (n,) 0 or 1
+
+
+def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
+    """Annotations of any reader, which are sound, as a table."""
+    if isinstance(annotations, BoxTable):
+        return annotations
+    numbers = [[*each["bbox"], each["area"]] for each in annotations]
+    ids = [[each.get("id", i), each["image_id"], each["category_id"]] for i, each in enumerate(annotations)]
+    own, images, categories = np.array(ids, np.int64).reshape(-1, 3).T
+    crowds = np.array([each["iscrowd"] for each in annotations], np.int8)
+    places = np.arange(len(annotations))
+    return BoxTable(Columns(places, own, images, categories, np.array(numbers, np.float64).reshape(-1, 5), crowds))
+
+
+class Images:
+    """Takes the entries of `images` one by one; `finish` gives the sound ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self.defects: list[Defect] = []
+        self.gone: set[int] = set()  # ids of images that are left out, with their boxes
+        self._kept: list[dict[str, Any]] = []
+
+    def take(self, entry: Any) -> None:
+        place, self.count = self.count, self.count + 1
+        if not isinstance(entry, dict):
+            self._drop(
+                f"images[{place}]", "image_record", f"every entry of `images` must be a mapping, got {shown(entry)}"
+            )
+            return
+        own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
+        if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
+            needed = "an image needs an integer `id` and a `file_name` (or `coco_url`)"
+            record = own if is_id(own) else f"images[{place}]"
+            self._drop(record, "image_record", f"{needed}, got {shown(entry)}")
+        elif isinstance(entry, Doubled):
+            self._drop(own, "image_keys_twice", f"image {own}: has a key twice")
+        else:
+            self._take_size(entry, own)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """The images, without those whose id is given twice: nobody knows which of them the boxes belong to."""
+        counts = Counter(each["id"] for each in self._kept)
+        twice = {own for own, count in counts.items() if count > 1}
+        if not twice:
+            return self._kept
+        names: dict[int, set[str]] = {own: set() for own in twice}
+        for each in self._kept:
+            if each["id"] in twice:
+                names[each["id"]].add(str(each["file_name"] or each["coco_url"]))
+        seen: set[int] = set()
+        kept = []
+        for each in self._kept:
+            own = each["id"]
+            same = own in twice and len(names[own]) == 1
+            if own not in twice or (same and own not in seen):
+                kept.append(each)
+            else:
+                what = f"image id {own} is given twice" + ("" if same else ", for different files")
+                self._drop(own, "image_id_twice", what, gone=not same)
+            seen.add(own)
+        return kept
+
+    def _take_size(self, entry: dict[str, Any], own: int) -> None:
+        sides = []
+        for key in ("height", "width"):
+            side = number(entry.get(key), 0)
+            if side is None:
+                self._drop(own, "image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}")
+                return
+            sides.append(side)
+        height, width = sides
+        if any(not 0 <= side <= MOST_PIXELS or side != int(side) for side in sides):
+            what = f"height and width must be whole pixels, got {height:g} x {width:g}"
+            self._drop(own, "image_size", f"image {own}: {what}")
+            return
+        try:
+            more = lvis.of_image(entry, f"image {own}")
+        except DataError as error:
+            self._drop(own, "image_lvis", str(error))
+            return
+        if texts := [key for key in ("height", "width") if isinstance(entry.get(key), str)]:
+            what = f"image {own}: `{texts[0]}` is text, {shown(entry[texts[0]])}, taken as a number"
+            self.defects.append(Defect(str(self.path), own, "image_size", what, "kept"))
+        name, url = entry.get("file_name"), entry.get("coco_url")
+        needed = isinstance(url, str) and (name is None or more)  # COCO has both, and only one is used
+        image = {"id": own, "file_name": name, "coco_url": url if needed else None, **more}
+        self._kept.append(image | {"height": int(height), "width": int(width)})
+
+    def _drop(self, record: int | str, kind: str, what: str, gone: bool = True) -> None:
+        self.defects.append(Defect(str(self.path), record, kind, what, "dropped"))
+        if isinstance(record, int) and gone:
+            self.gone.add(record)
+
+
+class Annotations:
+    """Takes the entries of `annotations` one by one; `finish` gives the sound ones."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self.defects: list[Defect] = []
+        self.num_boxless_crowds = 0
+        self.lost_of: Counter[int] = Counter()  # boxes that are no rows, by category id
+        self._lists = _no_rows()
+
+    def take(self, entry: Any) -> None:
+        place, self.count = self.count, self.count + 1
+        if not self._take_quickly(entry, place):
+            self._take_slowly(entry, place)
+
+    def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Tally]:
+        """The sound annotations of these image and category ids, and how many there were. gone: ids of images that
+        were dropped, which take their boxes with them without another word."""
+        places, own, image, category, numbers, crowds = self._lists
+        table = BoxTable(
+            Columns(
+                _column(places, np.int64),
+                _column(own, np.int64),
+                _column(image, np.int64),
+                _column(category, np.int64),
+                _column(numbers, np.float64).reshape(-1, 5),
+                _column(crowds, np.int8),
+            )
+        )
+        columns = table.columns
+        tally = Tally(boxes=self.count - self.num_boxless_crowds - int(columns.crowds.sum()))
+        named, counts = np.unique(columns.category_ids[columns.crowds == 0], return_counts=True)
+        tally.boxes_of = Counter(dict(zip(named.tolist(), counts.tolist())))
+        tally.boxes_of.update(self.lost_of)
+        tally.boxes_of = Counter({own: count for own, count in tally.boxes_of.items() if own in categories})
+        in_images, in_categories = _among(columns.image_ids, images), _among(columns.category_ids, categories)
+        of_gone = _among(columns.image_ids, gone) & ~in_images
+        names = table.names(np.ones(len(table), bool))
+        for i in np.flatnonzero(~(in_images | of_gone) | ~in_categories).tolist():
+            where = f"annotation {names(i)}"
+            if not in_images[i] and not of_gone[i]:
+                what = f"belongs to image id {columns.image_ids[i]}, which is not among the images"
+                self._add(names(i), "box_image_unknown", f"{where} {what}")
+            else:
+                what = f"has category id {columns.category_ids[i]}, which is not among the categories"
+                self._add(names(i), "box_class_unknown", f"{where} {what}")
+        self._note_oddities(table.columns)
+        sound = in_images & in_categories
+        return (table if sound.all() else table.where(sound)), tally
+
+    def _note_oddities(self, columns: Columns) -> None:
+        """What is kept all the same. Other programs stumble over ids of annotations that are none, or doubled."""
+        own = columns.own_ids
+        for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
+            record = int(own[i]) if own[i] != NO_ID else f"annotations[{columns.places[i]}]"
+            what = f"annotation {record}: `area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
+            self._add(record, "box_area_negative", what, "kept")
+        for place in columns.places[own == NO_ID].tolist():
+            record = f"annotations[{place}]"
+            self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")
+        ids, counts = np.unique(own[own != NO_ID], return_counts=True)
+        for own_id, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist()):
+            self._add(own_id, "box_id_twice", f"annotation id {own_id} is given {count} times, not used here", "kept")
+
+    def _take_quickly(self, entry: Any, place: int) -> bool:
+        """Whether the entry is as it should be; then it is a row."""
+        if type(entry) is not dict:
+            return False
+        get = entry.get
+        own, image, category, box = get("id"), get("image_id"), get("category_id"), get("bbox")
+        crowd, area = get("iscrowd", 0), get("area")
+        if not (type(image) is type(category) is type(own) is int and type(box) is list and len(box) == 4):
+            return False
+        x, y, w, h = box
+        if area is None and type(w) in (int, float) and type(h) in (int, float):
+            area = w * h
+        for value in (x, y, w, h, area):
+            if (type(value) is not float and type(value) is not int) or not -LARGEST_NUMBER < value < LARGEST_NUMBER:
+                return False
+        if crowd not in (0, 1) or max(image, category, own) > LARGEST or min(image, category, own) <= NO_ID:
+            return False
+        self._row(place, own, image, category, box, area or 0, int(crowd))
+        return True
+
+    def _row(
+        self, place: int, own: int, image: int, category: int, box: Sequence[float], area: float, crowd: int
+    ) -> None:
+        places, own_ids, image_ids, category_ids, all_numbers, crowds = self._lists
+        places.append(place)
+        own_ids.append(own)
+        image_ids.append(image)
+        category_ids.append(category)
+        all_numbers.extend(box)
+        all_numbers.append(area)
+        crowds.append(crowd)
+
+    def _take_slowly(self, entry: Any, place: int) -> None:
+        """A row all the same, or a defect that says why not."""
+        own: Any = entry.get("id") if isinstance(entry, dict) else None
+        record: int | str = own if is_id(own) else f"annotations[{place}]"
+        found = _wrong_with(entry)
+        if found is None:
+            crowd, box = CROWD[entry.get("iscrowd")], entry.get("bbox")
+            if crowd and not box:
+                self.num_boxless_crowds += 1
+                return
+            image, category = entry["image_id"], entry["category_id"]
+            if type(image) is not int or type(category) is not int:
+                self._add(
+                    record, "box_id_not_integer", f"annotation {record}: its ids are no integers, but equal one", "kept"
+                )
+            area = number(entry.get("area"), box[2] * box[3])
+            assert area is not None  # judged above
+            self._row(place, own if is_id(own) else NO_ID, int(image), int(category), [*map(float, box)], area, crowd)
+            return
+        kind, what = found
+        called = f"annotation {shown(own)}" if isinstance(entry, dict) else f"annotations[{place}]"
+        self._add(record, kind, f"{called}{what}")
+        if isinstance(entry, dict) and is_id(entry.get("category_id")):
+            self.lost_of[entry["category_id"]] += 1
+
+    def _add(self, record: int | str, kind: str, what: str, action: Action = "dropped") -> None:
+        self.defects.append(Defect(str(self.path), record, kind, what, action))
+
+
+def _no_rows() -> tuple[array[int], array[int], array[int], array[int], array[float], array[int]]:
+    """Growing columns: places, own, image and category ids, five numbers each, crowds."""
+    return array("q"), array("q"), array("q"), array("q"), array("d"), array("b")
+
+
+def _column(values: array[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    """In the same memory. An empty array has none."""
+    return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)
+
+
+def _wrong_with(entry: Any) -> tuple[str, str] | None:
+    """Kind and words of what is wrong with an annotation, None where it can be used."""
+    if not isinstance(entry, dict):
+        return "box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}"
+    if isinstance(entry, Doubled):
+        return "box_keys_twice", ": has a key twice"
+    image, category, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
+    if not _is_whole(image):
+        return "box_image_id", f" belongs to image id {shown(image)}, which is not among the images"
+    if not _is_whole(category):
+        return "box_class_id", f" has category id {shown(category)}, which is not among the categories"
+    if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
+        return "box_crowd", f": `iscrowd` must be 0 or 1, got {shown(crowd)}"
+    if CROWD[crowd] and not box:
+        return None
+    if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(value) for value in box):
+        what = f": `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}"
+        return _kind_of_box(box), what
+    if number(entry.get("area"), box[2] * box[3]) is None:
+        return "box_area", f": `area` must be a finite number, got {shown(entry.get('area'))}"
+    return None
+
+
+def _kind_of_box(box: Any) -> str:
+    if box is None:
+        return "box_missing"
+    if not isinstance(box, list) or len(box) != 4:
+        return "box_length" if isinstance(box, list) else "box_not_numbers"
+    numbers = all(type(value) in (int, float) for value in box)
+    return "box_not_finite" if numbers else "box_not_numbers"
+
+
+def number(value: Any, default: float) -> float | None:
+    """A number, written as one or as text; the default for null; None for everything else."""
+    if value is None:
+        value = default
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    return float(value) if _is_finite(value) else None
+
+
+def _is_finite(value: object) -> bool:
+    """Also False for integers that no float can hold, and for numbers whose product none can."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
+
+
+def is_id(value: object) -> TypeGuard[int]:
+    return type(value) is int and NO_ID < value <= LARGEST
+
+
+def _is_whole(value: object) -> bool:
+    """An integer of 64 bits, or a float that equals one."""
+    return isinstance(value, (int, float)) and abs(value) <= LARGEST // 2 and value == int(value)
+
+
+def _is_name(value: object) -> bool:
+    """A text that can be the name of a file."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        return False
+    with contextlib.suppress(UnicodeEncodeError):
+        return len(os.fsencode(value)) < 4096
+    return False
+
+
+def _among(ids: NDArray[np.int64], known: Sequence[int] | set[int]) -> NDArray[np.bool_]:
+    return np.isin(ids, np.fromiter(known, np.int64, len(known)))

@@ -1,0 +1,71 @@
+"""What a file that is no COCO detection JSON looks like instead, so that a message can say so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rtdetr.data.classes import some
+
+# How files begin that are given for a COCO JSON.
+BEGINNINGS = {
+    rb"version https://git-lfs": "a Git LFS pointer; `git lfs pull` fetches the file",
+    rb"PK\x03\x04": "a zip archive or a checkpoint",
+    rb"\x1f\x8b": "a gzip archive; unpack it",
+    rb"\s*<(!DOCTYPE html|html)": "a web page",
+    rb"\s*(<\?xml[^>]*>\s*)?<annotation": "a Pascal VOC annotation of one image",
+    rb"\s*<": "XML",
+    rb"\s*\d+([ \t]+-?\d*\.?\d+(e-?\d+)?){4,}\s": "YOLO labels of one image",
+    rb"\s*\{[^\n]*\}[ \t]*\r?\n\s*\{": "JSON Lines, one document per line",
+    rb"\s*(train|val|path|names|nc):": "a YOLO data.yaml",
+}
+# Keys at the top of a JSON, all of which the kind has.
+KEYS = {
+    ("shapes", "imagePath"): "a LabelMe annotation of one image",
+    ("_via_img_metadata",): "a VIA project",
+    ("features", "type"): "GeoJSON",
+}
+ENTRY_KEYS = {
+    ("image_id", "category_id", "score"): "a COCO results list, detections instead of annotations",
+    ("image_id", "caption"): "a list of captions",
+    ("image", "annotations"): "a CreateML list",
+    ("file", "detections"): "a results.json of `rtdetr predict`",
+    ("annotations", "data"): "a Label Studio export",
+}
+
+
+def kind_of_bytes(content: bytes) -> str:
+    """Of a file that is no JSON: "; it looks like ..." for a sentence, empty where nothing is known."""
+    if not content.strip():
+        return "; the file is empty"
+    head = content[:2000].removeprefix(b"\xef\xbb\xbf")
+    kinds = [kind for beginning, kind in BEGINNINGS.items() if re.match(beginning, head + b"\n", re.IGNORECASE)]
+    return f"; it looks like {kinds[0]}" if kinds else ""
+
+
+def kind_of_json(document: object) -> str:
+    """Of a JSON without COCO's three lists: "; it looks like ..." for a sentence."""
+    if isinstance(document, list):
+        first = document[0] if document and isinstance(document[0], dict) else {}
+        kinds = [kind for keys, kind in ENTRY_KEYS.items() if first.keys() >= set(keys)]
+        return f"; it looks like {kinds[0]}" if kinds else f"; it is a list of {len(document)} entries"
+    if not isinstance(document, dict):
+        return f"; it is a single {type(document).__name__}"
+    kinds = [kind for keys, kind in KEYS.items() if document.keys() >= set(keys)]
+    if "annotations" not in document and "images" in document and document.keys() & {"info", "categories"}:
+        kinds.append("a COCO list of images without annotations, as of a test set")
+    return f"; it looks like {kinds[0]}" if kinds else f"; at its top are {some(map(repr, document)) or 'no keys'}"
+
+
+def kind_of_value(value: object) -> str:
+    """What JSON calls a value that is no list."""
+    if value is None:
+        return "null"
+    kinds = {dict: "an object", str: "text", bool: "true or false"}
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a number")
+
+
+def annotations_in(folder: Path) -> list[Path]:
+    """JSON files in a folder and its annotations/, those that are called instances_* first."""
+    files = [*folder.glob("*.json"), *folder.glob("annotations/*.json")]
+    return sorted(files, key=lambda file: (not file.name.startswith("instances_"), file))

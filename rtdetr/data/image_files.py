@@ -1,0 +1,100 @@
+"""Which images of a set are there to be opened, judged by their names alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path, PureWindowsPath
+
+from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.defects import Defect
+
+KINDS = {
+    "(it is a ": "picture_directory",  # or a device
+    "larger than data.max_megapixels": "picture_bomb",
+    "none of the formats": "picture_not_a_picture",
+    "the file is empty": "picture_not_a_picture",
+    "No such file": "picture_missing",
+    "cannot be trusted": "picture_size",
+    "save it in 8 or 16 bits": "picture_range",
+}
+
+
+def judge_names(
+    folder: Path, annotation_file: object, ids: Sequence[int], names: Sequence[str]
+) -> tuple[list[bool], list[Defect]]:
+    """Which images can be opened, and what is wrong with the others: they are missing, or their name leaves the
+    folder. Links in the folder are followed, wherever they lead: linked sets are common, and the owner of the folder
+    made them, not the author of the names."""
+    present = Folders(folder)
+    usable, missing, defects = [], [], []
+    for own, name in zip(ids, names):
+        inside = stays_in(folder, name)
+        usable.append(inside and name in present)
+        if not inside:
+            what = f"image {own}: `file_name` {shown(name)} leaves the image folder {folder} and is not opened"
+            defects.append(Defect(str(annotation_file), own, "picture_path_outside", what, "dropped"))
+        elif not usable[-1]:
+            missing.append((own, name))
+    if missing:
+        advice = where_else(folder, missing[0][1])
+        first = f"no such image; {len(missing)} of the {len(names)} in {annotation_file} are missing, "
+        for i, (own, name) in enumerate(missing):
+            what = f"{first}this is the first; {advice}" if i == 0 else f"no such image, of image {own}"
+            defects.append(Defect(str(folder / name), own, "picture_missing", what, "dropped"))
+    return usable, defects
+
+
+def unreadable(path: Path, record: int, error: DataError) -> Defect:
+    """Of a file that is there and cannot be read."""
+    what = str(error).removeprefix(f"{path}: ")
+    kinds = [kind for words, kind in KINDS.items() if words in what]
+    return Defect(str(path), record, kinds[0] if kinds else "picture_damaged", what, "dropped")
+
+
+def stays_in(folder: Path, name: str) -> bool:
+    """Whether a name leads nowhere but into the folder, as it is written. One that goes up again does not: behind a
+    link that may end anywhere."""
+    if ".." not in name and not os.path.isabs(name):  # nearly always, and Path is slow
+        return True
+    path = Path(name)
+    if ".." in path.parts:
+        return False
+    return not path.is_absolute() or path.is_relative_to(os.path.abspath(folder))
+
+
+def where_else(folder: Path, name: str) -> str:
+    """Advice on an image that is not where it was looked for. Looks one folder up, beside and one folder down."""
+    roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
+    around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
+    near = [folder.parent, *around]
+    right = [str(each) for each in near if os.path.isfile(each / name)]
+    if right:
+        return f"did you mean the image folder {some(right, 3)}?"
+    plain = PureWindowsPath(name)  # takes / and \\ alike
+    if os.path.isfile(folder / plain.name):
+        return f"{folder / plain.name} is there: remove the folder from `file_name`"
+    if "\\" in name and os.path.isfile(folder / plain.as_posix()):
+        return "write `file_name` with / instead of \\"
+    return "check the image folder"
+
+
+class Folders:
+    """Which files lie below a folder. One listing per folder, not one look-up per file: network drives are slow."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._present: dict[str, set[str]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        folder, file = os.path.split(name)
+        if folder not in self._present:
+            self._present[folder] = _listed(self.root / folder)
+        return file in self._present[folder]
+
+
+def _listed(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:  # no folder, a loop of links, a name that is too long: nothing there can be opened
+        return set()

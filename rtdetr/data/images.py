@@ -1,0 +1,245 @@
+"""Any image file becomes RGB pixels, upright, or one sentence: training, evaluation and detection read here."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from rtdetr.data.classes import DataError
+from rtdetr.data.depth import scaled_from
+from rtdetr.data.preprocess import as_rgb_array
+
+MAX_MEGAPIXELS = 179.0  # of PIL itself, unless its MAX_IMAGE_PIXELS is changed
+
+# What is opened, whatever a file is called. PIL knows more: it starts Ghostscript for PostScript, and reads others with
+# code that hardly anybody runs. The MPO files of phones count as JPEG. Whether there is AVIF depends on PIL.
+Image.init()
+FORMATS = tuple(
+    name
+    for name in ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "DIB", "GIF", "PPM", "JPEG2000", "AVIF", "TGA")
+    if name in Image.OPEN
+)
+
+# What PIL raises for damaged files, found by damaging files of 34 kinds 240,000 times, and the last two, which PIL
+# itself takes for "not this format" while it opens a file.
+UNREADABLE = (
+    *(OSError, SyntaxError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError),
+    *(IndexError, struct.error),
+)
+
+# EXIF orientation -> what makes the stored image upright. The sideways ones exchange height and width.
+UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SIDEWAYS_BACK = {
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+}
+
+JPEG_START = b"\xff\xd8\xff"
+BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # whose pixels PIL may not know: 12 bits, say
+
+_lifting_the_limit = threading.RLock()
+
+
+def read_image(
+    path: Path, annotated: tuple[int, int] | None = None, max_megapixels: float = MAX_MEGAPIXELS
+) -> Image.Image:
+    """The RGB image of a file, turned upright as its EXIF orientation says.
+
+    annotated: (h, w) in pixels, where annotations give it. If that is the size of the stored image and not of the
+    upright one, the boxes were drawn on the stored image, and that is what comes out. Where the two sizes are equal
+    (squares, 180 degrees, mirrored) the image is upright, as the official pipeline's cv2.imdecode makes it.
+    max_megapixels: files that claim more are refused before they are decoded. Raises DataError.
+    """
+    with _opened(path, max_megapixels) as opened:
+        turns_itself = opened.format == "TIFF"  # in load(), and has forgotten its orientation then
+        if not turns_itself:
+            opened.load()  # in a PNG the EXIF block may lie behind the pixels
+        orientation = _orientation(opened)
+        image = Image.fromarray(as_rgb_array(opened))
+    if orientation in UPRIGHT and not turns_itself:
+        image = image.transpose(UPRIGHT[orientation])
+    stored = image.size  # (w, h) of the upright image is (h, w) of the stored one
+    if orientation in SIDEWAYS_BACK and annotated == stored != image.size[::-1]:
+        image = image.transpose(SIDEWAYS_BACK[orientation])
+    return image
+
+
+def read_pixels(
+    path: Path, annotated: tuple[int, int] | None = None, max_megapixels: float = MAX_MEGAPIXELS
+) -> NDArray[np.uint8]:
+    """The pixels (h, w, 3) of `read_image`, for training: most JPEGs are decoded by OpenCV, without PIL's copies."""
+    pixels = _ordinary_jpeg(path, max_megapixels)
+    return np.asarray(read_image(path, annotated, max_megapixels)) if pixels is None else pixels
+
+
+def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | None:
+    """RGB pixels of a JPEG in colour that lies upright and is whole. None for all others, which PIL tells apart: what
+    is cut off or broken off OpenCV fills up with grey."""
+    content = _if_jpeg(path)
+    if content is None:
+        return None
+    with _opened(path, max_megapixels, io.BytesIO(content)) as opened:
+        if opened.format != "JPEG" or opened.mode != "RGB" or _orientation(opened) in UPRIGHT:
+            return None
+        size = opened.size
+    stored = np.frombuffer(content, np.uint8)
+    after_255 = stored[1:][stored[:-1] == 0xFF]
+    markers = after_255[after_255 > 0]  # 0 makes 255 a number
+    last_scan = np.flatnonzero(markers == 0xDA)[-1:]
+    if len(last_scan) == 0 or markers[last_scan[0] + 1 :].tolist() != [0xD9]:  # the end, and nothing before it
+        return None
+    try:
+        pixels = cv2.imdecode(stored, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+    except cv2.error:  # more pixels than OpenCV takes
+        return None
+    if pixels is None or pixels.shape[1::-1] != size:
+        return None
+    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
+
+
+def _if_jpeg(path: Path) -> bytes | None:
+    """The content of a file that begins as a JPEG, read once: with many threads, each call of the system costs."""
+    if not path.is_file():  # reading a pipe would wait for ever
+        return None
+    try:
+        with open(path, "rb") as file:
+            start = file.read(len(JPEG_START))
+            return start + file.read() if start == JPEG_START else None
+    except OSError:  # `read_image` says it
+        return None
+
+
+def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[int, int]:
+    """(h, w) in pixels of what `read_image` makes of a file, from its header where that tells. Raises DataError."""
+    with _opened(path, max_megapixels) as opened:
+        if opened.format == "TIFF":  # older versions of PIL exchange the sides only when they load it
+            opened.load()
+        elif _orientation(opened, decoded=_may_tell_late(path, opened)) in SIDEWAYS_BACK:
+            return opened.width, opened.height
+        return opened.height, opened.width
+
+
+def _may_tell_late(path: Path, opened: Image.Image) -> bool:
+    """Whether EXIF may stand behind the pixels, in a PNG. PIL decodes them all to see; this only walks over them."""
+    if opened.format != "PNG":
+        return True
+    with open(path, "rb") as file:
+        file.seek(8)
+        while len(head := file.read(8)) == 8 and head[4:] != b"IEND":
+            if head[4:] in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+                return True
+            file.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)
+    return False
+
+
+def _orientation(opened: Image.Image, decoded: bool = True) -> int:
+    """The EXIF orientation, 1 where there is none or its block is damaged. decoded: PIL may decode for it."""
+    try:
+        value = (opened.getexif() if decoded else Image.Image.getexif(opened)).get(ExifTags.Base.Orientation)
+    except UNREADABLE:
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+@contextlib.contextmanager
+def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None) -> Iterator[Image.Image]:
+    """The file, or its content, as PIL opens it; whatever PIL raises until the block ends becomes a DataError."""
+    if content is None and path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        what = "folder" if path.is_dir() else "device"
+        raise DataError(f"{path}: cannot be read as an image (it is a {what}); replace it or remove it")
+    try:
+        with _pil_allows(max_megapixels), Image.open(content or path, formats=FORMATS) as opened:
+            if opened.width * opened.height > max_megapixels * 1e6:
+                raise Image.DecompressionBombError(f"{opened.width} x {opened.height} pixels")
+            yield opened
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"{path}: cannot be read as an image, it claims to be larger than data.max_megapixels={max_megapixels:g} "
+            f"({str(error).rstrip('.')}); raise that if it really is, else replace it or remove it"
+        ) from error
+    except UNREADABLE as error:
+        raise DataError(
+            f"{path}: cannot be read as an image ({_reason(path, error)}); replace it or remove it"
+        ) from error
+
+
+@contextlib.contextmanager
+def _pil_allows(max_megapixels: float) -> Iterator[None]:
+    """PIL has one limit for the whole process; it is touched only where more is asked for, and put back."""
+    if max_megapixels <= MAX_MEGAPIXELS:
+        yield
+        return
+    with _lifting_the_limit:
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = math.ceil(max_megapixels * 1e6)
+        try:
+            yield
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+
+
+def _reason(path: Path, error: BaseException) -> str:
+    if isinstance(error, UnidentifiedImageError):
+        if path.stat().st_size == 0:
+            return "the file is empty"
+        with open(path, "rb") as file:
+            start = file.read(4)
+        for beginning, name in BEGINNINGS.items():
+            if start.startswith(beginning):
+                return f"a {name} that is damaged, or of pixels that Pillow does not read; save it anew in 8 or 16 bits"
+        return f"its bytes are of none of the formats {', '.join(FORMATS)}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+class ImageFacts(NamedTuple):
+    """What the header of a file says."""
+
+    num_pixels: int
+    mode: str  # as PIL calls it: RGB, L, P, CMYK, 1, ...
+    orientation: int  # of EXIF, 1: upright
+    is_animated: bool
+    scaled_from: int  # the value that becomes 255; 0: the file has 8 bits or less
+    has_alpha: bool
+
+
+def image_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFacts:
+    """From its header alone. Raises DataError."""
+    with _opened(path, max_megapixels) as opened:
+        animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # phones: a preview
+        has_alpha = opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
+        white = scaled_from(opened)  # before the orientation, for which PIL may decode
+        return ImageFacts(opened.width * opened.height, opened.mode, _orientation(opened), animated, white, has_alpha)
+
+
+def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:
+    """What makes an image upright whose boxes were drawn on it as it is stored, on its side: those that `read_image`
+    leaves so because of `annotated`, (h, w) in pixels. None for all others. Raises DataError."""
+    with _opened(path, max_megapixels) as opened:
+        stored, orientation = (opened.height, opened.width), _orientation(opened)
+        if opened.format == "TIFF" or orientation not in SIDEWAYS_BACK:
+            return None
+    return UPRIGHT[orientation] if annotated == stored != stored[::-1] else None

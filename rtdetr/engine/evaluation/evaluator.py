@@ -1,0 +1,252 @@
+"""COCO average precision of a model, in the data's own category ids."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rtdetr.config import EvalConfig, Evaluator
+from rtdetr.data.classes import NO_ID, Classes
+from rtdetr.data.dataset import clip_to_image
+from rtdetr.data.formats.coco import CocoDocument, corners_of
+from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
+from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.sources import read_document
+from rtdetr.engine import distributed
+from rtdetr.garbage import uncollected
+from rtdetr.models.postprocess import detections
+from rtdetr.types import Batch
+
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+# LVIS' own; r, c and f are its rare, common and frequent classes.
+LVIS_FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "APr", "APc", "APf", "AR300", "ARs", "ARm", "ARl")
+FIGURE_NAMES = {
+    "AP": "AP  IoU .50:.95", "AP50": "AP  IoU .50", "AP75": "AP  IoU .75", "APs": "AP  small", "APm": "AP  medium",
+    "APl": "AP  large", "APr": "AP  rare", "APc": "AP  common", "APf": "AP  frequent", "AR1": "AR  1 detection",
+    "AR10": "AR  10 detections", "AR100": "AR  100 detections", "AR300": "AR  300 detections", "ARs": "AR  small",
+    "ARm": "AR  medium", "ARl": "AR  large",
+}  # fmt: skip
+LVIS_DETECTIONS = 300  # of an image, of all classes
+
+
+class EvaluationStopped(Exception):
+    """Somebody asked for an end before the figures were there. detections: COCO results of the images that were done,
+    of all processes."""
+
+    def __init__(self, detections: list[dict[str, Any]], num_images: int) -> None:
+        super().__init__(f"stopped after {num_images} images")
+        self.detections, self.num_images = detections, num_images
+
+
+class ClassAP(NamedTuple):
+    name: str
+    category_id: int
+    num_boxes: int  # ground truth, crowds not counted
+    ap: float  # NaN when there is no box of this class
+    ap50: float
+
+
+class EvalResult(NamedTuple):
+    figures: dict[str, float]  # those of FIGURES, or of LVIS_FIGURES; -1 where there is nothing to measure, as in COCO
+    classes: list[ClassAP]
+    detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
+    # (thresholds, recalls, classes, sizes, numbers of detections), -1 where there is nothing to measure; for reports
+    precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
+    unreadable: tuple[str, ...] = ()  # a sentence for each image that was left out
+
+    def table(self) -> str:
+        """The figures and the AP of every class, for a terminal."""
+        lines = [f"  {FIGURE_NAMES[key]:20s} {_shown(value)}" for key, value in self.figures.items()]
+        width = max([5, *(len(each.name) for each in self.classes)])
+        lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s}")
+        for each in self.classes:
+            ap, ap50 = _shown(each.ap), _shown(each.ap50)
+            lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {ap} {ap50}")
+        return "\n".join(lines)
+
+
+def _shown(figure: float) -> str:
+    """Four digits, or a dash where there was nothing to measure: -1 or NaN."""
+    return f"{figure:7.4f}" if figure >= 0 else "      -"
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Batch],
+    annotations: str | Path | Source,
+    classes: Classes,
+    cfg: EvalConfig,
+    device: torch.device,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> EvalResult | None:
+    """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
+    first one; the others get None. classes: the loader's, whose ids are those of the annotations.
+    Raises EvaluationStopped on all of them when `should_stop()` became true on one.
+    """
+    own: list[dict[str, Any]] = []
+    sizes: dict[int, tuple[int, int]] = {}
+    wrong: tuple[str, ...] = ()
+    with _true_float32():
+        for batch in loader:
+            if should_stop():
+                break
+            own += detect(model, batch, classes, cfg.max_detections, device)
+            sizes |= {info.image_id: (info.height, info.width) for info in batch.infos if info.height}
+            wrong += batch.unreadable
+    stopped = distributed.any_process(should_stop())
+    gathered = distributed.gather_objects((own, sizes, wrong))
+    detections = [each for part, _, _ in gathered for each in part]
+    sizes = {image_id: size for _, part, _ in gathered for image_id, size in part.items()}
+    if stopped:
+        raise EvaluationStopped(detections, len(sizes))
+    if not distributed.is_main():
+        return None
+    result = score(detections, annotations, cfg.evaluator, sizes)
+    return result._replace(unreadable=tuple(each for _, _, part in gathered for each in part))
+
+
+@contextlib.contextmanager
+def _true_float32() -> Iterator[None]:
+    """Training lets GPUs round to TF32, and torch does so in convolutions; figures must not depend on who asks."""
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+@torch.inference_mode()
+def detect(
+    model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """COCO results of one batch, without those of classes that the data do not have."""
+    sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
+    images, sizes = (each.to(device, non_blocking=True) for each in (batch.images, sizes))
+    found = detections(model, images, sizes, max_detections)
+    boxes = torch.cat((found.boxes[..., :2], found.boxes[..., 2:] - found.boxes[..., :2]), dim=-1)
+    return [
+        {"image_id": info.image_id, "category_id": classes.category_ids[label], "bbox": box, "score": confidence}
+        for info, image in zip(batch.infos, zip(found.scores.tolist(), found.labels.tolist(), boxes.tolist()))
+        for confidence, label, box in zip(*image)
+        if classes.category_ids[label] != NO_ID and info.height
+    ]
+
+
+@uncollected()  # a dict per detection makes Python look again and again for circles among millions of objects
+def score(
+    detections: list[dict[str, Any]],
+    annotations: str | Path | Source,
+    evaluator: Evaluator,
+    sizes: Mapping[int, tuple[int, int]] | None = None,
+) -> EvalResult:
+    """COCO figures of detections against annotations of any format; of a folder given as a path, its val. Both
+    evaluators give the same digits; pycocotools is the reference, faster-coco-eval is several times faster. sizes:
+    (h, w) in pixels of images by id, for files that do not give them; when given, other images do not count: they
+    were left out. Nor do boxes without area in their image, and records that cannot be used. LVIS' files get LVIS'
+    figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
+    """
+    truth = read_document(annotations)
+    if sizes:
+        truth = truth._replace(images=[each for each in truth.images if each["id"] in sizes])
+    kept = countable(truth, sizes or {})
+    # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
+    boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
+    results = [
+        {**each, "id": number, "iscrowd": 0, "area": each["bbox"][2] * each["bbox"][3]}
+        for number, each in enumerate(detections, start=1)
+    ]
+    with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
+        run = _run_lvis if is_federated(truth.images) else _run
+        figures, precision, category_ids = run(truth._replace(annotations=boxes), results, evaluator)
+    names = {each["id"]: each["name"] for each in truth.categories}
+    counts = dict.fromkeys(category_ids, 0)
+    for box in boxes:
+        counts[box["category_id"]] += not box["iscrowd"]
+    per_class = []
+    for k, category_id in enumerate(category_ids):
+        values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
+        ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
+        per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
+    return EvalResult(figures, per_class, detections, precision)
+
+
+def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
+    """The annotations that count: as in training, none without area in its image, which nobody could find. What is
+    partly outside stays as it is, as in the official evaluation, and so do crowds. sizes: where there are any, those of
+    all images that were not left out."""
+    known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
+    annotations = [each for each in truth.annotations if not sizes or each["image_id"] in sizes]
+    limits = np.array([known[each["image_id"]] for each in annotations], np.float64).reshape(-1, 2)
+    limits[limits == 0] = np.inf  # not said
+    _, keep = clip_to_image(corners_of(annotations), limits)
+    return [each for each, has_area in zip(annotations, keep) if has_area or each["iscrowd"]]
+
+
+def _run(
+    truth: CocoDocument, results: list[dict[str, Any]], evaluator: Evaluator
+) -> tuple[dict[str, float], np.ndarray, list[int]]:
+    if evaluator == "pycocotools":
+        from pycocotools.coco import COCO
+        from pycocotools.cocoeval import COCOeval
+    elif evaluator == "faster-coco-eval":
+        from faster_coco_eval import COCO
+        from faster_coco_eval import COCOeval_faster as COCOeval
+    else:
+        raise ValueError(f"evaluator: expected faster-coco-eval or pycocotools, got {evaluator!r}")
+    run = COCOeval(*_sets(COCO, truth, results), "bbox")
+    run.evaluate()
+    run.accumulate()
+    run.summarize()
+    figures = {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}
+    return figures, run.eval["precision"], [int(i) for i in run.params.catIds]
+
+
+def _run_lvis(
+    truth: CocoDocument, results: list[dict[str, Any]], _: Evaluator
+) -> tuple[dict[str, float], np.ndarray, list[int]]:
+    """The federated figures of the `lvis` package: what nobody looked for in an image is no error there."""
+    from faster_coco_eval import COCO
+    from faster_coco_eval import COCOeval_faster as COCOeval
+
+    categories = [{"frequency": "f"} | each for each in truth.categories]
+    by_image: dict[int, list[dict[str, Any]]] = {}
+    for each in sorted(results, key=lambda each: -each["score"]):
+        by_image.setdefault(each["image_id"], []).append(each)
+    best = [each for found in by_image.values() for each in found[:LVIS_DETECTIONS]]
+    run = COCOeval(*_sets(COCO, truth._replace(categories=categories), best), "bbox", lvis_style=True)
+    run.params.maxDets = [LVIS_DETECTIONS]
+    run.evaluate()
+    run.accumulate()
+    precision, recall = run.eval["precision"], run.eval["recall"][..., -1]  # recall: (thresholds, classes, areas)
+    ap = precision[..., -1]  # (thresholds, recalls, classes, areas)
+    frequencies = np.array([each.get("frequency", "") for each in truth.categories])
+    parts = [ap[..., 0], ap[0, ..., 0], ap[5, ..., 0], *(ap[..., area] for area in (1, 2, 3))]
+    parts += [ap[..., frequencies == each, 0] for each in FREQUENCIES]
+    parts += [recall[..., area] for area in (0, 1, 2, 3)]
+    figures = {
+        name: float(part[part > -1].mean()) if (part > -1).any() else -1.0 for name, part in zip(LVIS_FIGURES, parts)
+    }
+    return figures, precision, [int(i) for i in run.params.catIds]
+
+
+def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[Any, Any]:
+    """Truth and results as the evaluators want them. The truth has an index; that of a million results would take a
+    second, and nobody looks into it. loadRes() of either evaluator fails on annotation files without `info` or on empty
+    results, in one version or another."""
+    indexed = coco()
+    boxes, images, categories = truth.annotations, truth.images, truth.categories
+    indexed.dataset = {"info": {}, "images": images, "categories": categories, "annotations": boxes}
+    indexed.createIndex()
+    return indexed, SimpleNamespace(getAnnIds=lambda **_: [], loadAnns=lambda _: results)

@@ -1,0 +1,124 @@
+"""Whether labelling more would pay: AP from half of the training images against AP from all of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rtdetr.config import Config, settled
+from rtdetr.data.classes import DataError
+from rtdetr.data.loader import build_val_loader, open_train_set
+from rtdetr.data.subset import spread, write_subset
+from rtdetr.engine import distributed
+from rtdetr.engine.failures import writing
+from rtdetr.engine.log import say
+from rtdetr.engine.planning.auto_config import settle
+from rtdetr.engine.run_files.run_state import Pace
+from rtdetr.engine.signals import StopSignal
+from rtdetr.engine.trainer import Trainer
+from rtdetr.weights.load import read_weights
+
+LEARNT = 0.05  # AP below which a run has not learnt enough to say anything about images
+NOISE = 0.012  # by which the AP of two seeds of one setting differ, as measured on BCCD (docs/measurements/training.md)
+
+
+class Point(NamedTuple):
+    images: int
+    ap: float  # the best of the run; below 0: there was nothing to measure
+
+
+def learning_curve(
+    cfg: Config, folder: Path, device: torch.device, tuning: Path | None = None, signals: StopSignal | None = None
+) -> int | None:
+    """Trains on every other image, then on all, for as many iterations, in FOLDER/half and FOLDER/whole; says both AP
+    and an estimate, and writes them to FOLDER/learning_curve.json. The signal that stopped it, if one did.
+
+    Raises what Trainer raises.
+    """
+    distributed.refuse_several("a learning curve")
+    cfg, automatic = settle(cfg, device, tuning=tuning)
+    say(*automatic)
+    source = open_train_set(cfg)
+    total = len(source)
+    iterations = _iterations(cfg, total)
+    if total // 2 < settled(cfg.data.train_batch_size):
+        raise DataError(
+            f"{source.annotation_file}: half of {total} images does not fill a batch of {cfg.data.train_batch_size}; "
+            "lower data.train_batch_size"
+        )
+    build_val_loader(cfg, source.classes)  # refuses before anything is written
+    if tuning is not None:
+        read_weights(tuning)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        half = write_subset(source, spread(range(total), total // 2), folder / "half.json")
+    points = []
+    for name, number in (("half", total // 2), ("whole", total)):
+        train = half if name == "half" else cfg.data.train
+        trainer = Trainer(
+            _for_as_long(replace(cfg, data=replace(cfg.data, train=train)), iterations, number, total),
+            folder / name,
+            device,
+            tuning=tuning,
+            signals=signals,
+        )
+        trainer.advise = name == "whole"
+        stopped_by = trainer.run()
+        if stopped_by is not None:
+            return stopped_by
+        points.append(Point(number, trainer.state.best_ap))
+    sentence = estimate(*points)
+    content = {"iterations": iterations, "points": [each._asdict() for each in points], "estimate": sentence}
+    with writing(folder / "learning_curve.json"):
+        (folder / "learning_curve.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    say(*(f"AP {each.ap:.3f} from {each.images} images" for each in points), sentence)
+    return None
+
+
+def estimate(half: Point, whole: Point) -> str:
+    """What the two points say. The next doubling is taken to divide what is missing to 1 as this one did."""
+    if min(half.ap, whole.ap) < 0:
+        return "no estimate: the validation set has no boxes, so there is no AP"
+    if max(half.ap, whole.ap) < LEARNT:
+        return (
+            f"no estimate: both runs were too short to learn anything (AP below {LEARNT}); raise train.epochs or "
+            "train.max_iterations, and where that does not help, try `rtdetr train --overfit 8`"
+        )
+    gain = whole.ap - half.ap
+    if gain < NOISE:
+        return (
+            f"labelling more images of this kind would hardly pay: the second half brought {gain:+.3f}, and two "
+            f"seeds differ by up to {NOISE}; look at the labels (`rtdetr doctor`), more iterations or a larger model"
+        )
+    missing = 1.0 - whole.ap
+    following = missing - missing**2 / (1.0 - half.ap)
+    pays = "would pay" if following >= NOISE else "would pay little"
+    return (
+        f"labelling more {pays}: the second half brought {gain:+.3f}; twice as many images ({2 * whole.images}) "
+        f"might bring {following:+.3f} more, to about {whole.ap + following:.3f} (one seed each: +- {NOISE})"
+    )
+
+
+def _iterations(cfg: Config, num_images: int) -> int:
+    epochs = settled(cfg.train.epochs)
+    batch_size, accumulate = settled(cfg.data.train_batch_size), settled(cfg.train.accumulate)
+    steps = Pace(batch_size, 1, accumulate, num_images, epochs).steps(epochs, 0)
+    return min(steps, cfg.train.max_iterations or steps)
+
+
+def _for_as_long(cfg: Config, iterations: int, num_images: int, of: int) -> Config:
+    """The config for so many iterations on `num_images` `of` all; what counts in epochs keeps its iterations."""
+    per_epoch = max(1, _iterations(replace(cfg, train=replace(cfg.train, epochs=1, max_iterations=0)), num_images))
+    times = round(of / max(1, num_images))
+    train = replace(
+        cfg.train,
+        epochs=-(-iterations // per_epoch),
+        max_iterations=iterations,
+        eval_every=cfg.train.eval_every * times,
+        patience=0,
+    )
+    return replace(cfg, train=train, loss=replace(cfg.loss, atss_epochs=cfg.loss.atss_epochs * times))

@@ -1,0 +1,168 @@
+"""`auto` in a config becomes a number: how many epochs, how many images in a batch, and what follows from the weights
+that a run starts from.
+
+Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12. Batches
+that an `auto` puts together into one step count one by one: a run takes about as long with it as without.
+Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/planning/memory_estimate.py), but at most 32 images, and an
+eighth of the training images where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate
+is meant for `optimizer.lr_batch` images, and then follows the batch linearly.
+Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
+did: a few hundred images teach nothing that another set has to keep. Of other weights it is kept in part.
+From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
+grown are moved less by one, each from the gradients of two batches at the rate of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rtdetr.config import Config, config_from_dict, settled
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.loader import open_train_set
+from rtdetr.engine import distributed
+from rtdetr.engine.planning.memory_estimate import make_fits
+from rtdetr.weights.checkpoint import load_checkpoint
+from rtdetr.weights.load import stored_content
+
+EPOCHS, LEAST_EPOCHS = 72, 12
+LEAST_STEPS, MOST_STEPS = 1500, 6000
+ON_CPU, SMALL = 4, 4
+MOST_IMAGES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
+STEPS_OF_EPOCH = 8
+FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt more than this set can teach
+# Columns of the table: a run from random weights, from ones that have learnt more than this set can teach, and from the
+# checkpoint of a run that itself started from random weights and kept nothing back.
+RANDOM, KNOWING, LIKE_THIS = range(3)
+BY_WEIGHTS = {
+    "model.backbone.freeze_stages": (0, FROZEN, 0),
+    "optimizer.backbone_lr_multiplier": (1.0, SLOWLY, 1.0),
+    "optimizer.muon_lr_multiplier": (3.0, 3.0, 8.0),
+    "optimizer.warmup_iterations": (50, 50, 20),
+    "ema.warmup": (100.0, 100.0, 50.0),
+    "data.augment.zoom_ramp": (0, 0, 30),
+    "data.augment.turn_after": (30, 30, 60),
+    "train.accumulate": (1, 1, 2),
+}
+
+
+def settle(
+    cfg: Config, device: torch.device, resume: Path | None = None, tuning: Path | None = None
+) -> tuple[Config, list[str]]:
+    """The config without any `auto`, and lines on what was replaced. A resumed run keeps what it had, and `auto` once
+    more in a config that has come from here finds the same numbers.
+
+    Raises DataError or CheckpointError when data or checkpoint cannot be read."""
+    sizes = cfg.data.train_batch_size, cfg.train.epochs
+    if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
+        return cfg, []
+    stored = config_from_dict(load_checkpoint(resume)["config"], str(resume)) if resume is not None else None
+    together = cfg.train.accumulate == "auto"
+    given = cfg.train.counted_batches or (1 if together else settled(cfg.train.accumulate))  # for rate and epochs
+    cfg, lines = _settle_by_weights(cfg, tuning, stored)
+    if together and settled(cfg.train.accumulate) > 1:
+        cfg = _with(cfg, "train.counted_batches", given)
+    if "auto" not in sizes:
+        return cfg, lines
+    source = open_train_set(cfg)
+    if cfg.data.train_batch_size == "auto":
+        most = MOST_IMAGES * given // settled(cfg.train.accumulate)
+        size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device, most)
+        cfg, rate = _with_rate(_with(cfg, "data.train_batch_size", size), size * given, stored)
+        lines.append(f"data.train_batch_size: auto is {size}; optimizer.lr {rate}")
+    if cfg.train.epochs == "auto":
+        batches = len(source) // (settled(cfg.data.train_batch_size) * distributed.world_size())
+        batches = max(1, batches)  # no batch at all is refused with the loader
+        epochs = settled(stored.train.epochs) if stored else epochs_for(math.ceil(batches / given))
+        cfg = _with(cfg, "train.epochs", epochs)
+        steps = epochs * math.ceil(batches / settled(cfg.train.accumulate))
+        lines.append(f"train.epochs: auto is {epochs}, {steps} iterations")
+    return cfg, lines
+
+
+def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config, str]:
+    """The config with the rate of a step of so many images per process, and a sentence on it."""
+    lr, meant_for, total = cfg.optimizer.lr, cfg.optimizer.lr_batch, images * distributed.world_size()
+    if stored and (lr, meant_for) == (stored.optimizer.lr, stored.optimizer.lr_batch):
+        return cfg, f"{lr:g}, as in the run that is resumed"
+    scaled = min(lr * (total / meant_for), 0.1)
+    cfg = _with(_with(cfg, "optimizer.lr", scaled), "optimizer.lr_batch", total)
+    return cfg, f"{lr:g}, meant for {meant_for} images a step, is {scaled:g} for {total}"
+
+
+def _settle_by_weights(cfg: Config, tuning: Path | None, stored: Config | None) -> tuple[Config, list[str]]:
+    given = bool(cfg.model.backbone.weights)
+    start = "random weights" if tuning is None and not given else "the weights it starts from"
+    if stored:
+        start = "the run that is resumed"
+    column = KNOWING if given else RANDOM
+    if tuning is not None and not given:
+        column = LIKE_THIS if _learnt_in_full(tuning) else KNOWING
+    found = []
+    for key, values in BY_WEIGHTS.items():
+        if attrgetter(key)(cfg) == "auto":
+            value = attrgetter(key)(stored) if stored else values[column]
+            cfg = _with(cfg, key, value)
+            found.append(f"{key} {value:g}")
+    return cfg, [f"auto, for {start}: {', '.join(found)}"] if found else []
+
+
+def _with(config: Any, key: str, value: Any) -> Any:
+    """A config, or a section of one, with another value at the dotted key."""
+    first, _, rest = key.partition(".")
+    return dataclasses.replace(config, **{first: _with(getattr(config, first), rest, value) if rest else value})
+
+
+def _learnt_in_full(weights: Path) -> bool:
+    """Whether a weight file comes from a run that started from random weights, or from those of such a run, and kept
+    nothing of the backbone back."""
+    content = stored_content(weights)
+    if content is None:
+        return False
+    if content.get("began") is not None:
+        return bool(content["began"].get("in_full"))
+    config = content["config"]  # all that older files say
+    rate = config["optimizer"].get("backbone_lr_multiplier", SLOWLY)
+    return not config["model"]["backbone"].get("weights") and isinstance(rate, (int, float)) and rate >= 1
+
+
+def how_it_began(cfg: Config, tuning: Path | None) -> dict[str, Any]:
+    """What the checkpoints of a run with a settled config say of its start: `weights`, a file's name, empty for random
+    ones, and `in_full`, see `_learnt_in_full`."""
+    backbone = cfg.model.backbone
+    given = tuning or backbone.weights
+    free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(backbone.freeze_stages)
+    in_full = free and not backbone.weights and (tuning is None or _learnt_in_full(tuning))
+    return {"weights": Path(given).name if given else "", "in_full": in_full}
+
+
+def epochs_for(steps: int) -> int:
+    """Epochs of so many steps each."""
+    return max(LEAST_EPOCHS, min(max(EPOCHS, math.ceil(LEAST_STEPS / steps)), max(1, MOST_STEPS // steps)))
+
+
+def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: int) -> int:
+    """The same in every process: the smallest that one of them finds."""
+    share = len(source) // distributed.world_size()
+    most = max(1, min(limit, max(SMALL, share // STEPS_OF_EPOCH), share))
+    if device.type != "cuda":
+        return min(ON_CPU, most)
+    return min(distributed.gather_objects(largest(most, make_fits(cfg, source, device))))
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, by doubling and then bisecting; 1 is not asked for."""
+    good, bad = 1, most + 1
+    while good + 1 < bad:
+        number = min(2 * good, most) if bad == most + 1 and good < most else (good + bad) // 2
+        if fits(number):
+            good = number
+        else:
+            bad = number
+    return good

@@ -1,0 +1,49 @@
+"""Warnings that a run gives without being asked: things that are no error, and yet spoil many a training."""
+
+from __future__ import annotations
+
+from rtdetr.data.classes import some
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.doctor.files import in_both
+
+FEW_BOXES = 10  # of a class, below which little can be learnt
+NOTHING = 0.0005  # AP that prints as .000
+
+
+def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
+    """Images in both sets, and classes with few boxes."""
+    warnings = []
+    shared = in_both(train, val)
+    if shared:
+        warnings.append(
+            f"warning: {len(shared)} of {len(val)} validation images are in the training set too ({some(shared)}): "
+            "AP is better than it would be on new images; take them out of one of the two"
+        )
+    counts = train.boxes_per_class()
+    rare = [f"{name} {count}" for name, count in zip(train.classes.names, counts) if count < FEW_BOXES]
+    if rare:
+        warnings.append(
+            f"warning: {len(rare)} of {len(counts)} classes have fewer than {FEW_BOXES} training boxes ({some(rare)}); "
+            "they will hardly be found, label more of them or leave them out"
+        )
+    return warnings
+
+
+class StuckAtZero:
+    """Says once that AP is still about 0 after a tenth of the run, and what the likely causes are."""
+
+    def __init__(self, total_iterations: int) -> None:
+        self.total_iterations = total_iterations
+        self.said = False
+
+    def see(self, best_ap: float, iteration: int) -> list[str]:
+        """best_ap: of all evaluations so far; below 0 there was nothing to measure."""
+        if self.said or not 0 <= best_ap < NOTHING or 10 * iteration < self.total_iterations:
+            return []
+        self.said = True
+        return [
+            f"warning: AP is still {best_ap:.2g} after {iteration} of {self.total_iterations} iterations; likely "
+            "causes: class ids or names of training and validation do not match; optimizer.lr is too high, or the "
+            "iterations are too few; boxes are wrong. `rtdetr doctor` looks at the data, `rtdetr train --overfit 8` at "
+            "all of it"
+        ]

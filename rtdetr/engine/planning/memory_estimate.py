@@ -1,0 +1,195 @@
+"""How much memory of a GPU a training needs, found out by training on the worst batch that its set can make."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rtdetr.boxes import xyxy_to_cxcywh
+from rtdetr.config import Config, ConfigError, settled
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.pasting import MOST_PASTED
+from rtdetr.engine import distributed
+from rtdetr.engine.ema import ModelEma
+from rtdetr.engine.failures import TrainingFailed
+from rtdetr.engine.graphs import repeats_in_crowds, why_not_capture
+from rtdetr.engine.mixed_precision import autocast_type
+from rtdetr.engine.optim import build_optimizer, clip_grad_norm
+from rtdetr.engine.placement import layout_of, on_device, slots_for
+from rtdetr.engine.step import training_step
+from rtdetr.losses.criterion import build_criterion
+from rtdetr.losses.functional import by_itself
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.ops.assignment import MAX_COLUMNS
+from rtdetr.ops.kernels import using
+from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.wording import option
+
+RESERVE = 0.1  # of the free memory, for what an estimate does not see
+STEPS = 2  # the second has the optimiser's moments from the start
+GIB = 2**30
+
+
+class Need(NamedTuple):
+    """Bytes of a GPU."""
+
+    kept: int  # by weights, their average, gradients and the optimiser
+    step: int  # by what a step has beside them, at its peak
+    evaluation: int  # likewise
+
+    def total(self, graphs: int) -> int:
+        """graphs: 0 without; 1 for a single one; more where plain steps come after the first."""
+        return self.kept + max(self.step * max(1, graphs), self.step * min(1, graphs) + self.evaluation)
+
+
+def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
+    """Trains on the worst-case batch of the set on a GPU: a line on the memory that the run will take, and a warning
+    where there is less. Every process has to call it. Raises ConfigError when the batch does not fit into one of
+    them."""
+    size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
+    boxes = int(source.boxes_per_image().max())
+    batch = f"the worst batch of the set ({size} images of {side} x {side}, up to {boxes} boxes in one)"
+    needs = distributed.gather_objects((measure(cfg, source, size, device), _free(device)))
+    captured = why_not_capture(cfg.train, device, cfg.kernels) is None
+    advice, graphs = what_to_lower(cfg, captured), graphs_of(cfg, source) if captured else 0
+    if any(need is None for need, _ in needs):
+        free = min(free for _, free in needs) / GIB
+        raise ConfigError(
+            f"{batch} does not fit into the {free:.1f} GiB that are free on {device}; {advice}, stop what else uses "
+            "the GPU, or train without this estimate with train.estimate_memory=false"
+        )
+    need, free = max((need.total(graphs), free) for need, free in needs if need is not None)
+    line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, estimated on {batch}"
+    if need <= free:
+        return [line]
+    return [line, f"warning: the run may end for lack of memory; {advice}"]
+
+
+def what_to_lower(cfg: Config, captured: bool) -> str:
+    """The settings that a training which does not fit into its GPU can change, with their values. captured: its steps
+    are graphs."""
+    accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its images"
+    advice = [
+        f"data.train_batch_size ({accumulated})",
+        f"the sizes in data.augment.batch_sizes (up to {max(cfg.data.augment.batch_sizes)})",
+        f"model.supervision.num_noise_groups ({cfg.model.supervision.num_noise_groups})",
+    ]
+    settings = [] if cfg.train.checkpoint_activations else ["train.checkpoint_activations=true"]
+    settings += ["train.graphs=off"] if captured else []
+    return (f"set {' and '.join(settings)}, or " if settings else "") + f"lower {', '.join(advice)}"
+
+
+def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
+    """What a run that does not fit into its GPU can change."""
+    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg, captured)
+    go_on = f"; go on with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
+    return TrainingFailed(
+        f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
+        f"else uses the GPU{go_on}"
+    )
+
+
+def graphs_of(cfg: Config, source: DetectionSet) -> int:
+    """1 where all batches are of one kind, else 2, for any number; 0 where every image is too crowded. Graphs share
+    their memory, and keep it; the plain steps that come before the next kind is captured need theirs beside it."""
+    counts, supervision = source.boxes_per_image(), cfg.model.supervision
+    pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
+    fewest, most = (slots_for(n, supervision.num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
+    if fewest > MAX_COLUMNS // repeats_in_crowds(supervision):
+        return 0
+    return 1 if fewest == most and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
+
+
+def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
+    """A function that tells whether a batch of so many images fits into the memory of the GPU that is free now."""
+    captured = why_not_capture(cfg.train, device, cfg.kernels) is None
+    graphs = graphs_of(cfg, source) if captured else 0
+
+    def fits(batch_size: int) -> bool:
+        room = (1.0 - RESERVE) * _free(device)
+        need = measure(cfg, source, batch_size, device)
+        return need is not None and need.total(graphs) <= room
+
+    return fits
+
+
+def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> Need | None:
+    """What training on the worst batch of so many images takes; None when there is not enough of it."""
+    _free(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    try:
+        with by_itself(), using(cfg.kernels):
+            kept, model = train_on_worst(cfg, source, batch_size, device)
+        step = torch.cuda.max_memory_reserved(device) - before - kept
+        _free(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        between = torch.cuda.memory_reserved(device)
+        with using(cfg.kernels):
+            _detect(cfg, model, device)
+        del model
+        return Need(kept, step, torch.cuda.max_memory_reserved(device) - between)
+    except torch.cuda.OutOfMemoryError:
+        return None
+    finally:
+        _free(device)
+        torch.cuda.reset_peak_memory_stats(device)  # what a run shows is its own
+
+
+@torch.inference_mode()
+def _detect(cfg: Config, model: nn.Module, device: torch.device) -> None:
+    model.eval()(torch.rand(cfg.data.val_batch_size, 3, *cfg.data.image_size, device=device))
+
+
+def _free(device: torch.device) -> int:
+    """Bytes, once what was used is given back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
+def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> tuple[int, nn.Module]:
+    """Training steps of a new model, optimiser and average, on the worst batch; the bytes that these three hold, with
+    gradients, and the average."""
+    start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    model = build_model(cfg.model, len(source.classes)).to(device).to(memory_format=layout_of(device)).train()
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    criterion, optimizer, average = (
+        build_criterion(cfg, len(source.classes)),
+        build_optimizer(model, cfg.optimizer),
+        ModelEma(model, cfg.ema),
+    )
+    model.decoder.recompute = cfg.train.checkpoint_activations
+    dtype = autocast_type(device, cfg.train.precision)
+    batch = worst_batch(source, batch_size, max(cfg.data.augment.batch_sizes))
+    for _ in range(STEPS):
+        images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
+        training_step(model, images, targets, criterion=criterion, dtype=dtype)
+        clip_grad_norm(parameters, cfg.optimizer.clip_grad_norm)
+        optimizer.step()
+        average.update()
+        del images, targets
+    kept = torch.cuda.memory_allocated(device) - start if device.type == "cuda" else 0
+    return kept, average.model
+
+
+def worst_batch(source: DetectionSet, batch_size: int, side: int) -> Batch:
+    """The fullest images of the set, as noise of side x side pixels."""
+    order = np.argsort(-source.boxes_per_image(), kind="stable")
+    labels, boxes, boxes_pixel, infos = [], [], [], []
+    for index in np.resize(order, batch_size).tolist():
+        corners, own = (torch.from_numpy(each) for each in source.targets(index))
+        info = source.info(index)
+        normalised = corners / torch.tensor([info.width, info.height, info.width, info.height])
+        labels.append(own)
+        boxes.append(xyxy_to_cxcywh(normalised))
+        boxes_pixel.append(normalised * side)
+        infos.append(ImageInfo(info.image_id, info.file_name, side, side))
+    images = torch.randint(256, (batch_size, 3, side, side), dtype=torch.uint8)
+    return Batch(images, Targets.stack(labels, boxes, boxes_pixel), tuple(infos))

@@ -1,0 +1,156 @@
+"""What a run leaves behind to look at: metrics.csv, TensorBoard files and curves.png."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rtdetr.engine.run_files.tensorboard import EventFile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+# The dense head's losses have the official names, which say neither dense nor head; see docs/training.md.
+COLUMNS = {
+    "loss_aux_o2m": "dense",
+    "loss_cls_aux_o2m": "dense_class",
+    "loss_iou_aux_o2m": "dense_iou",
+    "loss_dfl_aux_o2m": "dense_dfl",
+    "loss_l1_aux_o2m": "dense_l1",
+    "loss_scale": "loss_scale",
+}
+
+
+class MetricsLog:
+    """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
+
+    resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
+    after it belong to steps that will be done again and are dropped, and so is its evaluation when that is still due;
+    where the two numbers differ, as steps became larger or smaller, the rows before it are numbered in steps of today.
+    """
+
+    def __init__(
+        self, folder: Path, resume_at: int | None, saved_at: int | None = None, evaluation_due: bool = False
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "metrics.csv"
+        self.columns: list[str] = []
+        self._waiting: list[Row] = []  # for room on the disk
+        self.aside: Path | None = None  # where a file lies now that is none of a run's
+        if resume_at is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            rows = self._rows_until(resume_at, saved_at or resume_at, evaluation_due)
+            self._rewrite(rows, [])
+        purge = None if resume_at is None else resume_at + 1
+        self.board = EventFile(folder / "tensorboard", purge)
+
+    def _rows_until(self, resume_at: int, saved_at: int, evaluation_due: bool) -> list[Row]:
+        """Those of before, numbered in steps of today. A file that somebody else has changed is moved aside."""
+        due = ("eval", saved_at) if evaluation_due else None
+        try:
+            rows = [row | {"iteration": int(row["iteration"]), "kind": row["kind"]} for row in read_rows(self.path)]
+        except (ValueError, TypeError, KeyError, csv.Error):
+            self.aside = self.path.with_name("metrics-other.csv")
+            self.path.replace(self.aside)
+            return []
+        rows = [row for row in rows if row["iteration"] <= saved_at and (row["kind"], row["iteration"]) != due]
+        return [row | {"iteration": math.ceil(row["iteration"] * resume_at / saved_at)} for row in rows]
+
+    def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
+        """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.
+
+        Raises OSError when the disk takes nothing: metrics.csv stays whole and gets the row with a later one,
+        TensorBoard may have a gap.
+        """
+        shown = {short_name(name): value for name, value in values.items()}
+        row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch}
+        row |= {name: "" if value is None else f"{value:.6g}" for name, value in shown.items()}
+        self._waiting.append(row)
+        self._append()
+        numbers = {f"{kind}/{name}": value for name, value in shown.items() if value is not None}
+        self.board.add_numbers(iteration, numbers)
+
+    def _append(self) -> None:
+        before = list(self.columns)
+        new = [name for row in self._waiting for name in row if name not in before]
+        if new or not self.path.is_file():  # somebody may have moved it away
+            try:
+                self._rewrite(read_rows(self.path), new)
+            except OSError:
+                self.columns = before
+                raise
+        size = self.path.stat().st_size
+        try:
+            with open(self.path, "a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self.columns).writerows(self._waiting)
+        except OSError:
+            os.truncate(self.path, size)  # no half row
+            raise
+        self._waiting.clear()
+
+    def _rewrite(self, rows: list[Row], new_columns: list[str]) -> None:
+        if rows:
+            self.columns = list(rows[0])
+        self.columns += [name for name in new_columns if name not in self.columns]
+        if not self.columns:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".csv.part")  # whoever is killed in here leaves the old file
+        with open(beside, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        beside.replace(self.path)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.csv as text; none when there is no file. A last line without its end is left out: it was
+    being written when the program or the machine died. Files of before get the columns of today, empty for -1."""
+    if not path.is_file():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(line for line in file if line.endswith("\n"))
+        return [
+            {short_name(name): "" if value == "-1.0" else value for name, value in row.items() if name is not None}
+            for row in reader
+        ]
+
+
+def short_name(name: str) -> str:
+    """The column of a loss: "l1_aux_dn" for "loss_bbox_aux_dn". Other names stay."""
+    return COLUMNS.get(name) or name.removeprefix("loss_").replace("bbox", "l1").replace("o2m_branch", "o2m")
+
+
+def draw_curves(metrics: Path, image: Path) -> None:
+    """Loss, learning rate and AP over the iterations, as a PNG."""
+    curves(read_rows(metrics)).savefig(image, dpi=100)
+
+
+def curves(rows: list[Row]) -> Figure:
+    """The axes follow the data; what does not exist is not drawn."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 4), layout="tight")
+    plots = (
+        ("train", ["loss"], "training loss"),
+        ("train", ["lr"], "learning rate"),
+        ("eval", ["AP", "AP50", "AP75", "AR100"], "validation"),
+    )
+    for axis, (kind, names, title) in zip(figure.subplots(1, 3), plots):
+        for name in names:
+            points = [(int(r["iteration"]), float(r[name])) for r in rows if r["kind"] == kind and r.get(name)]
+            if points:
+                marker = "o" if len(points) == 1 else "." if len(points) < 100 else None
+                axis.plot(*zip(*points), label=name, marker=marker)
+        axis.set(title=title, xlabel="iteration")
+        axis.grid(alpha=0.3)
+        if len(names) > 1 and axis.lines:
+            axis.legend()
+    return figure

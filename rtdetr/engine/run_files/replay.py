@@ -1,0 +1,152 @@
+"""A failed step once more, plainly and by itself: which module was the first to say something that is not finite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.config import Config, config_from_dict
+from rtdetr.engine.mixed_precision import autocast_type, precision_on
+from rtdetr.engine.placement import on_device
+from rtdetr.engine.step import Part, training_step
+from rtdetr.losses.criterion import build_criterion
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.ops.kernels import using
+from rtdetr.types import Batch, ImageInfo, Targets
+from rtdetr.weights.checkpoint import CheckpointError, read_torch_file
+
+PARTS = {"config", "num_classes", "iteration", "epoch", "random", "pictures", "batches", "model"}
+
+
+class FailedStep(NamedTuple):
+    """All that an optimiser step follows from, as failed_batch.pth keeps it."""
+
+    cfg: Config
+    num_classes: int
+    epoch: int
+    random: list[Tensor]  # see `random_state`
+    batches: list[Batch]
+    model: dict[str, Tensor]  # the weights it started from
+
+
+class Diagnosis(NamedTuple):
+    """What a step came to."""
+
+    losses: dict[str, float]  # by name, and grad_norm; as far as it came
+    refused: str  # why the losses could not be computed, if so
+    module: str  # the first one whose output was not finite; "" when there was none
+    images: list[str]  # those whose pixels or boxes are not finite, and which of the two
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.refused or self.module) or not all(map(math.isfinite, self.losses.values()))
+
+    def text(self) -> str:
+        """One clause."""
+        first = f"{self.module or 'no module'} is the first module whose output is not finite"
+        return "; ".join((first, *self.images))
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Of the generators that a step draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
+    """Does the step with a model of its own, without graphs and compiling; random generators stay as they are."""
+    cfg = step.cfg
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        model = build_model(cfg.model, step.num_classes).to(device)
+        model.decoder.recompute = cfg.train.checkpoint_activations
+        model.load_state_dict(step.model)
+        torch.set_rng_state(step.random[0])
+        if device.type == "cuda" and len(step.random) > 1:
+            torch.cuda.set_rng_state(step.random[1], device)
+        model.train()
+        bad = _watch_outputs(model)
+        with using(cfg.kernels):
+            losses, refused = _do(step, model, device)
+    return Diagnosis(losses, refused, bad[0] if bad else "", [*_non_finite_images(step.batches)])
+
+
+def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[str, float], str]:
+    cfg = step.cfg
+    losses: dict[str, float] = {}
+    criterion, dtype = build_criterion(cfg, step.num_classes), autocast_type(device, cfg.train.precision)
+    boxes = [sum(batch.targets.counts) for batch in step.batches]
+    for batch in step.batches:
+        images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
+        part = Part(step.epoch, boxes if len(boxes) > 1 else ())
+        try:
+            names, values = training_step(model, images, targets, part, criterion=criterion, dtype=dtype)
+        except FloatingPointError as error:
+            return losses, str(error)
+        for name, value in zip(names, values.tolist()):
+            losses[name] = losses.get(name, 0.0) + value
+    losses.pop("non_finite_image", None)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return {**losses, "grad_norm": torch.nn.utils.get_total_norm(gradients).item()}, ""
+
+
+def _watch_outputs(model: nn.Module) -> list[str]:
+    """The names of modules whose output is not finite, as they come; those inside a module come before it."""
+    bad: list[str] = []
+
+    def look(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            if not bad and not all(map(_finite, _tensors(output))):
+                before = "" if all(map(_finite, _tensors(inputs))) else ", whose input was not, either,"
+                bad.append(f"{name} ({type(module).__name__}){before}")
+
+        return hook
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(look(name or "the model"))
+    return bad
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    for each in value if isinstance(value, (list, tuple)) else value.values() if isinstance(value, dict) else ():
+        yield from _tensors(each)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _non_finite_images(batches: list[Batch]) -> Iterator[str]:
+    for batch in batches:
+        for index, info in enumerate(batch.infos):
+            for what, tensor in (("pixels", batch.images), ("boxes", batch.targets.boxes)):
+                if not _finite(tensor[index]):
+                    yield f"the {what} of {info.file_name} are not finite"
+
+
+def replay(path: Path, device: torch.device) -> int:
+    """Prints what comes of the step in a failed_batch.pth; 1 when it fails again, else 0. Raises CheckpointError."""
+    content = read_torch_file(path)
+    if not isinstance(content, dict) or not content.keys() >= PARTS:
+        raise CheckpointError(f"{path}: not a failed step; --replay takes the failed_batch.pth of a run")
+    infos = iter(content["pictures"])
+    batches = [
+        Batch(images, Targets(*targets), tuple(ImageInfo(*info) for info in itertools.islice(infos, len(images))))
+        for images, targets in content["batches"]
+    ]
+    cfg = config_from_dict(content["config"], str(path))
+    step = FailedStep(cfg, content["num_classes"], content["epoch"], content["random"], batches, content["model"])
+    precision = precision_on(device, cfg.train.precision)
+    print(f"iteration {content['iteration']} (epoch {step.epoch}) on {device}, {precision}")
+    print("images: " + ", ".join(info.file_name for batch in batches for info in batch.infos))
+    found = diagnose(step, device)
+    print("\n".join(f"{name} = {value:g}" for name, value in found.losses.items()) or found.refused)
+    print(found.text())
+    print("the failure is reproduced" if found.failed else "the step is sound here; the failure is not reproduced")
+    return int(found.failed)

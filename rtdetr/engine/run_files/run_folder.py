@@ -1,0 +1,96 @@
+"""The folder of a training run: which one it is, and what becomes of what is in there.
+
+`choose_folder` decides before the work and leaves no trace; `prepare_folder` acts, once the run can start.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from rtdetr.engine.run_files.run_lock import run_lock
+from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
+from rtdetr.wording import option
+
+RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
+BESIDE = ("last-1.pth", "curves.png", "data_report.json", "load_report.txt", "failed_batch*.pth")
+HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt")
+
+
+def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:
+    """The folder that a run will write to: `output_dir`, or that of the checkpoint it goes on from, or output/NAME,
+    with a number where that is taken. Raises OutputError for one that holds a run, unless `overwrite`, and for one
+    that cannot be written to, ConfigError for one where a training is at work."""
+    default = Path("output") / name
+    folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
+    if overwrite and _goes_on_there(folder, resume):
+        raise OutputError(
+            f"{folder}: {option('-r', 'resume')} goes on in there and replaces no run; leave out "
+            f"{option('--overwrite', 'overwrite=True')} or name another {option('--output-dir', 'output_dir')}"
+        )
+    _check_unused(folder, resume, overwrite)
+    check_folder(folder)
+    if any(_files_of_run(folder)):
+        check_folder(_old_folder(folder))
+        with run_lock(folder):
+            pass
+    return folder
+
+
+def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
+    """Moves a run that is in the folder to FOLDER-old, and brings the history of the run that goes on there from
+    elsewhere. Raises OutputError when another run has begun there in the meantime, RunFailed when writing fails."""
+    if _goes_on_there(folder, resume):
+        return
+    _check_unused(folder, resume, overwrite)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        in_the_way = list(_files_of_run(folder))
+        if in_the_way:
+            old = _old_folder(folder)
+            old.mkdir()
+            for each in in_the_way:
+                shutil.move(each, old / each.name)
+            print(f"{folder}: the run that was there is in {old} now")
+        if resume is not None:
+            _bring_history(resume, folder)
+
+
+def _check_unused(folder: Path, resume: Path | None, overwrite: bool) -> None:
+    found = [name for name in RUN if (folder / name).exists()]
+    if not found or overwrite or _goes_on_there(folder, resume):
+        return
+    last = folder / "last.pth"
+    go_on = f"go on with {option(f'-r {last}', f'resume={str(last)!r}')}, " if last.name in found else ""
+    raise OutputError(
+        f"{folder}: holds a run already ({', '.join(found)}); {go_on}choose another "
+        f"{option('--output-dir', 'output_dir')}, or move it aside with {option('--overwrite', 'overwrite=True')} "
+        f"(to {_old_folder(folder).name})"
+    )
+
+
+def _goes_on_there(folder: Path, resume: Path | None) -> bool:
+    return resume is not None and folder.resolve() == resume.parent.resolve()
+
+
+def _old_folder(folder: Path) -> Path:
+    """Beside the folder itself, also where that is `.` or a link: on the same disk, moving is renaming."""
+    folder = folder.resolve()
+    return unused_folder(folder.with_name(f"{folder.name}-old"))
+
+
+def _files_of_run(folder: Path) -> Iterator[Path]:
+    """Only those: the folder may be the one that the user works in."""
+    for pattern in (*RUN, *BESIDE):
+        yield from sorted(folder.glob(pattern))
+
+
+def _bring_history(checkpoint: Path, folder: Path) -> None:
+    """Rows and curves after the checkpoint are dropped when the run opens its log."""
+    shutil.copyfile(checkpoint, folder / "last.pth")
+    for each in (checkpoint.parent / name for name in HISTORY):
+        if each.is_dir():
+            shutil.copytree(each, folder / each.name)
+        elif each.is_file():
+            shutil.copyfile(each, folder / each.name)

@@ -1,0 +1,211 @@
+"""What a run is besides its data: weights, their average, the optimiser, and how far it has come."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from rtdetr.config import Config, settled
+from rtdetr.data.classes import Classes
+from rtdetr.engine import distributed
+from rtdetr.engine.early_stop import EarlyStop
+from rtdetr.engine.ema import ModelEma
+from rtdetr.engine.optim import build_optimizer, load_optimizer
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint
+from rtdetr.weights.load import load_exactly
+from rtdetr.wording import option
+
+
+class Pace(NamedTuple):
+    """The settings that turn a position in the data into a number of optimiser steps."""
+
+    batch_size: int  # images per process
+    num_processes: int
+    accumulate: int
+    num_images: int
+    epochs: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.batch_size * self.num_processes
+
+    @property
+    def batches(self) -> int:
+        """Per epoch and process."""
+        return self.num_images // self.global_batch
+
+    def steps(self, epoch: int, start_batch: int) -> int:
+        """Optimiser steps before that batch. An epoch ends with a step, whatever number of batches is left for it."""
+        per_epoch = math.ceil(self.batches / self.accumulate)
+        return (epoch + 1) * per_epoch - math.ceil((self.batches - start_batch) / self.accumulate)
+
+    def changes(self, before: Pace) -> str:
+        names = ("data.train_batch_size", "processes", "train.accumulate", "training images", "train.epochs")
+        return ", ".join(f"{name} {old} -> {new}" for name, old, new in zip(names, before, self) if old != new)
+
+
+class RunState:
+    """The state of a run of `model`, which `content` gives and `load` takes back. Nothing has been trained at first.
+
+    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and from the settings of today.
+    """
+
+    def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_images: int) -> None:
+        self.cfg, self.classes, self.model = cfg, classes, model
+        train = cfg.train
+        self.pace = Pace(
+            settled(cfg.data.train_batch_size),
+            distributed.world_size(),
+            settled(train.accumulate),
+            num_images,
+            settled(train.epochs),
+        )
+        steps = self.pace.steps(self.pace.epochs, 0)
+        self.total_iterations = min(steps, train.max_iterations or steps)
+        self.optimizer = build_optimizer(model, cfg.optimizer)
+        device = next(model.parameters()).device
+        self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.train.precision == "fp16")
+        self.ema = ModelEma(model, cfg.ema)
+        self.iteration = self.epoch = self.start_batch = 0
+        self.saved_iteration = 0  # what the resumed run called its last step
+        self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
+        self.early_stop = EarlyStop(train.patience, train.min_delta)
+        self.began: dict[str, Any] | None = None  # see how_it_began() in automatic.py
+
+    def content(self) -> dict[str, Any] | None:
+        """The content of a checkpoint, whose tensors are those of the run; None but on the main process. Every process
+        has to call it."""
+        generators = distributed.gather_objects(rng_state())
+        if not distributed.is_main():
+            return None
+        training = {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "iteration": self.iteration,
+            "epoch": self.epoch,
+            "pictures": self.start_batch * self.pace.global_batch,  # of this epoch, by all processes
+            "num_pictures": self.pace.num_images,
+            "ema_updates": self.ema.num_updates,
+            "best_ap": self.best_ap,
+            "evaluation_due": self.evaluation_due,
+            "early_stop": self.early_stop.state(),
+            "rng": generators,
+        }
+        ema = self.ema.model.state_dict()
+        return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training, began=self.began)
+
+    def load(self, path: Path) -> str | None:
+        """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
+        decide how it goes on. Raises CheckpointError."""
+        content = load_checkpoint(path)
+        state = content["training"]
+        if state is None:
+            raise CheckpointError(
+                f"{path}: holds weights but no training state; "
+                + option("start from them with -t", "train() the model that from_pretrained() makes of them")
+                + ", or resume last.pth"
+            )
+        if tuple(content["classes"]["category_ids"]) != self.classes.category_ids:
+            raise CheckpointError(
+                f"{path}: trained for other category ids than those in {self.cfg.data.train.annotations}"
+            )
+        load_exactly(self.model, content["model"], path)
+        load_exactly(self.ema.model, content["ema"], path)
+        try:
+            load_optimizer(self.optimizer, state["optimizer"])
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path}: the optimiser state does not fit ({error}); was something else frozen, or Muon off?"
+            ) from error
+        if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
+            self.scaler.load_state_dict(state["scaler"])
+        self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
+        self.evaluation_due, self.began = state["evaluation_due"], content.get("began")
+        if "early_stop" in state:  # older files have none
+            self.early_stop.load(state["early_stop"])
+        if distributed.rank() < len(state["rng"]):
+            set_rng_state(state["rng"][distributed.rank()])
+        return self._find_position(content["config"], state, path)
+
+    def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
+        """Goes to where the run in a checkpoint stopped, in whole batches of today."""
+        batch_size, num_processes = config["data"]["train_batch_size"], len(state["rng"])
+        images = state.get("pictures")
+        if images is None:  # files of before counted batches
+            images = state["start_batch"] * batch_size * num_processes
+        self.epoch = state["epoch"]
+        self.start_batch = min(images // self.pace.global_batch, self.pace.batches)
+        if self.start_batch == self.pace.batches:  # less fits into an epoch than before
+            self.epoch, self.start_batch, self.evaluation_due = self.epoch + 1, 0, True
+        self.iteration = self.pace.steps(self.epoch, self.start_batch)
+        self.saved_iteration = state["iteration"]
+        num_images = state.get("num_pictures", self.pace.num_images)
+        train = config["train"]
+        before = Pace(batch_size, num_processes, train["accumulate"], num_images, train["epochs"])
+        if before == self.pace:
+            return None
+        return (
+            f"{path}: {self.pace.changes(before)}; goes on in epoch {self.epoch} after "
+            f"{self.start_batch * self.pace.global_batch} of {self.pace.num_images} images, at iteration "
+            f"{self.iteration} of {self.total_iterations}"
+        )
+
+
+def with_absolute_paths(cfg: Config) -> Config:
+    """The config as a run stores it: what comes from the checkpoint finds its data from any directory."""
+
+    def absolute(path: str) -> str:
+        return os.path.abspath(path) if path else ""
+
+    train, val = (
+        dataclasses.replace(split, images=absolute(split.images), annotations=absolute(split.annotations))
+        for split in (cfg.data.train, cfg.data.val)
+    )
+    backbone = dataclasses.replace(cfg.model.backbone, weights=absolute(cfg.model.backbone.weights))
+    return dataclasses.replace(
+        cfg,
+        data=dataclasses.replace(cfg.data, train=train, val=val),
+        model=dataclasses.replace(cfg.model, backbone=backbone),
+    )
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def be_deterministic() -> None:
+    """From now on kernels of a GPU that give other bits each time are replaced by slower ones, or refused."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU's first matrices are multiplied
+    torch.use_deterministic_algorithms(True)
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of Python's, numpy's and torch's generators, in types that a weights-only load accepts."""
+    numpy_state: Any = np.random.get_state()
+    name, keys, *rest = numpy_state
+    return {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    random.setstate(state["python"])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,111 @@
+"""Saving a run: every now and then in the background, where a step waits for a copy in memory and never for a disk."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rtdetr.engine import distributed
+from rtdetr.engine.failures import CannotWrite, writing
+from rtdetr.engine.log import say
+from rtdetr.engine.run_files.run_lock import run_lock
+from rtdetr.engine.run_files.run_state import RunState
+from rtdetr.weights.checkpoint import BEFORE, LAST, make_checkpoint, save_checkpoint
+
+BEST = "best.pth"
+
+
+class Saver:
+    """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run; the main process does it.
+
+    A file that cannot be written, as on a full disk, costs a sentence, and the next save tries again; only a final one
+    must succeed. resume: the checkpoint that the run goes on from.
+    """
+
+    def __init__(self, state: RunState, folder: Path, resume: Path | None = None) -> None:
+        self.state, self.folder = state, folder
+        self._last_is_good = resume is None or resume.name != BEFORE  # whoever resumes that may have a damaged last.pth
+        self._best: dict[str, Any] | None = None  # to be written
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
+        self._job: Future[None] | None = None
+        self._saved, self._place = time.perf_counter(), ExitStack()
+
+    def begin(self) -> None:
+        """Takes the folder, and removes what a killed run left of files that it was writing. Raises ConfigError when
+        another training is at work there."""
+        self._place.enter_context(run_lock(self.folder))
+        for each in self.folder.glob(".*.pth.*.part"):
+            each.unlink(missing_ok=True)
+
+    def due(self) -> bool:
+        """Whether train.save_seconds have passed, and the disk has taken what it was given; alike in every process."""
+        waited = time.perf_counter() - self._saved >= self.state.cfg.train.save_seconds
+        writes = self._job is not None and not self._job.done()
+        return distributed.any_process(distributed.is_main() and waited and not writes)
+
+    def keep_best(self) -> None:
+        """The present average is written to best.pth with the next save, before the state that calls it the best."""
+        self.wait()
+        if distributed.is_main():
+            ema = self.state.ema.model.state_dict()
+            self._best = on_host(make_checkpoint(self.state.cfg, self.state.classes, ema, began=self.state.began))
+
+    def save(self, background: bool = False, final: bool = False) -> None:
+        """Saves the present state; every process has to call it. Raises CannotWrite when a final one fails."""
+        self.wait()
+        content = self.state.content()
+        self._saved = time.perf_counter()
+        if content is None:
+            return
+        if background:
+            self._job = self._thread.submit(self._try, on_host(content))
+        elif final:
+            self._write(content)
+        else:
+            self._try(content)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def end(self) -> None:
+        """Waits, and gives back the folder."""
+        with self._place:
+            self.wait()
+
+    def _try(self, content: dict[str, Any]) -> None:
+        try:
+            self._write(content)
+        except CannotWrite as error:
+            seconds = self.state.cfg.train.save_seconds
+            say(
+                f"{error.path}: cannot be written ({error.reason}); training goes on, what was saved before is whole; "
+                f"make room, the next save comes in {seconds:g} s or with an evaluation"
+            )
+
+    def _write(self, content: dict[str, Any]) -> None:
+        if self._best is not None:
+            with writing(self.folder / BEST):
+                save_checkpoint(self.folder / BEST, self._best)
+            self._best = None
+        with writing(self.folder / LAST):
+            save_checkpoint(self.folder / LAST, content, self.folder / BEFORE if self._last_is_good else None)
+        self._last_is_good = True
+
+
+def on_host(value: Any) -> Any:
+    """A copy of nested dicts, lists and tuples, whose tensors are copies in host memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {name: on_host(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_host(each) for each in value)
+    return value

@@ -1,0 +1,105 @@
+"""What an exported file says about itself: enough to use it without the checkpoint it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import rtdetr
+from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
+from rtdetr.data.classes import Classes
+from rtdetr.weights.checkpoint import CheckpointError
+
+FORMAT = "1"  # of these entries
+InputType = Literal["uint8", "float"]
+Precision = Literal["fp32", "fp16", "int8"]
+
+# How others are told to resize, by data.interpolation.
+RESIZES = {
+    **{"cubic": "OpenCV cubic", "bilinear": "bilinear with smoothing (Pillow, torchvision)"},
+    **{"bicubic": "bicubic with smoothing (Pillow, torchvision)"},
+}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """config and classes are those of the checkpoint; the rest says how the file is to be fed and read."""
+
+    config: Config
+    classes: Classes
+    input: InputType  # uint8 images, or float32 in [0, 1]
+    raw: bool  # logits and boxes as the model says them, or detections
+    precision: Precision
+    weights_sha256: str  # of the weights' names and numbers, see rtdetr/weights/digest.py
+    checkpoint_sha256: str = ""  # of the weight file; empty for a model that came from none
+    version: str = rtdetr.__version__
+
+    def entries(self) -> dict[str, str]:
+        """Text for every key, as files of all formats can carry it."""
+        height, width = self.config.data.image_size
+        preprocess = {
+            "size": [height, width],
+            "resize": f"{RESIZES[self.config.data.interpolation]} on uint8, aspect ratio not kept",
+            "channels": "RGB",
+            "input": self.input,
+            "range": [0, 255] if self.input == "uint8" else [0, 1],
+        }
+        return {
+            "rtdetr.format": FORMAT,
+            "rtdetr.version": self.version,
+            "names": json.dumps(self.classes.names),
+            "category_ids": json.dumps(self.classes.category_ids),
+            "preprocess": json.dumps(preprocess),
+            "outputs": "raw" if self.raw else "detections",
+            "precision": self.precision,
+            "weights_sha256": self.weights_sha256,
+            "checkpoint_sha256": self.checkpoint_sha256,
+            "config": json.dumps(config_to_dict(self.config)),
+        }
+
+
+def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:
+    """What `Metadata.entries` wrote. Raises CheckpointError for a file of other origin or with damaged entries."""
+    if entries.get("rtdetr.format") != FORMAT:
+        raise CheckpointError(
+            f"{path}: not an export of this program, which would name its classes and preprocessing; "
+            "write one with `rtdetr export WEIGHTS`"
+        )
+    try:
+        config = config_from_dict(json.loads(entries["config"]), str(path))
+        classes = Classes(tuple(json.loads(entries["names"])), tuple(json.loads(entries["category_ids"])))
+        metadata = Metadata(
+            config,
+            classes,
+            _one_of(InputType, json.loads(entries["preprocess"])["input"]),
+            {"raw": True, "detections": False}[entries["outputs"]],
+            _one_of(Precision, entries["precision"]),
+            entries["weights_sha256"],
+            entries["checkpoint_sha256"],
+            entries["rtdetr.version"],
+        )
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its metadata are damaged ({error}); export it again") from error
+    if not classes.names or len(classes.names) != len(classes.category_ids):
+        raise CheckpointError(f"{path}: its metadata are damaged, the classes do not fit their ids; export it again")
+    return metadata
+
+
+def _one_of(kind: Any, value: str) -> Any:
+    if value not in get_args(kind):
+        raise ValueError(f"expected one of {', '.join(get_args(kind))}, got {value!r}")
+    return value
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file; of a folder, that of its files in the order of their names."""
+    digest = hashlib.sha256()
+    for each in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+        with open(each, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

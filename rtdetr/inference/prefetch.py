@@ -1,0 +1,113 @@
+"""Work in threads beside the network: what comes is taken ahead, what is done is written behind."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import cv2
+
+from rtdetr.data.classes import DataError
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+END = object()
+
+
+def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
+    """The same items. A thread takes up to `number` of them ahead; what that raises is raised in its turn."""
+    pool = ThreadPoolExecutor(1, "rtdetr-ahead")
+    waiting = deque(pool.submit(next, items, END) for _ in range(number))
+    try:
+        while (item := waiting.popleft().result()) is not END:
+            waiting.append(pool.submit(next, items, END))
+            yield cast(Item, item)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def beside(
+    work: Callable[[Item], Made], items: Iterable[Item], number: int, pool: Executor | None = None
+) -> Iterator[tuple[Item, Made]]:
+    """Each item and what `work` makes of it, in their order. So many threads, or the pool, have up to two items each;
+    what `work` raises is raised in its turn."""
+    pool = pool or ThreadPoolExecutor(number, "rtdetr-beside")
+    waiting: deque[tuple[Item, Future[Made]]] = deque()
+    try:
+        for item in items:
+            waiting.append((item, pool.submit(work, item)))
+            while waiting and (len(waiting) > 2 * number or waiting[0][1].done()):
+                first, made = waiting.popleft()
+                yield first, made.result()
+        while waiting:
+            first, made = waiting.popleft()
+            yield first, made.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Lists of `size` items. A DataError of the items comes after those that came before it."""
+    batch: list[Item] = []
+    failed: DataError | None = None
+    try:
+        for item in items:
+            batch.append(item)
+            if len(batch) == size:
+                yield batch
+                batch = []
+    except DataError as error:
+        failed = error
+    if batch:
+        yield batch
+    if failed is not None:
+        raise failed
+
+
+_opencv = threading.Lock()
+_readers: list[int] = []  # the number of OpenCV's threads before each of them began
+
+
+@contextlib.contextmanager
+def one_opencv_thread() -> Iterator[None]:
+    """In here OpenCV works in the thread that calls it. Its own threads, one team for the process, wait for work
+    spinning, and take the processors from threads that read images side by side."""
+    with _opencv:
+        _readers.append(_readers[0] if _readers else cv2.getNumThreads())
+        cv2.setNumThreads(1)
+    try:
+        yield
+    finally:
+        with _opencv:
+            before = _readers.pop()
+            if not _readers:
+                cv2.setNumThreads(before)
+
+
+class Behind:
+    """Calls that a thread makes one after the other while at most `number` wait. What one raises is raised by a later
+    call, or at the end; nothing is called after it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pool = ThreadPoolExecutor(1, "rtdetr-behind")
+        self.waiting: deque[Future[Any]] = deque()
+
+    def call(self, work: Callable[..., Any], *arguments: Any) -> None:
+        self.waiting.append(self.pool.submit(work, *arguments))
+        while len(self.waiting) > self.number:
+            self.waiting.popleft().result()
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            while self.waiting:
+                self.waiting.popleft().result()
+        finally:
+            self.pool.shutdown(cancel_futures=True)

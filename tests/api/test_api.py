@@ -1,0 +1,377 @@
+"""The Python API: results, training, evaluation, saving and sharing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from api_cases import IDS, NAMES, write_checkpoint, write_images
+from engine_helpers import NANO
+
+import rtdetr
+from rtdetr import RTDETRv3
+from rtdetr.commands.evaluate import run as evaluate_command
+from rtdetr.commands.predict import run as predict_command
+from rtdetr.config import ConfigError, keyword_updates
+from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.data_arguments import data_updates
+from rtdetr.extras import MissingPackage
+from rtdetr.shipped_configs import find_config
+from rtdetr.weights.checkpoint import CheckpointError
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> RTDETRv3:
+    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("pictures"))
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, rtdetr; assert 'torch' not in sys.modules; assert 'RTDETRv3' in dir(rtdetr)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_importing_the_class_imports_what_detecting_needs_alone() -> None:
+    """Each of these takes long; `from rtdetr import RTDETRv3` is to take little longer than `import torch`.
+    Our formulas join the registry of FLOPs whenever that is imported."""
+    slow = "torchvision torch._dynamo triton torch.utils.flop_counter scipy matplotlib tensorboard pycocotools "
+    slow += "faster_coco_eval tqdm safetensors huggingface_hub onnx onnxruntime av rtdetr.data.formats.sources "
+    slow += "rtdetr.data.loader rtdetr.engine.trainer rtdetr.losses rtdetr.export rtdetr.serve"
+    code = (
+        "import sys, torch; before = set(sys.modules); from rtdetr import RTDETRv3; "
+        f"found = set({slow!r}.split()) & set(sys.modules) - before; assert not found, found; "
+        "from rtdetr.ops import why_not_compiled; from torch.utils.flop_counter import flop_registry; "
+        "assert why_not_compiled(torch.empty(0)) or torch.ops.rtdetr.ms_deform_attn_backward in flop_registry"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_detecting_imports_neither_torchvision_nor_the_compiler(checkpoint: Path, image: Path) -> None:
+    """Each takes as long as torch itself, torch.onnx a tenth of a second."""
+    slow = "torchvision torch._dynamo torch.onnx triton scipy matplotlib"
+    code = (
+        "import sys; from rtdetr import RTDETRv3; from rtdetr.cli import main; "
+        f"assert main(['predict', '-w', {str(checkpoint)!r}, {str(image)!r}, '--device', 'cpu']) == 0; "
+        f"assert not set({slow!r}.split()) & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=checkpoint.parent)
+
+
+def test_there_is_nothing_else_in_the_package() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'RTDETR'"):
+        rtdetr.RTDETR  # noqa: B018
+    assert rtdetr.RTDETRv3 is RTDETRv3
+    assert (Path(rtdetr.__file__).parent / "py.typed").is_file()
+
+
+def test_a_result_is_arrays_names_and_what_others_expect(model: RTDETRv3, image: Path) -> None:
+    result = model.predict(image, threshold=np.float32(0))
+    n = len(result)
+    assert n and result.boxes.shape == (n, 4) and result.boxes.dtype == np.float32
+    assert result.scores.shape == (n,) and (np.diff(result.scores) <= 0).all()
+    assert set(result.class_ids.tolist()) <= set(IDS)
+    assert result.names == [NAMES[IDS.index(each)] for each in result.class_ids]
+    assert (result.width, result.height, result.source) == (90, 70, str(image))
+    assert (result.boxes.min(axis=0) >= 0).all() and (result.boxes.max(axis=0) <= [90, 70, 90, 70]).all()
+    first = next(iter(result))
+    hf, coco = result.to_hf()[0], result.to_coco(5)[0]
+    assert hf["label"] == first.name and list(hf["box"].values()) == list(first.box)
+    x1, y1, x2, y2 = first.box
+    assert coco == {
+        "image_id": 5,
+        "category_id": first.category_id,
+        "bbox": [x1, y1, x2 - x1, y2 - y1],
+        "score": hf["score"],
+    }
+    assert result.to_coco()[0] == {**coco, "image_id": 0}
+    numbered = image.rename(image.with_name("000000000139.png"))
+    assert model.predict(numbered, threshold=0).to_coco()[0] == {**coco, "image_id": 139}
+    numbered.rename(image)
+    written = json.loads(result.to_json())
+    assert len(written["detections"]) == n and written["detections"][0]["category_id"] == first.category_id
+    assert result.draw().width == 7 * 90 and result._repr_png_().startswith(b"\x89PNG")
+
+
+def test_the_file_is_as_good_as_the_command_line_says(
+    model: RTDETRv3, checkpoint: Path, image: Path, tmp_path: Path
+) -> None:
+    """The five lines and the one line find the same."""
+    assert predict_command([str(image), "-w", str(checkpoint), "--threshold", "0", "--output-dir", str(tmp_path)]) == 0
+    (listed,) = json.loads((tmp_path / "results.json").read_text())
+    assert listed["detections"] == json.loads(model.predict(image, threshold=0).to_json())["detections"]
+
+
+def test_a_missing_package_is_one_sentence(
+    model: RTDETRv3, tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("av", "supervision", "huggingface_hub", "safetensors", "safetensors.torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "film.mp4").touch()
+    result = model.predict(image)
+    calls: dict[str, Any] = {
+        "video": lambda: model.predict(tmp_path / "film.mp4"),
+        "supervision": result.to_supervision,
+        "hub": lambda: model.save_pretrained(tmp_path / "model"),
+    }
+    for extra, call in calls.items():
+        with pytest.raises(MissingPackage, match=rf'pip install "rtdetr\[{extra}\]"'):
+            call()
+    for call in (lambda: RTDETRv3.from_pretrained("owner/model"), lambda: model.push_to_hub("owner/model")):
+        with pytest.raises(MissingPackage, match=r'pip install "rtdetr\[hub\]"'):
+            call()
+
+
+def test_supervision_gets_its_detections(model: RTDETRv3, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "supervision", types.SimpleNamespace(Detections=dict))
+    result = model.predict(image, threshold=0)
+    given: Any = result.to_supervision()
+    assert given["xyxy"] is not None and given["class_id"].tolist() == result.class_ids.tolist()
+    assert given["data"]["class_name"].tolist() == result.names
+
+
+def test_saved_as_safetensors_and_read_again(model: RTDETRv3, checkpoint: Path, image: Path, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="sharing: safetensors is not installed")
+    folder = model.save_pretrained(tmp_path / "model")
+    assert sorted(each.name for each in folder.iterdir()) == ["config.json", "model.safetensors"]
+    about = json.loads((folder / "config.json").read_text())
+    assert about["classes"] == {"names": list(NAMES), "category_ids": list(IDS)} and about["licence"] == "MIT"
+    assert about["rtdetr_version"] == rtdetr.__version__ and about["preprocess"]["size"] == [64, 64]
+    assert str(checkpoint.parent) not in (folder / "config.json").read_text()  # nobody else has our folders
+    assert about["source"]["checkpoint"] == "model.pth" and len(about["source"]["checkpoint_sha256"]) == 64
+    expected = model.predict(image, threshold=0).boxes
+    for path in (folder, folder / "model.safetensors"):
+        again = RTDETRv3.from_pretrained(path)
+        np.testing.assert_array_equal(again.predict(image, threshold=0).boxes, expected)
+        assert again.source == model.source
+        out = tmp_path / f"out-{path.name}"
+        assert predict_command([str(image), "-w", str(path), "--output-dir", str(out)]) == 0
+    again.save_pretrained(folder)  # its own files may be replaced
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(CheckpointError, match=r"not the config\.json of a model of this project"):
+        model.save_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda f: (f / "model.safetensors").unlink(), "no such weight file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), "the file is empty"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"x" * 100), "damaged, or no safetensors file"),
+        (lambda f: (f / "model.safetensors").write_bytes((2**60).to_bytes(8, "little") + b"{}"), "damaged"),
+        (lambda f: (f / "config.json").unlink(), "no such weight file|config.json: not there|is a folder"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read as JSON"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), "cannot be read as JSON"),
+        (lambda f: (f / "config.json").write_text('{"format": "rtdetr"}'), "checkpoint version None"),
+    ],
+    ids=range(8),
+)
+def test_a_damaged_folder_is_one_sentence(model: RTDETRv3, damage: Any, sentence: str, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="sharing: safetensors is not installed")
+    folder = model.save_pretrained(tmp_path / "model")
+    damage(folder)
+    for path in (folder, folder / "model.safetensors"):
+        with pytest.raises(CheckpointError, match=sentence) as raised:
+            RTDETRv3.from_pretrained(path)
+        assert "\n" not in str(raised.value)
+
+
+def test_the_hub_gives_and_takes_a_model(
+    model: RTDETRv3, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("safetensors", reason="sharing: safetensors is not installed")
+    taken: dict[str, Any] = {}
+
+    class Api:
+        def __init__(self, token: str | None) -> None:
+            pass
+
+        def create_repo(self, repo_id: str, private: bool, exist_ok: bool) -> None:
+            taken["repo"] = repo_id, private
+
+        def upload_folder(self, repo_id: str, folder_path: str, commit_message: str) -> str:
+            taken["files"] = {each.name: each.read_bytes() for each in Path(folder_path).iterdir()}
+            return "https://hub/commit"
+
+    def snapshot_download(repo_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+        if repo_id != "owner/model":
+            raise OSError("404 Client Error\nmore")
+        for name in set(allow_patterns) & taken["files"].keys():
+            (tmp_path / name).write_bytes(taken["files"][name])
+        return str(tmp_path)
+
+    errors = types.SimpleNamespace(HfHubHTTPError=OSError)
+    fake = types.SimpleNamespace(HfApi=Api, snapshot_download=snapshot_download, errors=errors)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
+    assert model.push_to_hub("owner/model", private=True, figures={"AP": 0.1234}) == "https://hub/commit"
+    card = taken["files"]["README.md"].decode()
+    assert "| AP | 0.1234 |" in card and "epochs" in card and "library_name: rtdetr" in card
+    assert taken["repo"] == ("owner/model", True) and b"license: mit" in taken["files"]["README.md"]
+    again = RTDETRv3.from_pretrained("owner/model")
+    np.testing.assert_array_equal(again.predict(image, threshold=0).boxes, model.predict(image, threshold=0).boxes)
+    with pytest.raises(CheckpointError, match=r"owner/other: .*not to be had from the Hub \(404 Client Error\)"):
+        RTDETRv3.from_pretrained("owner/other")
+    with pytest.raises(CheckpointError, match="expected owner/model"):
+        model.push_to_hub("model")
+
+
+def test_a_shipped_config_with_classes_is_a_new_model(caplog: pytest.LogCaptureFixture) -> None:
+    new = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a", "b"])
+    assert new.classes == Classes(("a", "b"), (1, 2)) and "random weights" in caplog.text
+    assert len(RTDETRv3.from_pretrained(NANO).classes) == 80
+    with pytest.raises(DataError, match="expected a list of names, got 'ab'"):
+        RTDETRv3.from_pretrained(NANO, classes="ab")
+    with pytest.raises(CheckpointError, match="exported file, which detects only"):
+        new.model = None
+        new.train()
+
+
+def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such weight file"):
+        RTDETRv3.from_pretrained("missing.pth")
+    with pytest.raises(DataError, match="knows its own"):
+        RTDETRv3.from_pretrained(checkpoint, classes=["a"])
+    with pytest.raises(CheckpointError, match="cannot be looked at"):
+        RTDETRv3.from_pretrained("x" * 300)
+    with pytest.raises(CheckpointError, match=r"x\\x00/y': cannot be looked at|no such weight file"):
+        RTDETRv3.from_pretrained("x\0/y")
+    with pytest.raises(ConfigError, match="no config of that name is shipped, the nearest are rtdetrv3_r1"):
+        RTDETRv3.from_pretrained("rtdetrv3_r19vd_6x_coco")
+    with pytest.raises(ConfigError, match="no config of that name is shipped"):
+        find_config("x" * 300)
+
+
+def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:
+    data, model = checkpoint.parent, RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    model.cfg = dataclasses.replace(model.cfg, num_classes=3)  # as the converter writes it; the data has five
+    result = model.train(data, epochs=1, output_dir=tmp_path / "run", eval_every=1, optimizer__lr=1e-4)
+    assert result.best == tmp_path / "run" / "best.pth" and len(result.figures) == 12
+    assert model.weights == result.best and len(model.classes) == 5  # those of the data
+    assert model.cfg.optimizer.lr == 1e-4 and model.cfg.train.epochs == 1
+    evaluated = model.evaluate()
+    assert evaluated is not None and evaluated.figures["AP"] == pytest.approx(result.figures["AP"], abs=1e-5)
+    assert len(evaluated.classes) == 5 and len(evaluated.figures) == 12
+    pair = data / "val", data / "annotations" / "instances_val.json"
+    again = model.evaluate(pair)
+    assert again is not None and again.figures == evaluated.figures
+
+
+def test_data_is_whatever_knows_its_images(checkpoint: Path) -> None:
+    folder = checkpoint.parent  # annotations/instances_train.json and instances_val.json: readers find images and set
+    assert data_updates(None) == []
+    assert data_updates(folder) == [
+        'data.train.images=""',
+        f'data.train.annotations="{folder}"',
+        'data.val.images=""',
+        f'data.val.annotations="{folder}"',
+    ]
+    assert data_updates(str(folder), ("val",)) == ['data.val.images=""', f'data.val.annotations="{folder}"']
+    pairs = {"train": ("a", "a.json"), "valid": {"images": "b", "annotations": "b.json"}}
+    assert data_updates(pairs)[3] == 'data.val.annotations="b.json"'
+    assert data_updates(("a", "a.json"), ("val",)) == ['data.val.images="a"', 'data.val.annotations="a.json"']
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("missing", "missing: no such annotation file or folder"),
+        ({"train": ("a", "b")}, "nothing is given for val"),
+        ({"training": ("a", "b")}, "a split is called train or val, got 'training'"),
+        (("a", "b", "c"), "expected .images, annotations."),
+        (("a", 3), "got 3 in place of a path"),
+        (3, "expected .images, annotations."),
+    ],
+)
+def test_wrong_data_is_one_sentence(data: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        data_updates(data)
+
+
+def test_keys_of_the_config_as_keywords() -> None:
+    assert keyword_updates({"epochs": 3, "batch_size": 2, "lr": 1e-5, "optimizer__betas": (0.9, 0.99), "seed": 1}) == [
+        "train.epochs=3",
+        "data.train_batch_size=2",
+        "optimizer.lr=1e-05",
+        "optimizer.betas=[0.9, 0.99]",
+        "train.seed=1",
+    ]
+    assert keyword_updates({"name": "mine", "model.backbone.depth": 18}) == ['name="mine"', "model.backbone.depth=18"]
+    with pytest.raises(ConfigError, match="hidden_dim: is the end of several keys"):
+        keyword_updates({"hidden_dim": 3})
+    with pytest.raises(ConfigError, match=r"^unknown config key epoch; did you mean epochs \(train.epochs\)\?$"):
+        keyword_updates({"epoch": 3})
+    assert keyword_updates({"train": {"epochs": 3}}) == ['train={"epochs": 3}']
+
+
+def test_a_misspelt_keyword_names_its_neighbour(model: RTDETRv3, checkpoint: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^train\(\): unknown key `train.epoch`, the nearest valid key is `train.epochs`"
+    ):
+        model.train(checkpoint.parent, train__epoch=1)
+
+
+def test_training_goes_on_from_a_shared_model_and_from_a_run(model: RTDETRv3, checkpoint: Path, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="sharing: safetensors is not installed")
+    shared = RTDETRv3.from_pretrained(model.save_pretrained(tmp_path / "shared"), device="cpu")
+    result = shared.train(checkpoint.parent, max_iterations=1, output_dir=tmp_path / "run")
+    assert "loaded" in (tmp_path / "run" / "load_report.txt").read_text()
+    shared.train(resume=tmp_path / "run" / "last.pth", max_iterations=2)
+    assert shared.weights == result.output_dir / "best.pth"
+    arguments = ["-w", str(shared.save_pretrained(tmp_path / "trained")), "-u", *data_updates(checkpoint.parent)]
+    assert evaluate_command(arguments) == 0
+
+
+def test_export_hands_over_the_weights(
+    model: RTDETRv3, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def export_model(*arguments: Any, **options: Any) -> Any:
+        asked.append((arguments, options))
+        return types.SimpleNamespace(path=tmp_path / "model.onnx")
+
+    monkeypatch.setitem(sys.modules, "rtdetr.export", types.SimpleNamespace(export_model=export_model))
+    assert model.export("onnx", half=True, calibrate="pictures") == tmp_path / "model.onnx"
+    options = {"int8": False, "calibrate": "pictures", "input_type": "uint8", "pictures": None}
+    assert asked == [((checkpoint, "onnx", None, True, False), options)]
+
+
+def test_paddle_files_are_sent_to_the_converter(tmp_path: Path) -> None:
+    (tmp_path / "w.pdparams").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=r"first `rtdetr convert .*w\.pdparams -o w\.pth`"):
+        RTDETRv3.from_pretrained(tmp_path / "w.pdparams")
+
+
+def test_a_network_that_was_worked_on_is_what_is_used(
+    checkpoint: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither an old prepared copy nor the file that it once came from."""
+    model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    before = model.predict(image, threshold=0)
+    assert model.model is not None
+    changed = {name: value + 0.01 for name, value in model.model.state_dict().items() if "score_heads" in name}
+    model.model.load_state_dict(changed, strict=False)
+    assert not np.array_equal(model.predict(image, threshold=0).scores, before.scores)
+    asked: list[Any] = []
+    exporter = types.SimpleNamespace(export_model=lambda weights, *_, **__: asked.append(weights) or exporter, path="x")
+    monkeypatch.setitem(sys.modules, "rtdetr.export", exporter)
+    model.export()
+    assert asked[0][0] is model.model
+    assert model._content()["source"] == {"licence": "MIT"}
+    model.train(checkpoint.parent, max_iterations=1, output_dir=tmp_path / "run", eval_every=0)
+    assert "changed.pth" in (tmp_path / "run" / "load_report.txt").read_text()

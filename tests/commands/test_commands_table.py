@@ -1,0 +1,528 @@
+"""Wrong and right commands: exit code, what the message must contain, and that nothing else changes on disk.
+
+Each row runs in a folder of its own that holds images/, other/, in-images (a link to images/), shapes/ (an
+annotated set), model.pth, notes.txt and taken/, where every file that a command could want to write is there already.
+A row without `writes` must leave every byte as it is and add nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from engine_helpers import tiny_config, tiny_data
+from PIL import Image
+
+import rtdetr
+from rtdetr import cli
+from rtdetr import shipped_configs as configs
+from rtdetr.data.classes import Classes
+from rtdetr.inference import results as results_module
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Row(NamedTuple):
+    command: str
+    code: int
+    says: tuple[str, ...] = ()  # in stdout and stderr together
+    writes: tuple[str, ...] = ()  # the only files that may appear or change
+
+
+PREDICT = "predict -w model.pth --device cpu"
+ALL_FOUND = "predict -w model.pth --device cpu --threshold 0"
+RENUMBERED = "eval -w model.pth --device cpu -u data.val.annotations=shapes/renumbered.json"
+TABLE = {
+    # the command itself
+    "help": Row(
+        "--help",
+        0,
+        ("train ", "eval ", "predict ", "doctor ", "convert ", "benchmark ", "detect objects in images and videos"),
+    ),
+    "version": Row("--version", 0, (rtdetr.__version__,)),
+    "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
+    "misspelt": Row("trian -c x.yml", 2, ("`trian` is not a command; did you mean `rtdetr train`?",)),
+    "formerly demo": Row("demo images", 2, ("did you mean `rtdetr predict`?",)),
+    "formerly val": Row("val x", 2, ("did you mean `rtdetr eval`?",)),
+    "detect, as elsewhere": Row("detect x", 2, ("did you mean `rtdetr predict`?",)),
+    "conf": Row(f"{PREDICT} images --conf 0.3", 2, ("--conf is not an option; did you mean --threshold?",)),
+    "conf is not config": Row("eval model.pth --conf=.3", 2, ("did you mean --threshold?",)),
+    "save txt": Row(f"{PREDICT} images --save-txt", 2, ("did you mean --format yolo?",)),
+    "epochs": Row("train shapes --epochs 3", 2, ("did you mean -u train.epochs=N?",)),
+    "imgsz": Row("train shapes -u imgsz=640", 2, ("-u: unknown config key imgsz; did you mean data.image_size",)),
+    "short key": Row("train shapes -u epochs=many", 2, ("train.epochs must be a whole number",)),
+    "no data": Row("train", 2, ("-c CONFIG or DATA is needed",)),
+    "weights twice": Row("eval model.pth -w model.pth", 2, ("not allowed with",)),
+    "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict,",)),
+    "unknown option": Row(f"{PREDICT} images --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")),
+    "no weights": Row("predict images", 2, ("error: the following arguments are required: -w/--weights",)),
+    # nothing of the user's is lost
+    "own folder": Row(f"{PREDICT} images --output-dir images", 2, ("images/a.jpg: would be read and replaced",)),
+    "own folder, by force": Row(f"{PREDICT} images --output-dir images --overwrite", 2, ("images/a.jpg",)),
+    "linked folder": Row(f"{PREDICT} images --output-dir in-images --overwrite", 2, ("in-images/a.jpg: would be",)),
+    "hard link": Row(f"{PREDICT} images/b.png other/a.jpg --output-dir hard --overwrite", 2, ("hard/a.jpg: would be",)),
+    "weights as result": Row(f"{PREDICT} images/a.jpg --output-dir odd --overwrite", 2, ("odd/a.jpg: would be",)),
+    "taken results": Row(
+        f"{PREDICT} images/b.png --output-dir taken", 2, ("taken/results.json: exists already", "--overwrite")
+    ),
+    "taken image": Row(f"{PREDICT} images/a.jpg --output-dir other", 2, ("other/a.jpg: exists already",)),
+    "taken coco": Row(
+        f"{PREDICT} images/b.png --output-dir part --format coco", 2, ("part/coco.json: exists already",)
+    ),
+    "taken label": Row(f"{PREDICT} images/a.jpg --output-dir part --format yolo", 2, ("part/labels/a.txt: exists",)),
+    "overwrite": Row(
+        f"{PREDICT} images/a.jpg --output-dir taken --overwrite",
+        0,
+        ("taken/results.json",),
+        ("taken/results.json", "taken/a.jpg"),
+    ),
+    "taken json": Row("eval -w model.pth --save-json taken/results.json", 2, ("taken/results.json: exists already",)),
+    "json is a folder": Row("eval -w model.pth --save-json taken", 2, ("taken: is a folder",)),
+    "json is the weights": Row(
+        "eval -w model.pth --save-json model.pth --overwrite", 2, ("model.pth: would be read and",)
+    ),
+    "json is the truth": Row(
+        "eval -w model.pth --save-json shapes/annotations/instances_val.json --overwrite",
+        2,
+        ("instances_val.json: would be",),
+    ),
+    "json": Row(
+        "eval -w model.pth --save-json new/d.json --device cpu",
+        0,
+        ("instances_val.json: 4 images", "left out 0", "AP  IoU .50:.95", "4/4"),
+        ("new/d.json",),
+    ),
+    # annotations of another kind, or with other ids
+    "other ids": Row(
+        f"{RENUMBERED} --save-json new/d.json", 2, ("ids unknown to the model: 0 ('Cross'), ", "--match-classes name")
+    ),
+    "matched by name": Row(
+        f"{RENUMBERED} --match-classes name --save-json new/d.json",
+        0,
+        ("4 images", "Cross         0 "),
+        ("new/d.json",),
+    ),
+    "other names": Row(
+        "eval -w model.pth -u data.val.annotations=shapes/other.json --match-classes name",
+        2,
+        ("other.json: categories whose name is that of no class", "8 ('dog')", "'circle', 'square'"),
+    ),
+    "matched by nothing": Row("eval -w model.pth --match-classes colour", 2, ("choice: 'colour'",)),
+    "a folder as annotations": Row(
+        "eval -w model.pth -u data.val.annotations=images",
+        2,
+        ("images: no annotations recognised; looked for a COCO or LVIS JSON",),
+    ),
+    "text as annotations": Row(
+        "eval -w model.pth -u data.val.annotations=notes.txt", 2, ("notes.txt: not valid JSON",)
+    ),
+    "images elsewhere": Row(
+        "eval -w model.pth -u data.val.images=shapes",
+        2,
+        ("4 of the 4 in", "did you mean the image folder shapes/val?"),
+    ),
+    "convert onto a file": Row("convert notes.txt -o model.pth", 2, ("model.pth: exists already",)),
+    "convert onto itself": Row(
+        "convert model.pth -o model.pth --overwrite", 2, ("model.pth: would be read and replaced",)
+    ),
+    # places that cannot be written
+    "predict nowhere": Row(
+        f"{PREDICT} images --output-dir notes.txt/out", 2, ("notes.txt/out: nothing can be written there",)
+    ),
+    "eval nowhere": Row(
+        "eval -w model.pth --save-json notes.txt/d.json", 2, ("notes.txt: nothing can be written there",)
+    ),
+    "train nowhere": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir notes.txt/run", 2, ("notes.txt/run: nothing can be",)
+    ),
+    "train into a file": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir notes.txt", 2, ("notes.txt: nothing can be", "it is a file")
+    ),
+    "train where nobody can write": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir /proc/run", 2, ("/proc/run: nothing can be written there",)
+    ),
+    "train beside a config": Row(
+        "train -c rtdetrv3_nano_shapes --output-dir taken",
+        2,
+        ("taken: holds a run already (config.yml); choose another --output-dir, or move", "--overwrite"),
+    ),
+    "doctor on a sound set": Row(
+        "doctor shapes/annotations/instances_val.json --json new/d.json", 0, ("sound",), ("new/d.json",)
+    ),
+    "doctor nowhere": Row(
+        "doctor shapes/annotations/instances_val.json --fix notes.txt/x", 2, ("notes.txt: nothing can be written",)
+    ),
+    "doctor onto a file": Row("doctor shapes/annotations/other.json --fix taken", 2, ("taken: exists already",)),
+    "doctor onto its source": Row(
+        "doctor shapes/other.json --json shapes/other.json --overwrite", 2, ("other.json: would be read and",)
+    ),
+    "convert nowhere": Row("convert model.pth -o notes.txt/out.pth", 2, ("notes.txt: nothing can be written there",)),
+    "refused at the model": Row("predict -w notes.txt images --output-dir new/er", 2, ("notes.txt",)),
+    # sources
+    "one bad image": Row(
+        f"{ALL_FOUND} mixed --output-dir new",
+        1,
+        (
+            "mixed/cut.jpg: cannot be read",
+            "mixed/bomb.png: cannot be read",
+            "mixed/empty.jpg: cannot be read",
+            "mixed/page.jpg: cannot be read",
+            "mixed/x.jpg: cannot be read as an image (it is a folder)",
+            "5 of 7 files could not be read",
+            "left out: 1 files",
+        ),
+        ("new/results.json", "new/good.jpg", "new/good_1.jpg"),
+    ),
+    "no image": Row(f"{PREDICT} deep --output-dir new", 2, ("deep: no image found", "2 sub-folders", "--recursive")),
+    "recursive": Row(
+        f"{PREDICT} deep --output-dir new --recursive",
+        0,
+        ("2 images",),
+        ("new/results.json", "new/fa/a.jpg", "new/er/a.jpg"),
+    ),
+    "same names": Row(
+        f"{PREDICT} images deep/fa/a.png --output-dir new",
+        0,
+        ("3 images",),
+        ("new/results.json", "new/a.jpg", "new/b.jpg", "new/a_1.jpg"),
+    ),
+    # settings
+    "threshold 5": Row(
+        f"{PREDICT} images --threshold 5", 2, ("argument --threshold: expected a number from 0 to 1, got 5",)
+    ),
+    "threshold nan": Row(f"{PREDICT} images --threshold nan", 2, ("from 0 to 1, got nan",)),
+    "threshold word": Row(f"{PREDICT} images --threshold high", 2, ("from 0 to 1, got high",)),
+    "format": Row(f"{PREDICT} images --format voc", 2, ("--format: invalid choice: 'voc'",)),
+    "nothing found": Row(
+        f"{PREDICT} images/a.jpg --threshold 1",
+        0,
+        (
+            "1 images, 0 objects",
+            "nothing reached the threshold 1, the best score is 0.",
+            "--threshold sets a lower one",
+        ),
+        ("output/predict/results.json", "output/predict/a.jpg"),
+    ),
+    "all formats": Row(
+        f"{ALL_FOUND} images/a.jpg --output-dir new --format coco --format yolo --format csv",
+        0,
+        ("s per image", "1/1"),
+        ("new/results.json", "new/a.jpg", "new/coco.json", "new/classes.txt", "new/labels/a.txt", "new/detections.csv"),
+    ),
+    # lists, slices, videos
+    "no source": Row("predict -w model.pth", 2, ("expected a SOURCE", "or a --manifest, got none")),
+    "source and list": Row(f"{PREDICT} images --manifest notes.txt", 2, ("or a --manifest, not both",)),
+    "resume what": Row("predict -w model.pth --manifest notes.txt --resume", 2, ("--resume needs --manifest and",)),
+    "list as video": Row("predict -w model.pth --manifest notes.txt --track", 2, ("do not go with --manifest",)),
+    "no list": Row("predict -w model.pth --manifest gone.txt", 2, ("gone.txt: cannot be read (No such file",)),
+    "results that are none": Row(
+        "predict -w model.pth --manifest notes.txt --output-dir taken --resume",
+        2,
+        ("taken/results.jsonl: line 1 is no result of an image",),
+    ),
+    "taken list": Row(
+        "predict -w model.pth --manifest notes.txt --output-dir taken", 2, ("taken/results.jsonl: exists already",)
+    ),
+    "list": Row(
+        f"{ALL_FOUND} --manifest list.txt --output-dir new --slices 64",
+        1,
+        ("mixed/page.jpg: cannot be read", "1 of 2 files could not be read", "2/2"),
+        ("new/results.jsonl",),
+    ),
+    "slices word": Row(f"{PREDICT} images --slices many", 2, ("ROWSxCOLUMNS up to 64, got 'many'",)),
+    "slices of nothing": Row(f"{PREDICT} images --slices 0x2", 2, ("ROWSxCOLUMNS up to 64, got '0x2'",)),
+    "tiny slices": Row(f"{PREDICT} images --slices 3", 2, ("from 16 pixels, got 3",)),
+    "overlap": Row(f"{PREDICT} images --overlap 1", 2, ("--overlap: expected a number from 0, below 0.9, got 1",)),
+    "batch of none": Row(f"{PREDICT} images --batch-size 0", 2, ("expected a whole number from 1, got 0",)),
+    "half": Row(f"{PREDICT} images --half on", 2, ("half: expected auto or False on cpu",)),
+    "half an export": Row("predict -w a.onnx images --half off", 2, ("a.onnx: runs as it was exported; --half",)),
+    "tracks of images": Row(f"{PREDICT} images --track", 2, ("--track and --every: expected a video",)),
+    "no address": Row(f"{PREDICT} http:// --output-dir new", 1, ("names no machine",), ("new/results.json",)),
+    "crops over crops": Row(f"{PREDICT} images --output-dir part --crops", 2, ("part/crops: exists already",)),
+    "crops over sources": Row(
+        f"{PREDICT} part/crops --output-dir part --crops --overwrite", 2, ("part/crops: part/crops/c.png would be",)
+    ),
+    # configs
+    "a folder as config": Row(
+        "train -c taken", 2, ("taken: is a folder, expected a config file, such as taken/config.yml",)
+    ),
+    "a folder as config of eval": Row(
+        "eval -w model.pth -c images", 2, ("images: is a folder, expected a config file",)
+    ),
+    "an unknown name": Row(
+        "train -c rtdetrv3_r18vd_6x_cocco", 2, ("rtdetrv3_r18vd_6x_cocco: no config", "rtdetrv3_r18vd_6x_coco,")
+    ),
+    "a shipped name": Row("train -c rtdetrv3_nano_shapes --device cpu", 2, ("no such annotation file",)),
+    "a path": Row("train -c rtdetrv3_nano_shapes.yml", 2, ("rtdetrv3_nano_shapes.yml: no such config file",)),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the docstring lists, made once and copied for each row."""
+    folder = tmp_path_factory.mktemp("made")
+    data = tiny_data(folder / "shapes")
+    cfg = tiny_config(Path("shapes"))
+    torch.manual_seed(0)
+    names = ("circle", "square", "triangle", "star", "cross")
+    model = build_model(cfg.model, len(names))
+    checkpoint = make_checkpoint(cfg, Classes(names, (2, 3, 5, 7, 11)), model.state_dict())
+    save_checkpoint(folder / "model.pth", checkpoint)
+    image = Image.open(data / "val" / "000000.jpg")
+    for name in ("images/a.jpg", "images/b.png", "other/a.jpg", "taken/a.jpg", "mixed/good.jpg", "mixed/good.png"):
+        save(image, folder / name)
+    for name in ("deep/er/a.png", "deep/fa/a.png", "part/other.jpg", "part/crops/c.png"):
+        save(image, folder / name)
+    for name in (
+        "notes.txt",
+        "mixed/notes.txt",
+        "taken/results.json",
+        "taken/config.yml",
+        "taken/results.jsonl",
+        "part/coco.json",
+    ):
+        (folder / name).write_text("of the user\n")
+    (folder / "list.txt").write_text("mixed/page.jpg\nimages/a.jpg\n")
+    (folder / "part" / "labels").mkdir()
+    (folder / "part" / "labels" / "a.txt").write_text("0 .5 .5 1 1\n")
+    (folder / "mixed" / "cut.jpg").write_bytes((folder / "mixed" / "good.jpg").read_bytes()[:900])
+    (folder / "mixed" / "empty.jpg").touch()
+    header = b"IHDR" + struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    (folder / "mixed" / "bomb.png").write_bytes(start)
+    (folder / "mixed" / "page.jpg").write_text("<html>404</html>")
+    (folder / "mixed" / "x.jpg").mkdir()
+    shutil.rmtree(data / "train")
+    document = json.loads((data / "annotations" / "instances_val.json").read_text())
+    renumber(document, {2: 4, 3: 3, 5: 13, 7: 1, 11: 0})
+    (data / "renumbered.json").write_text(json.dumps(document))
+    document["categories"].append({"id": 8, "name": "dog"})
+    (data / "other.json").write_text(json.dumps(document))
+    return folder
+
+
+def renumber(document: dict[str, Any], ids: dict[int, int]) -> None:
+    """Gives the categories of a COCO document those ids, and names that start with a capital."""
+    for box in document["annotations"]:
+        box["category_id"] = ids[box["category_id"]]
+    document["categories"] = [{"id": ids[each["id"]], "name": each["name"].title()} for each in document["categories"]]
+
+
+def save(image: Image.Image, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file)
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = shutil.copytree(made, tmp_path / "here")
+    (folder / "in-images").symlink_to("pictures")
+    (folder / "hard").mkdir()
+    os.link(folder / "other" / "a.jpg", folder / "hard" / "a.jpg")
+    (folder / "odd").mkdir()
+    os.link(folder / "model.pth", folder / "odd" / "a.jpg")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def run(command: str) -> int:
+    """The exit code of `rtdetr COMMAND`, in this process."""
+    try:
+        return cli.main(command.split())
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        return end.code
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+    found = {str(path.relative_to(folder)): "" for path in folder.rglob("*") if path.is_dir()}
+    return found | {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=list(TABLE))
+def test_command(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(row, folder, capsys)
+
+
+def check(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(folder)
+    code = run(row.command)
+    out, err = capsys.readouterr()
+    text = out + err
+    assert code == row.code, text
+    for expected in row.says:
+        assert expected in text
+    assert "Traceback" not in text
+    if code == 2 and not row.writes and row.command:
+        assert err.startswith("error: ") and len(err.splitlines()) == 1
+    after = contents(folder)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    assert {name for name in changed if not (folder / name).is_dir()} == set(row.writes)
+    parents = {str(parent) for name in row.writes for parent in Path(name).parents}
+    assert {name for name in changed if (folder / name).is_dir()} <= parents
+
+
+def test_a_broken_image_is_listed_where_it_was(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"{ALL_FOUND} mixed --output-dir new") == 1
+    assert capsys.readouterr().err.count("images [") == 2  # a log file has no room for every state of the bar
+    listed = json.loads((folder / "new" / "results.json").read_text())
+    assert [each["file"] for each in listed] == [
+        f"mixed/{name}" for name in ("bomb.png", "cut.jpg", "empty.jpg", "good.jpg", "good.png", "page.jpg", "x.jpg")
+    ]
+    for each in listed:
+        if "good" in each["file"]:
+            assert each["detections"] and (each["width"], each["height"]) == (96, 96)
+            assert all(0 <= v <= 96 for found in each["detections"] for v in found["box"])
+        else:
+            assert set(each) == {"file", "error"} and each["file"] in each["error"]
+
+
+def test_the_default_folder_gets_a_number(folder: Path) -> None:
+    for number, name in enumerate(("predict", "predict-2", "predict-3"), start=1):
+        assert run(f"{PREDICT} images") == 0
+        written = sorted(path.name for path in (folder / "output").iterdir())
+        assert len(written) == number and name in written
+
+
+def test_all_formats_tell_the_same(folder: Path) -> None:
+    assert run(f"{ALL_FOUND} images --output-dir new --format coco --format yolo --format csv") == 0
+    detections = [
+        each for image in json.loads((folder / "new/results.json").read_text()) for each in image["detections"]
+    ]
+    coco = json.loads((folder / "new/coco.json").read_text())
+    with open(folder / "new/detections.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    lines = [line for name in "ab" for line in (folder / "new/labels" / f"{name}.txt").read_text().splitlines()]
+    assert len(detections) == len(coco) == len(rows) == len(lines) > 0
+    assert [each["category_id"] for each in detections] == [each["category_id"] for each in coco]
+    assert [each["box"] for each in detections] == [
+        [float(row[key]) for key in ("x1", "y1", "x2", "y2")] for row in rows
+    ]
+    classes = (folder / "new/classes.txt").read_text().splitlines()
+    assert [each["name"] for each in detections] == [classes[int(line.split()[0])] for line in lines]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_done(
+    number: signal.Signals, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[Any] = []
+
+    def draw_and_press(*arguments: Any) -> Image.Image:
+        drawn.append(arguments)
+        if len(drawn) == 2:
+            signal.raise_signal(number)
+        return arguments[0]
+
+    monkeypatch.setattr(results_module, "draw", draw_and_press)
+    assert run(f"{PREDICT} images images/b.png deep/fa/a.png shapes/val --output-dir new") == 128 + number
+    done = len(json.loads((folder / "new" / "results.json").read_text()))
+    err = capsys.readouterr().err
+    assert 2 <= done <= 7  # threads draw: those that had begun are kept as well
+    assert f"stopped by signal {number.value}; {done} of 7 files are in new/results.json" in err
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_before_the_work_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rtdetr.inference.predictor.model_from_checkpoint", press)
+    assert run(f"{PREDICT} images --output-dir new") == 130
+    assert capsys.readouterr().err == "stopped\n" and not (folder / "new").exists()
+
+
+def test_a_full_disk_is_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    assert run(f"{PREDICT} images --output-dir new") == 1
+    assert "error: new: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert json.loads((folder / "new" / "results.json").read_text()) == []
+
+
+def test_a_bug_stays_a_traceback(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("rtdetr.inference.predictor.model_from_checkpoint", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        run(f"{PREDICT} images --output-dir new")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "--help",
+        "--version",
+        "train --help",
+        "eval --help",
+        "predict --help",
+        "doctor --help",
+        "convert --help",
+        "serve --help",
+    ],
+)
+def test_help_imports_nothing_slow(command: str) -> None:
+    code = (
+        "import sys\nfrom rtdetr.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "slow = {'torch', 'torchvision', 'numpy', 'cv2', 'PIL', 'scipy', 'yaml', 'tqdm'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "rtdetr" in done.stdout, done.stderr
+
+
+def test_python_m_rtdetr() -> None:
+    done = subprocess.run([sys.executable, "-m", "rtdetr", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"rtdetr {rtdetr.__version__}\n")
+
+
+def test_benchmark_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "call", lambda command, env: called.append(command) or 3)
+    assert cli.main(["benchmark", "op", "--device", "cpu"]) == 3
+    assert called == [[sys.executable, "-m", "rtdetr.benchmarks", "op", "--device", "cpu"]]
+
+
+def test_a_wheel_carries_the_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What setuptools puts into a wheel, without compiling; and the lookup there."""
+    ignored = shutil.ignore_patterns("*.so", "_build.json", "__pycache__")
+    for name in ("rtdetr", "configs"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"],
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+    )
+    carried, own = tmp_path / "built" / "rtdetr" / "configs", ROOT / "configs"
+    assert {path.relative_to(carried) for path in carried.rglob("*.yml")} == {
+        path.relative_to(own) for path in own.rglob("*.yml")
+    }
+    monkeypatch.setattr(configs, "PACKAGE", carried.parent)
+    assert configs.find_config("rtdetrv3_nano_shapes") == carried / "rtdetrv3_nano_shapes.yml"

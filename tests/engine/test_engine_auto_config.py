@@ -1,0 +1,398 @@
+"""`auto` for epochs and batch: the rule, the estimate of memory, and what a run prints, writes and resumes with."""
+
+from __future__ import annotations
+
+import dataclasses
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
+from torch.utils.checkpoint import checkpoint
+
+from rtdetr import RTDETRv3
+from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
+from rtdetr.data.classes import Classes
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.loader import build_train_loader, open_train_set
+from rtdetr.engine.planning import auto_config, memory_estimate
+from rtdetr.engine.planning.memory_estimate import Need, estimate, train_on_worst, worst_batch
+from rtdetr.engine.trainer import Trainer
+from rtdetr.losses.functional import by_itself, mean_over_processes
+from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
+from rtdetr.weights.load import read_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
+
+
+@pytest.mark.parametrize(
+    ("steps", "epochs"), [(1, 1500), (7, 215), (12, 125), (18, 84), (62, 72), (125, 48), (625, 12), (7000, 12)]
+)
+def test_epochs_follow_the_steps_of_one(steps: int, epochs: int) -> None:
+    assert auto_config.epochs_for(steps) == epochs
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3, 5, 8, 13, 24, 25, 99])
+@pytest.mark.parametrize("most", [1, 2, 4, 7, 25, 32])
+def test_the_largest_batch_that_fits_is_found(room: int, most: int) -> None:
+    asked: list[int] = []
+
+    def fits(number: int) -> bool:
+        asked.append(number)
+        return number <= room
+
+    assert auto_config.largest(most, fits) == max(1, min(room, most))
+    assert len(asked) == len(set(asked)) <= 10 and all(2 <= each <= most for each in asked)
+
+
+def test_auto_is_printed_written_and_kept_by_a_resumed_run(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.max_iterations=1"]
+    updates += ["optimizer.lr=0.002", "optimizer.lr_batch=16"]
+    Trainer(tiny_config(data, *updates), tmp_path, CPU).run()
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == [
+        "data.train_batch_size: auto is 4; optimizer.lr 0.002, meant for 16 images a step, is 0.0005 for 4",
+        f"train.epochs: auto is 500, {500 * NUM_TRAIN // 4} iterations",
+    ]
+    written = load_config(tmp_path / "config.yml")
+    assert (written.data.train_batch_size, written.train.epochs, written.optimizer.lr) == (4, 500, 0.0005)
+    monkeypatch.setattr(auto_config, "ON_CPU", 2)
+    resumed = Trainer(tiny_config(data, *updates), tmp_path, CPU, resume=tmp_path / "last.pth")
+    assert resumed.cfg == written
+
+
+AUTO = [f"{key}=auto" for key in auto_config.BY_WEIGHTS]
+RANDOM, KNOWING, LIKE_THIS = zip(*auto_config.BY_WEIGHTS.values())
+
+
+def by_weights(cfg: Config) -> tuple[Any, ...]:
+    return tuple(attrgetter(key)(cfg) for key in auto_config.BY_WEIGHTS)
+
+
+def weights_of(data: Path, path: Path, *updates: str) -> Path:
+    """The checkpoint of a run of no steps."""
+    cfg = tiny_config(data, *updates)
+    model = build_model(cfg.model, 3)
+    save_checkpoint(path, make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), model.state_dict()))
+    return path
+
+
+def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
+    cfg, lines = auto_config.settle(tiny_config(data, *AUTO), CPU)
+    assert by_weights(cfg) == RANDOM
+    assert lines == [
+        "auto, for random weights: model.backbone.freeze_stages 0, optimizer.backbone_lr_multiplier 1, "
+        "optimizer.muon_lr_multiplier 3, optimizer.warmup_iterations 50, ema.warmup 100, data.augment.zoom_ramp 0, "
+        "data.augment.turn_after 30, train.accumulate 1"
+    ]
+    cfg, _ = auto_config.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
+    assert by_weights(cfg) == KNOWING
+    slowly = weights_of(data, tmp_path / "slowly.pth", "optimizer.backbone_lr_multiplier=0.1")
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    tuned = weights_of(data, tmp_path / "tuned.pth", "model.backbone.weights=w.pth")
+    torch.save(load_checkpoint(wholly)["model"], tmp_path / "foreign.pth")
+    for path, expected in (
+        (slowly, KNOWING),
+        (wholly, LIKE_THIS),
+        (tuned, KNOWING),
+        (tmp_path / "foreign.pth", KNOWING),
+    ):
+        cfg, lines = auto_config.settle(tiny_config(data, *AUTO), CPU, None, path)
+        assert by_weights(cfg) == expected, path
+        (line,) = lines
+        assert line.startswith("auto, for the weights it starts from: ") and line.count(", ") == len(AUTO)
+    cfg, _ = auto_config.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU, None, wholly)
+    assert by_weights(cfg) == KNOWING
+
+
+FULL = "optimizer.backbone_lr_multiplier=1"
+
+
+@pytest.mark.parametrize(
+    ("updates", "start", "in_full"),
+    [
+        ([FULL], None, True),
+        (["optimizer.backbone_lr_multiplier=0.1"], None, False),
+        ([FULL, "model.backbone.freeze_stages=1"], None, False),
+        ([FULL, "model.backbone.weights={known}"], None, False),
+        ([FULL], "known", False),  # official weights, and a rate that keeps nothing back
+        ([FULL], "learnt", True),
+        (["optimizer.backbone_lr_multiplier=auto"], "learnt", True),
+        (["optimizer.backbone_lr_multiplier=auto"], "known", False),
+    ],
+)
+def test_checkpoints_tell_how_their_run_began(
+    data: Path, tmp_path: Path, updates: list[str], start: str | None, in_full: bool
+) -> None:
+    paths = {
+        "known": weights_of(data, tmp_path / "known.pth", "optimizer.backbone_lr_multiplier=0.1"),
+        "learnt": weights_of(data, tmp_path / "learnt.pth", FULL),
+    }
+    cfg = tiny_config(data, *(each.format(**paths) for each in updates), "train.max_iterations=2", "train.eval_every=1")
+    tuning = paths[start] if start is not None else None
+    Trainer(cfg, tmp_path / "run", CPU, tuning=tuning).run()
+    Trainer(cfg, tmp_path / "on", CPU, resume=tmp_path / "run" / "last.pth").saver.save()  # a resumed run began so, too
+    RTDETRv3.from_pretrained(tmp_path / "run" / "best.pth").save_pretrained(tmp_path / "shared")
+    name = paths[start].name if start is not None else "known.pth" if "{known}" in updates[-1] else ""
+    for file in ("run/best.pth", "run/last.pth", "on/last.pth", "shared"):
+        content = read_checkpoint(tmp_path / file)
+        assert content["began"] == {"weights": name, "in_full": in_full}, file
+        settled, _ = auto_config.settle(tiny_config(data, *AUTO), CPU, None, tmp_path / file)
+        assert by_weights(settled) == (LIKE_THIS if in_full else KNOWING), file
+
+
+def test_random_weights_that_were_changed_may_have_auto_in_their_config(data: Path, tmp_path: Path) -> None:
+    """As when somebody loads a backbone of their own into a new model, and trains that."""
+    changed = weights_of(data, tmp_path / "changed.pth", *AUTO)
+    cfg, _ = auto_config.settle(tiny_config(data, *AUTO), CPU, None, changed)
+    assert by_weights(cfg) == KNOWING
+
+
+def test_a_number_given_stays_beside_auto(data: Path, tmp_path: Path) -> None:
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    updates = [*AUTO, "optimizer.muon_lr_multiplier=2", "data.augment.zoom_ramp=7"]
+    cfg, lines = auto_config.settle(tiny_config(data, *updates), CPU, None, wholly)
+    assert (cfg.optimizer.muon_lr_multiplier, cfg.data.augment.zoom_ramp) == (2, 7)
+    assert (cfg.ema.warmup, cfg.optimizer.warmup_iterations) == (50, 20)
+    assert "muon" not in lines[0] and "zoom" not in lines[0] and "ema.warmup 50" in lines[0]
+
+
+@pytest.mark.parametrize(("multiplier", "expected"), [("0.1", KNOWING), ("auto", LIKE_THIS)])
+def test_a_resumed_run_keeps_what_it_started_with(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplier: str, expected: tuple[float, ...]
+) -> None:
+    updates = [*AUTO, "train.max_iterations=1"]
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+    first = tiny_config(data, *updates, f"optimizer.backbone_lr_multiplier={multiplier}")
+    Trainer(first, tmp_path / "first", CPU).run()
+    tuned = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, tuning=tmp_path / "first" / "last.pth")
+    assert by_weights(tuned.cfg) == expected
+    tuned.run()
+    resumed = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, resume=tmp_path / "tuned" / "last.pth")
+    assert resumed.cfg == tuned.cfg
+
+
+def test_a_checkpoint_from_before_a_setting_had_its_default(data: Path, tmp_path: Path) -> None:
+    path = weights_of(data, tmp_path / "old.pth", "optimizer.muon_lr_multiplier=2")
+    content = load_checkpoint(path)
+    del content["config"]["data"]["augment"]["zoom_ramp"]
+    save_checkpoint(path, content)
+    cfg, lines = auto_config.settle(tiny_config(data, *AUTO), CPU, resume=path)
+    assert lines[0].startswith("auto, for the run that is resumed: ")
+    assert (cfg.data.augment.zoom_ramp, cfg.optimizer.muon_lr_multiplier) == (0, 2)
+
+
+def test_the_rate_counts_all_images_of_a_step(data: Path) -> None:
+    updates = ["data.train_batch_size=auto", "train.accumulate=3", "optimizer.lr_batch=24", "optimizer.lr=0.002"]
+    cfg, lines = auto_config.settle(tiny_config(data, *updates), CPU)
+    assert cfg.optimizer.lr == pytest.approx(0.001) and len(lines) == 1
+
+
+def test_batches_that_auto_puts_together_change_neither_rate_nor_length(data: Path, tmp_path: Path) -> None:
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.accumulate=auto", "optimizer.lr=0.002"]
+    updates += ["optimizer.lr_batch=8"]
+    random, tuned = (auto_config.settle(tiny_config(data, *updates), CPU, None, start) for start in (None, wholly))
+    assert (random[0].train.accumulate, tuned[0].train.accumulate) == (1, 2)
+    assert dataclasses.replace(random[0], train=tuned[0].train) == tuned[0] and tuned[0].optimizer.lr == 0.001
+    assert random[0].train.epochs == tuned[0].train.epochs == 500
+    steps = NUM_TRAIN // 4
+    assert random[1][-1] == f"train.epochs: auto is 500, {500 * steps} iterations"
+    assert tuned[1][-1] == f"train.epochs: auto is 500, {500 * -(-steps // 2)} iterations"
+
+
+def test_a_settled_config_stays_as_it_is(data: Path, tmp_path: Path) -> None:
+    updates = ["data.train_batch_size=auto", "train.epochs=auto", *AUTO, "optimizer.lr=0.002", "optimizer.lr_batch=16"]
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    for start in (None, wholly):
+        once, _ = auto_config.settle(tiny_config(data, *updates), CPU, None, start)
+        assert auto_config.settle(once, CPU, None, start) == (once, [])
+        for key in ("data.train_batch_size", "train.epochs", *auto_config.BY_WEIGHTS):
+            again = config_from_dict(config_to_dict(once), "config.yml", [f"{key}=auto"])
+            assert auto_config.settle(again, CPU, None, start)[0] == once, (key, start)
+
+
+@pytest.mark.parametrize("batch", ["auto", "2"])
+def test_a_resumed_run_keeps_its_rate(data: Path, tmp_path: Path, batch: str) -> None:
+    """Also one with a batch of its own, whose rate nobody scaled, and one of a file from before `lr_batch` followed."""
+    updates = [f"data.train_batch_size={batch}", "optimizer.lr=0.002", "optimizer.lr_batch=16"]
+    cfg, _ = auto_config.settle(tiny_config(data, *updates), CPU)
+    cfg = dataclasses.replace(cfg, optimizer=dataclasses.replace(cfg.optimizer, lr_batch=16))
+    save_checkpoint(
+        tmp_path / "last.pth",
+        make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), build_model(cfg.model, 3).state_dict()),
+    )
+    again = config_from_dict(config_to_dict(cfg), "last.pth", ["data.train_batch_size=auto"])
+    resumed, lines = auto_config.settle(again, CPU, tmp_path / "last.pth")
+    assert resumed == cfg and lines == [
+        f"data.train_batch_size: auto is {cfg.data.train_batch_size}; optimizer.lr {cfg.optimizer.lr:g}, "
+        "as in the run that is resumed"
+    ]
+
+
+def test_a_step_that_auto_puts_together_has_no_more_images_than_one_batch(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
+    monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: True)
+    monkeypatch.setattr(auto_config, "MOST_IMAGES", 4)
+    for accumulate, start, size in (("auto", wholly, 2), ("auto", None, 4), ("2", wholly, 4)):
+        cfg = tiny_config(data, "data.train_batch_size=auto", f"train.accumulate={accumulate}")
+        settled, _ = auto_config.settle(cfg, torch.device("cuda"), None, start)
+        assert settled.data.train_batch_size == size, (accumulate, start)
+
+
+def test_a_given_batch_keeps_its_rate(data: Path) -> None:
+    cfg = tiny_config(data, "train.epochs=auto", "optimizer.lr=0.002")
+    assert auto_config.settle(cfg, CPU)[0].optimizer == cfg.optimizer
+
+
+def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: number <= 3)
+    cfg, _ = auto_config.settle(tiny_config(data, "data.train_batch_size=auto"), torch.device("cuda"))
+    assert cfg.data.train_batch_size == 3
+
+
+@pytest.mark.parametrize(("graphs", "largest"), [("off", 9), ("on", 4)])
+def test_a_tenth_of_the_memory_stays_free(
+    data: Path, monkeypatch: pytest.MonkeyPatch, graphs: str, largest: int
+) -> None:
+    """100 units are free; a batch takes 10 an image and gives them back, and above 11 images there is no more."""
+    reserved = [7]
+
+    def train(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> tuple[int, Any]:
+        if batch_size > 11:
+            raise torch.cuda.OutOfMemoryError("full")
+        reserved[0] = 7 + 10 * batch_size
+        return 0, None
+
+    monkeypatch.setattr(memory_estimate, "train_on_worst", train)
+    monkeypatch.setattr(memory_estimate, "_detect", lambda *_: reserved.__setitem__(0, 7))
+    monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(memory_estimate.gc, "collect", lambda: None)  # it takes its time
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 200))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 7)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: reserved[0])
+    monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if graphs == "on" else "off")
+    cfg = tiny_config(data)
+    fits = memory_estimate.make_fits(cfg, open_train_set(cfg), torch.device("cuda"))
+    assert [number for number in range(1, 20) if fits(number)] == list(range(1, largest + 1))
+
+
+FREE = 20 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("updates", "need", "said"),
+    [
+        (
+            "train.graphs=off",
+            Need(2**30, 2**30, 2**30),
+            "memory     up to 2.0 of the 20.0 GiB free on cuda, estimated on ",
+        ),
+        (
+            "train.graphs=on",
+            Need(2**30, 2**30, 2**30),
+            "memory     up to 3.0 of the 20.0 GiB free on cuda, estimated on ",
+        ),
+        (
+            "train.graphs=on",
+            Need(2**30, FREE, 0),
+            "warning: the run may end for lack of memory; set train.checkpoint",
+        ),
+        ("train.graphs=on", None, "the worst batch of the set (4 images of 64 x 64, up to "),
+    ],
+)
+def test_the_forecast_is_said_before_the_first_step(
+    updates: str, need: Need | None, said: str, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
+    monkeypatch.setattr(memory_estimate, "measure", lambda *_: need)
+    monkeypatch.setattr(memory_estimate, "_free", lambda _: FREE)
+    monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if updates.endswith("on") else "off")
+    cfg = tiny_config(data)
+    if need is None:
+        with pytest.raises(ConfigError) as refused:
+            estimate(cfg, open_train_set(cfg), torch.device("cuda"))
+        lines = [str(refused.value)]
+        assert "does not fit into the 20.0 GiB that are free on cuda; set train.checkpoint" in lines[0]
+    else:
+        lines = estimate(cfg, open_train_set(cfg), torch.device("cuda"))
+    assert lines[-1].startswith(said), lines
+
+
+def test_what_is_needed_at_the_same_time() -> None:
+    assert [Need(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
+    assert [Need(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]
+
+
+@pytest.mark.parametrize(
+    ("counts", "updates", "graphs"),
+    [
+        ((5, 5), (), 1),
+        ((5, 50), (), 2),
+        ((5, 5), ("data.augment.batch_sizes=[64, 96]",), 2),
+        ((1000, 1000), (), 1),
+        ((1000, 1000), ("model.supervision.crowd_limit=1000",), 0),  # 4,000 copies of them to match
+        ((2049, 3000), (), 0),
+        ((1, 3000), (), 2),
+    ],
+)
+def test_steps_with_more_boxes_than_a_gpu_matches_are_no_graphs(
+    counts: tuple[int, int], updates: tuple[str, ...], graphs: int, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = tiny_config(data, *updates)
+    source = open_train_set(cfg)
+    monkeypatch.setattr(source, "boxes_per_image", lambda: np.array(counts))
+    assert memory_estimate.graphs_of(cfg, source) == graphs
+
+
+def test_losses_of_an_estimate_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with by_itself():
+        assert mean_over_processes(torch.tensor(3.0)) == 3
+    with pytest.raises(ValueError, match="process group"):
+        mean_over_processes(torch.tensor(3.0))
+
+
+def test_the_estimated_batch_is_the_worst(data: Path) -> None:
+    cfg = tiny_config(data)
+    source = open_train_set(cfg)
+    images, targets, *_ = worst_batch(source, 2, 64)
+    counts = sorted(len(source.targets(i)[0]) for i in range(len(source)))
+    assert images.shape == (2, 3, 64, 64) and targets.counts == (counts[-1], counts[-2])
+    assert targets.boxes.max() <= 1 and 1 < targets.boxes_pixel.max() <= 64
+    assert len(worst_batch(source, 20, 64).infos) == 20  # more than the set has
+    train_on_worst(cfg, source, 2, CPU)
+
+
+def test_the_estimate_saves_memory_where_the_training_does(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        return checkpoint(*arguments, **options)
+
+    monkeypatch.setattr("rtdetr.models.decoder.checkpoint", counted)
+    cfg = tiny_config(data, "train.checkpoint_activations=true")
+    train_on_worst(cfg, open_train_set(cfg), 2, CPU)
+    assert len(calls) == memory_estimate.STEPS * cfg.model.decoder.num_layers
+
+
+def test_auto_that_nobody_replaced_is_refused(data: Path) -> None:
+    with pytest.raises(ConfigError, match="only training finds it out"):
+        build_train_loader(tiny_config(data, "data.train_batch_size=auto"), seed=0)

@@ -1,0 +1,77 @@
+"""When two lists of detections are the same, and on which images a file is judged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from engine_helpers import tiny_config
+
+from rtdetr.export.cases import cases, example_images
+from rtdetr.export.certificate import BOUNDS, Arrays, Comparison, difference, together
+from rtdetr.export.graph import fitting
+from rtdetr.inference.export_metadata import Precision
+
+
+def detections(scores: list[float], labels: list[int], boxes: list[list[float]]) -> Arrays:
+    return Arrays(np.array(scores, np.float32), np.array(labels), np.array(boxes, np.float32).reshape(-1, 4))
+
+
+def test_difference_goes_by_object_not_by_rank() -> None:
+    expected = detections([0.9, 0.5, 0.5], [1, 0, 0], [[0, 0, 9, 9], [5, 5, 8, 8], [50, 50, 80, 80]])
+    swapped = detections([0.9, 0.50001, 0.5], [1, 0, 0], [[0, 0, 9, 9], [50, 50, 80, 80], [5, 5, 8, 8.01]])
+    found = difference(expected, swapped, BOUNDS["fp32"])
+    assert found.missing == 0 and found.detections == 3
+    assert found.score == pytest.approx(1e-5, rel=0.1) and found.box == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "shift", "missing"),
+    [
+        ([0.9, 0.5], [1, 1], 0, 2),  # a label: one is missing, one too many
+        ([0.9, 0.4998], [1, 0], 0, 1),
+        ([0.9, 0.5], [1, 0], 0.06, 2),
+        ([0.9, float("nan")], [1, 0], 0, 2),
+        ([0.9, 0.5, 0.2], [1, 0, 0], 0, 1),  # one that the model does not see
+    ],
+)
+def test_difference_counts_what_has_no_counterpart(
+    scores: list[float], labels: list[int], shift: float, missing: int
+) -> None:
+    boxes = [[10.0 * i, 0, 10 * i + 5, 9] for i in range(len(scores))]
+    expected = detections([0.9, 0.5], [1, 0], boxes[:2])
+    found = detections(scores, labels, [[x + shift for x in box] for box in boxes])
+    assert difference(expected, found, BOUNDS["fp32"]).missing == missing
+
+
+@pytest.mark.parametrize(
+    ("precision", "missing", "passed"),
+    [
+        ("fp16", 25, True),  # of 49 of one image, and 4 of all others
+        ("fp16", 45, False),  # nearly all of them: no chance
+        ("fp16", float("inf"), False),  # nor are numbers that are not finite
+        ("fp32", 1, False),
+    ],
+)
+def test_one_image_by_chance_fails_no_lossy_file(precision: Precision, missing: float, passed: bool) -> None:
+    def comparison(batch: int, detections: int, missing: float, runtime: str = "onnxruntime") -> Comparison:
+        box, missing = (missing, 1) if missing == float("inf") else (9.0, int(missing))
+        within = missing <= BOUNDS[precision].missing * detections and np.isfinite(box)
+        return Comparison(runtime, "pictures", batch, 64, 64, detections, missing, 0.1, box, 0, bool(within))
+
+    others = [comparison(1, 42, 0), comparison(3, 133, 0), comparison(8, 349, 4 if precision == "fp16" else 0)]
+    one = comparison(1, 49, missing)
+    assert not one.passed or missing == float("inf")
+    judged = together([*others, one], BOUNDS[precision])
+    assert [each.passed for each in judged] == [True, True, True, passed]
+    elsewhere = [comparison(1, 49, 25, "openvino"), comparison(3, 49, 4, "openvino")]
+    assert not together([*judged, *elsewhere], BOUNDS[precision])[-2].passed  # of another runtime
+
+
+def test_cases_have_a_cell_for_every_query() -> None:
+    assert fitting(160, 160, 40) == (160, 160) and fitting(512, 1.6 * 640, 300) == (512, 1024)
+    height, width = fitting(40, 64, 300)
+    assert height * width * 21 >= 300 * 32 * 32
+    sizes = [each.pixels.shape for each in cases(example_images(None, tiny_config(Path())), (640, 640), 300)]
+    assert (1, 3, 640, 640) in sizes and (3, 3, 512, 768) in sizes and (1, 3, 320, 1024) in sizes

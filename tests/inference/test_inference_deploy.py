@@ -1,0 +1,435 @@
+"""Plans, recordings and the rule which of them runs; on a GPU the recordings against the plain twin."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from engine_helpers import tiny_config, tiny_data
+from PIL import Image
+from test_models_deployed import made_up
+from torch import Tensor
+
+from rtdetr.config import Config, ConfigError, Resize
+from rtdetr.data.classes import Classes
+from rtdetr.data.preprocess import resize, resize_there
+from rtdetr.inference import deploy
+from rtdetr.inference.deploy import (
+    MAX_GRAPHS,
+    RECORD_AT,
+    CannotRecord,
+    Compiled,
+    Detector,
+    Graphs,
+    Plan,
+    Recordings,
+    Size,
+    WithFastProducts,
+    waking,
+)
+from rtdetr.inference.predictor import Predictor
+from rtdetr.models.deployed import DeployOptions
+from rtdetr.models.postprocess import EndToEnd
+from rtdetr.types import Detections
+
+CLASSES = Classes(("mug", "pen", "cup", "jar", "lid"), (3, 7, 13, 44, 90))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def cfg(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    return tiny_config(tiny_data(tmp_path_factory.mktemp("deploy") / "shapes"), "data.image_size=[64, 96]")
+
+
+@pytest.fixture
+def cuda() -> Iterator[torch.device]:
+    yield torch.device("cuda", 0)
+    torch.cuda.synchronize()
+
+
+class FakeRecording:
+    def __init__(self, size: Size) -> None:
+        self.size = size
+
+    takes = deploy.Recording.takes
+
+
+def size(batch: int, height: int = 64) -> Size:
+    return Size(batch, height, 96, torch.uint8)
+
+
+def found(recordings: Recordings, wanted: Size) -> Size | None:
+    recording = recordings.find(wanted)
+    return recording and recording.size
+
+
+def test_a_size_is_recorded_when_it_comes_often() -> None:
+    recordings = Recordings(FakeRecording, at_once=False)
+    assert [found(recordings, size(8)) for _ in range(RECORD_AT + 1)] == [None] * (RECORD_AT - 1) + [size(8)] * 2
+    assert found(recordings, size(3)) == size(8)  # a short last batch goes through the larger one
+    assert found(recordings, size(3, height=32)) is None
+    assert found(recordings, size(16)) is None
+    assert [found(recordings, size(3)) for _ in range(RECORD_AT)][-1] == size(3)  # it comes often, and gets its own
+    assert found(recordings, size(2)) == size(3)  # the smallest that takes it
+
+
+def test_recording_at_once() -> None:
+    recordings = Recordings(FakeRecording, at_once=True)
+    assert found(recordings, size(4)) == size(4)
+    assert found(recordings, size(3)) == size(4)
+    assert found(recordings, size(5)) == size(5)
+
+
+def test_only_the_sizes_seen_last_are_remembered() -> None:
+    recordings = Recordings(FakeRecording, at_once=True)
+    for batch in range(1, MAX_GRAPHS + 5):
+        assert found(recordings, size(batch)) == size(batch)
+        assert found(recordings, size(1)) is not None
+    assert len(recordings.known) == MAX_GRAPHS and size(1) in recordings.known and size(2) not in recordings.known
+
+
+@pytest.mark.parametrize(
+    "plan,sentence",
+    [
+        (Plan(half=True), "half: expected auto or False on cpu"),
+        (Plan(graphs=True), "graphs: expected auto or False on cpu"),
+        (Plan(fuse_relu=True), "fuse_relu: expected auto or False on cpu"),
+        (Plan(fold=False, half=True), "half: expected"),
+    ],
+)
+def test_what_a_processor_cannot(plan: Plan, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        plan.on(CPU)
+
+
+def test_plans() -> None:
+    cuda = torch.device("cuda")
+    assert Plan().on(CPU) == Plan(half=False, graphs=False, fuse_relu=False)
+    assert Plan().on(cuda) == Plan(half=True, graphs="auto", fuse_relu=True)
+    assert Plan(half=False).on(cuda) == Plan(half=False, fuse_relu=False)
+    assert Plan(half=False, fuse_relu=True).on(cuda) == Plan(half=False, fuse_relu=True)
+    assert Plan(fold=False).on(cuda) == Plan(fold=False, half=False, graphs="auto", fuse_relu=False)
+    with pytest.raises(ValueError, match="fold: expected True with half or fuse_relu, got False"):
+        Plan(fold=False, half=True).on(torch.device("cuda"))
+    with pytest.raises(TypeError, match="speed"):
+        Plan(speed="high")
+
+
+def predictor(cfg: Config, device: torch.device = CPU, **options: object) -> Predictor:
+    return Predictor.of(made_up(), cfg, CLASSES, device, 0.0, **options)
+
+
+def test_folded_and_plain_agree_and_the_model_stays(cfg: Config) -> None:
+    model = made_up()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    images = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8)
+    sizes = torch.tensor([[64, 96], [128, 48]])
+    plain = Predictor.of(model, cfg, CLASSES, fold=False).predict_tensors(images, sizes)
+    folded = Predictor.of(model, cfg, CLASSES).predict_tensors(images, sizes)
+    torch.testing.assert_close(folded.scores, plain.scores, atol=1e-4, rtol=0)
+    assert (folded.labels == plain.labels).double().mean() > 0.9  # equal scores may swap
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_what_detects_by_itself_runs_as_it_is(cfg: Config) -> None:
+    class Fixed(EndToEnd):
+        def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+            assert images.dtype == torch.float32 and images.max() <= 1
+            boxes = torch.cat((torch.zeros_like(sizes), sizes), dim=1)[:, None]
+            return Detections(torch.ones(len(images), 1), torch.ones(len(images), 1).long(), boxes)
+
+    (found,) = Predictor.of(Fixed(), cfg, CLASSES).predict([Image.new("RGB", (50, 40), "white")])[0]
+    assert found == (7, "pen", 1.0, (0.0, 0.0, 40.0, 40.0))  # clipped to the image
+
+
+def test_tensors_of_every_kind(cfg: Config) -> None:
+    detect = predictor(cfg).predict_tensors
+    pixels = torch.randint(0, 256, (2, 64, 96, 3), dtype=torch.uint8)
+    whole = detect(pixels.permute(0, 3, 1, 2))
+    floats = detect(pixels.permute(0, 3, 1, 2).contiguous() * (1 / 255))
+    torch.testing.assert_close(whole.scores, floats.scores, atol=1e-4, rtol=0)
+    assert whole.boxes.shape == (2, whole.scores.shape[1], 4) and whole.labels.dtype == torch.int64
+    doubled = detect(pixels.permute(0, 3, 1, 2), torch.tensor([[128, 192]] * 2))
+    torch.testing.assert_close(doubled.boxes, 2 * whole.boxes)
+    with torch.inference_mode():
+        again = detect(pixels.permute(0, 3, 1, 2))
+    assert torch.equal(again.scores, whole.scores) and not again.scores.is_inference()
+    for images, sentence in (
+        (torch.rand(3, 64, 96), r"images: expected \(B, 3, H, W\), got \(3, 64, 96\)"),
+        (pixels, "images: expected"),
+        (torch.zeros(1, 3, 64, 96, dtype=torch.int64), "images: expected uint8 or floats in"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            detect(images)
+    with pytest.raises(ValueError, match=r"sizes: expected \(2, 2\) for so many images, got \(1, 2\)"):
+        detect(pixels.permute(0, 3, 1, 2), torch.ones(1, 2))
+
+
+def test_a_size_is_compiled_once() -> None:
+    options = DeployOptions(remember_sizes=True, fuse_relu=True, fuse_linear=True, for_compiler=True)
+    model = made_up("model.decoder.num_layers=1").deploy(options)
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    detector = Detector(model, max_detections=9)
+    compiled, sizes = Compiled(detector, None, backend), torch.tensor([[64.0, 64.0]])
+    for _ in range(2):
+        images = torch.randint(0, 256, (1, 3, 64, 64), dtype=torch.uint8)
+        torch.testing.assert_close(compiled(images, sizes), detector(images, sizes))
+    assert len(graphs) == 1  # nor does anything break it in two
+
+
+def test_settings_of_fast_products_are_left_as_they_were() -> None:
+    def settings() -> tuple[str, bool]:
+        return torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+
+    def detect(*_: Tensor) -> Detections:
+        assert settings() == ("high", False)
+        raise ConfigError("no model")
+
+    before = settings()
+    with pytest.raises(ConfigError):
+        WithFastProducts(detect)(torch.zeros(1), torch.zeros(1))
+    assert settings() == before != ("high", False)
+
+
+def write_images(folder: Path, number: int) -> list[Path]:
+    generator = np.random.default_rng(0)
+    files = [folder / f"{i}.png" for i in range(number)]
+    for i, file in enumerate(files):
+        Image.fromarray(generator.integers(0, 256, (40 + i, 50, 3), dtype=np.uint8)).save(file)
+    return files
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_files_give_what_images_give_one_by_one(cfg: Config, tmp_path: Path, device: str, num_threads: int) -> None:
+    files = write_images(tmp_path, 11)
+    (tmp_path / "4.png").write_bytes(b"no image")
+    detector = predictor(cfg, torch.device(device))
+    tolerance = 1e-4 if device == "cpu" else 2e-2
+    for _ in range(4):  # plainly, recorded, replayed
+        results = list(detector.predict_files(iter(files), batch_size=4, num_threads=num_threads))
+        assert [each.file for each in results] == files
+        assert [bool(each.error) for each in results] == [i == 4 for i in range(11)]
+        for each in results:
+            if each.image is not None:
+                alone = detector.predict([each.image])[0]
+                scores = [one.score for one in alone]
+                assert [one.score for one in each.detections] == pytest.approx(scores, abs=tolerance)
+                assert each.best_score == pytest.approx(scores[0], abs=tolerance)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_processes_read_what_threads_read(cfg: Config, tmp_path: Path, device: str) -> None:
+    files = write_images(tmp_path, 23)
+    (tmp_path / "4.png").write_bytes(b"no image")
+    detector = predictor(cfg, torch.device(device))
+    expected = list(detector.predict_files(files, 3))
+    found = list(detector.predict_files(iter(files), 3, num_processes=2))
+    assert [(each.file, each.error) for each in found] == [(each.file, each.error) for each in expected]
+    for ours, theirs in zip(found, expected):
+        assert ours.image is None and len(ours.detections) == len(theirs.detections)
+        assert ours.best_score == pytest.approx(theirs.best_score, abs=2e-2 if device == "cuda" else 1e-6)
+    started = set(multiprocessing.active_children())
+    results = detector.predict_files(files, 2, num_processes=2)
+    next(results)
+    assert len(set(multiprocessing.active_children()) - started) == 2
+    results.close()
+    assert set(multiprocessing.active_children()) <= started
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("interpolation", ["cubic", "bilinear", "bicubic"])
+def test_resize_on_the_device_is_within_one_level(interpolation: Resize, device: str) -> None:
+    generator = np.random.default_rng(0)
+    for height, width, size in ((48, 64, (64, 96)), (301, 173, (64, 96)), (1, 1, (32, 64)), (64, 96, (64, 96))):
+        pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        found = resize_there(torch.from_numpy(pixels).to(device), size, interpolation).cpu().numpy()
+        expected = resize(pixels, size, interpolation)
+        assert found.shape == expected.shape and found.dtype == np.uint8
+        # on noise; torch's CUDA kernel of bicubic rounds once, Pillow between its two passes as well
+        most = 2 if (interpolation, device) == ("bicubic", "cuda") else 1
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= most
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_resize_on_the_device_finds_the_same(cfg: Config, tmp_path: Path, device: str) -> None:
+    files = write_images(tmp_path, 5)
+    (tmp_path / "2.png").write_bytes(b"no image")
+    there, here = (predictor(cfg, torch.device(device), resize=place) for place in ("device", "host"))
+    for ours, theirs in zip(there.predict_files(files, 3), here.predict_files(files, 3)):
+        assert ours.file == theirs.file and ours.error == theirs.error
+        assert ours.best_score == pytest.approx(theirs.best_score, abs=0.02)
+    with pytest.raises(ConfigError, match="resize: expected auto, host or device, got 'gpu'"):
+        predictor(cfg, resize="gpu")
+
+
+def test_reading_ahead_is_bounded_and_ends_with_the_results(cfg: Config, tmp_path: Path) -> None:
+    files, asked = write_images(tmp_path, 12), 0
+
+    def counted() -> Iterator[Path]:
+        nonlocal asked
+        for file in files:
+            asked += 1
+            yield file
+
+    results = predictor(cfg).predict_files(counted(), batch_size=2, num_threads=1)
+    next(results)
+    assert asked <= 6  # the batch at work, the next one, and one that is begun
+    results.close()
+    assert asked <= 6
+
+
+def test_opencv_works_in_the_threads_that_read(cfg: Config, tmp_path: Path) -> None:
+    """Its own threads would wait, spinning, beside them."""
+    files, before, seen = write_images(tmp_path, 6), cv2.getNumThreads(), []
+
+    def read(file: Path | str) -> np.ndarray:
+        seen.append(cv2.getNumThreads())
+        return np.zeros((8, 8, 3), np.uint8)
+
+    cv2.setNumThreads(3)
+    try:
+        first, second = (predictor(cfg).predict_files(files, 2, 1, read) for _ in range(2))
+        next(first), next(second)
+        first.close()
+        assert cv2.getNumThreads() == 1  # the second one is not done
+        assert len([*second]) == 5 and cv2.getNumThreads() == 3
+        assert set(seen) == {1}
+    finally:
+        cv2.setNumThreads(before)
+
+
+def test_no_images(cfg: Config) -> None:
+    assert predictor(cfg).predict([]) == []
+
+
+def test_a_failure_to_record_is_one_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """On a machine without a GPU: what the recording itself does is left out."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    for name in ("Event", "Stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+
+    def refuse(*_: object) -> deploy.Recording:
+        raise CannotRecord("recording 1 x 64 x 96 failed (operation not permitted)")
+
+    monkeypatch.setattr(deploy, "Recording", refuse)
+    offered = Detections(*(torch.zeros(1, 1) for _ in range(3)))
+    batch = (torch.zeros(1, 3, 64, 96), torch.ones(1, 2))
+    graphs = Graphs(lambda *_: offered, CPU, torch.float32, at_once=False)
+    with caplog.at_level(logging.WARNING, "rtdetr"):
+        assert all(graphs(*batch) is offered for _ in range(RECORD_AT + 2))
+    assert [each.getMessage() for each in caplog.records] == [
+        "detection runs without CUDA graphs, more slowly: recording 1 x 64 x 96 failed (operation not permitted)"
+    ]
+    with pytest.raises(CannotRecord):
+        Graphs(lambda *_: offered, CPU, torch.float32, at_once=True)(*batch)
+
+
+def test_a_thread_on_another_stream_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the replay before, which reads and writes the same memory; on a machine without a GPU."""
+    done: list[str] = []
+    event = SimpleNamespace(wait=lambda s: done.append(f"{s} waits"), record=lambda s: done.append(f"{s} records"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    found = Detections(*(torch.zeros(1, 1) for _ in range(3)))
+    replayed = SimpleNamespace(replay=lambda *_: done.append("replays") or found, takes=lambda _: True)
+    monkeypatch.setattr(deploy, "Recording", lambda *_: replayed)
+    graphs = Graphs(lambda *_: found, CPU, torch.float32, at_once=True)
+    for stream in ("a", "a", "b"):
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda stream=stream: stream)
+        assert graphs(torch.zeros(1, 3, 64, 96), torch.ones(1, 2)) is found
+    first, second, third = ["a waits", "replays", "a records"], ["replays", "a records"], ["b waits", "replays"]
+    assert done == [*first, *second, *third, "b records"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fuse_relu", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+def test_recordings_equal_the_plain_twin(cfg: Config, cuda: torch.device, half: bool, fuse_relu: bool) -> None:
+    plain = predictor(cfg, cuda, graphs=False, half=half, fuse_relu=fuse_relu)
+    recorded = predictor(cfg, cuda, graphs=True, half=half, fuse_relu=fuse_relu)
+    for batch, height, width in ((4, 64, 96), (2, 64, 96), (1, 96, 64), (4, 64, 96)):
+        for dtype in (torch.uint8, torch.float32):
+            images = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, device=cuda)
+            images = images if dtype == torch.uint8 else images / 255
+            sizes = torch.randint(50, 500, (batch, 2), device=cuda)
+            first = recorded.predict_tensors(images, sizes)
+            recorded.predict_tensors(images.flip(0).contiguous(), sizes)  # results of before stay as they are
+            expected = plain.predict_tensors(images, sizes)
+            tolerance = 2e-2 if half else 1e-3
+            torch.testing.assert_close(first.scores, expected.scores, atol=tolerance, rtol=0)
+            assert first.boxes.isfinite().all() and first.boxes.dtype == torch.float32
+    assert len(recorded._detect.recordings.known) <= MAX_GRAPHS
+
+
+@pytest.mark.gpu
+def test_half_against_float32(cfg: Config, cuda: torch.device) -> None:
+    half, whole = (predictor(cfg, cuda, half=half) for half in (True, False))
+    images = torch.randint(0, 256, (4, 3, 64, 96), dtype=torch.uint8, device=cuda)
+    for _ in range(RECORD_AT + 1):
+        scores = [each.predict_tensors(images).scores for each in (half, whole)]
+        torch.testing.assert_close(*scores, atol=2e-2, rtol=0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_wakes_beside_other_work(cuda: torch.device) -> None:
+    with waking(cuda):
+        there = torch.ones(3, device=cuda)
+    assert there.sum().item() == 3
+    with pytest.raises(ConfigError, match="no weights"), waking(cuda):
+        raise ConfigError("no weights")
+
+
+WAITING = """
+import logging, sys, torch
+logging.basicConfig(format="%(message)s", stream=sys.stdout)
+from test_inference_deploy import CLASSES, Predictor, made_up
+from engine_helpers import tiny_config
+predictor = Predictor.of(made_up(), tiny_config(sys.argv[1], "data.image_size=[64, 96]"), CLASSES, "cuda", 0.0)
+predictor.model.register_forward_pre_hook(lambda _, given: (given[0].sum().item(), None)[1])
+images = torch.rand(1, 3, 64, 96)
+scores = [predictor.predict_tensors(images).scores for _ in range(9)]
+assert all((each - scores[0]).abs().max() < 1e-4 for each in scores)
+assert torch.cuda.current_stream() == torch.cuda.default_stream()
+"""
+
+
+@pytest.mark.gpu
+def test_a_model_that_waits_for_the_gpu_runs_plainly(cuda: torch.device, tmp_path: Path) -> None:
+    """In a process of its own: a recording that fails leaves torch's random generator unusable."""
+    tiny_data(tmp_path / "shapes")
+    tests = str(Path(__file__).parent)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([tests, *sys.path])}
+    command = [sys.executable, "-c", WAITING, str(tmp_path / "shapes")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("detection runs without CUDA graphs") == 1, done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.slow  # the compiler
+def test_compiled_equals_plain(cfg: Config, cuda: torch.device) -> None:
+    plain, compiled = (predictor(cfg, cuda, compile=compile) for compile in (False, True))
+    images = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8, device=cuda)
+    for _ in range(RECORD_AT + 1):
+        scores = [each.predict_tensors(images).scores for each in (compiled, plain)]
+        torch.testing.assert_close(*scores, atol=2e-2, rtol=0)

@@ -1,0 +1,136 @@
+"""Boxes lie where they are, labels where they can be read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
+from PIL import Image, ImageDraw, ImageFont
+
+from rtdetr.inference import fonts
+from rtdetr.inference.draw import Detection, draw, fitting_text, place_labels
+
+
+def lit(drawn: Image.Image) -> np.ndarray:
+    return np.asarray(drawn).astype(int).sum(axis=2) > 0
+
+
+def test_boxes_are_drawn_where_they_are() -> None:
+    black = Image.new("RGB", (800, 400))
+    detection = Detection(3, "mug", 0.9, (200.0, 160.0, 600.0, 360.0))
+    drawn = lit(draw(black, [detection]))
+    assert not np.asarray(black).any() and drawn.shape == (400, 800)
+    assert drawn[160, 200:600].all() and drawn[160:360, 200].all() and drawn[360, 200:600].all()
+    assert not drawn[180:350, 210:590].any() and not drawn[:, :195].any() and not drawn[365:].any()
+    two = draw(black, [detection, detection._replace(category_id=4, box=(0.0, 0.0, 120.0, 120.0))])
+    assert two.getpixel((0, 119)) != two.getpixel((200, 359))
+
+
+@pytest.mark.parametrize(
+    ("size", "zoom"), [((96, 64), 7), ((224, 224), 3), ((1, 1), 640), ((500, 375), 1), ((640, 9), 1)]
+)
+def test_tiny_images_are_enlarged(size: tuple[int, int], zoom: int) -> None:
+    width, height = size
+    drawn = draw(Image.new("RGB", size), [Detection(1, "a", 0.5, (0.0, 0.0, float(width), float(height)))])
+    assert drawn.size == (width * zoom, height * zoom)
+    assert lit(drawn)[:, 0].all()
+
+
+def test_a_box_in_an_enlarged_image_is_where_it_was() -> None:
+    drawn = lit(draw(Image.new("RGB", (64, 64)), [Detection(1, "a", 0.5, (16.0, 32.0, 48.0, 60.0))]))
+    assert drawn[320, 160:480].all() and drawn[320:600, 160].all() and not drawn[345:595, 165:475].any()
+
+
+@pytest.mark.parametrize("box", [(-30.0, -30.0, 20.0, 20.0), (620.0, 450.0, 700.0, 500.0), (0.0, 0.0, 640.0, 480.0)])
+def test_labels_stay_inside_the_image(box: tuple[float, float, float, float]) -> None:
+    (label,) = place_labels([box], [(90.0, 18.0)], (640, 480))
+    assert 0 <= label[0] < label[2] < 640 and 0 <= label[1] < label[3] < 480
+
+
+def test_labels_of_one_place_do_not_hide_each_other() -> None:
+    boxes = [(100.0 + shift, 100.0 + shift, 300.0 + shift, 300.0 + shift) for shift in (0.0, 3.0, 6.0, 1.0)]
+    labels = place_labels(boxes, [(80.0, 18.0)] * 4, (640, 480))
+    assert labels[0] == (100.0, 82.0, 180.0, 100.0)  # the best one has the usual place
+    for a, b in itertools.combinations(labels, 2):
+        assert min(a[2], b[2]) <= max(a[0], b[0]) or min(a[3], b[3]) <= max(a[1], b[1]), (a, b)
+
+
+def test_a_name_too_long_for_the_image_is_cut() -> None:
+    pen, font = ImageDraw.Draw(Image.new("RGB", (100, 640))), ImageFont.load_default(size=14.0)
+    short, long = (fitting_text(Detection(1, "mug" * n, 0.5, (0.0, 0.0, 9.0, 9.0)), pen, font, 100) for n in (1, 20))
+    assert short == "mug 0.50" and long.startswith("mug") and long.endswith("... 0.50")
+    assert pen.textlength(long, font=font) < 100
+
+
+def test_no_labels_without_boxes() -> None:
+    assert place_labels([], [], (640, 480)) == []
+
+
+def ink(name: str) -> np.ndarray:
+    return np.asarray(draw(Image.new("RGB", (800, 400)), [Detection(1, name, 0.5, (200, 160, 600, 360))]))
+
+
+def make_font(path: Path, characters: str) -> None:
+    """Each character is a bar of a height of its own."""
+    builder = FontBuilder(1000, isTTF=True)
+    names = [".notdef", *(f"u{ord(each):x}" for each in characters)]
+    builder.setupGlyphOrder(names)
+    builder.setupCharacterMap({ord(each): name for each, name in zip(characters, names[1:])})
+    glyphs = {}
+    for number, name in enumerate(names):
+        pen, top = TTGlyphPen(None), 900 - 40 * number
+        pen.moveTo((50, 0))
+        for point in ((50, top), (450, top), (450, 0)):
+            pen.lineTo(point)
+        pen.closePath()
+        glyphs[name] = pen.glyph()
+    builder.setupGlyf(glyphs)
+    builder.setupHorizontalMetrics(dict.fromkeys(names, (500, 0)))
+    builder.setupHorizontalHeader(ascent=900, descent=-100)
+    builder.setupNameTable({"familyName": path.stem, "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(path)
+
+
+@pytest.fixture
+def no_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """What a test puts into the list is installed."""
+    installed: list[Path] = []
+    fonts._file_for.cache_clear()
+    monkeypatch.setattr(fonts, "_installed", lambda: installed)
+    monkeypatch.setattr(fonts, "_warned", False)
+    yield installed
+    fonts._file_for.cache_clear()
+
+
+def test_names_in_other_letters_are_drawn() -> None:
+    """Matplotlib's DejaVu has these; empty boxes of four letters are all alike."""
+    assert (ink("котя") != ink("ямжу")).any()
+    assert (ink("γάτα") != ink("αγγα")).any()
+
+
+def test_an_installed_font_that_has_the_characters_is_taken(
+    no_fonts: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, some, all_of_them = (tmp_path / f"{name}.ttf" for name in ("broken", "some", "all"))
+    broken.write_bytes(b"no font")
+    make_font(some, "猫0123456789.")
+    make_font(all_of_them, "猫犬鳥🐈0123456789.")
+    no_fonts += [broken, some, all_of_them]
+    assert fonts.font_for("cat", 20).getname() == ImageFont.load_default(size=20).getname()
+    assert fonts.font_for("猫", 20).getname()[0] == "some"
+    assert fonts.font_for("猫🐈", 20).getname()[0] == "all"
+    assert (ink("猫") != ink("犬")).any() and not caplog.records
+
+
+def test_characters_that_no_font_has_are_named_once(no_fonts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("犬と猫", "犬と猫", "🐈"):
+        ink(name)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("labels: no font here shows と犬猫, drawn as empty boxes; install")

@@ -1,0 +1,47 @@
+"""Lists of images, and results that end in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rtdetr.data.classes import DataError
+from rtdetr.inference import manifest
+from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+
+
+def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_bytes(b"a b.jpg\r\n\n \xff.jpg\nlast.png")
+    names = [str(each) for each in manifest_paths(tmp_path / "list.txt")]
+    assert names == ["a b.jpg", " \udcff.jpg", "last.png"]
+    with pytest.raises(DataError, match="cannot be read"):
+        list(manifest_paths(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"a": 1}\n', '{"a": 1}\n{"b"', "x" * 9, '{"a": 1}\n' + "y" * 40])
+def test_the_last_partial_line_goes(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "BLOCK", 8)
+    (tmp_path / "results.jsonl").write_text(content)
+    cut_partial_line(tmp_path / "results.jsonl")
+    assert (tmp_path / "results.jsonl").read_text() == content[: content.rfind("\n") + 1]
+
+
+def test_only_results_of_the_list_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.jpg\nb.jpg\n")
+    items = [{"file": "a.jpg", "detections": [{}, {}]}, {"file": "b.jpg", "error": "gone"}, {"file": "c.jpg"}]
+    texts = [json.dumps(each) + "\n" for each in items]
+    results = tmp_path / "results.jsonl"
+    for text, done in (("", Done()), (texts[0], Done(1, 0, 2)), (texts[0] + texts[1] + "{", Done(2, 1, 2))):
+        results.write_text(text)
+        assert already_done(results, tmp_path / "list.txt") == done
+    for text, sentence in (
+        (texts[1], "line 1 is that of b.jpg, the manifest has a.jpg"),
+        ("".join(texts), "line 3 is that of c.jpg, the manifest has no more images"),
+        ("[]\n", "line 1 is no result"),
+        ("3\n", "line 1 is no result"),
+    ):
+        results.write_text(text)
+        with pytest.raises(DataError, match=sentence):
+            already_done(results, tmp_path / "list.txt")

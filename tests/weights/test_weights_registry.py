@@ -1,0 +1,144 @@
+"""Official weights: downloads that go on where they stopped, are verified and converted, and what is said when not."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from rtdetr.weights import registry
+from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, official_checkpoint, verify
+
+CONTENT = bytes(range(256)) * 100
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server:
+    def __init__(self) -> None:
+        self.ranges: list[str | None] = []
+        self.content = CONTENT
+        self.sent = 1 << 40  # bytes after which the connection breaks
+        self.kind = "application/octet-stream"
+        self.knows_ranges = True
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked = self.headers["Range"]
+                server.ranges.append(asked)
+                start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and server.knows_ranges else 0
+                if start >= len(server.content):
+                    self.send_error(416)
+                    return
+                self.send_response(206 if start else 200)
+                self.send_header("Content-Type", server.kind)
+                self.send_header("Content-Length", str(len(server.content) - start))
+                self.end_headers()
+                self.wfile.write(server.content[start : start + server.sent])
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def file(self, num_bytes: int | None = len(CONTENT), sha256: str | None = SHA256) -> OfficialFile:
+        return OfficialFile(f"http://127.0.0.1:{self.http.server_port}/file", num_bytes, sha256)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    running = Server()
+    yield running
+    running.http.shutdown()
+    running.http.server_close()
+
+
+def test_a_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "weights.pdparams"
+    server.sent = 1000
+    with pytest.raises(CheckpointError, match="24,600 bytes too early; try again, it goes on from there"):
+        download(server.file(), file)
+    assert not file.exists() and file.with_name("weights.pdparams.part").stat().st_size == 1000
+    server.sent = 1 << 40
+    download(server.file(), file)
+    assert server.ranges == [None, "bytes=1000-"] and file.read_bytes() == CONTENT
+    assert [each.name for each in file.parent.iterdir()] == ["weights.pdparams"]
+
+
+def test_a_server_without_ranges_starts_again(server: Server, tmp_path: Path) -> None:
+    file, part = tmp_path / "w.pdparams", tmp_path / "w.pdparams.part"
+    part.write_bytes(CONTENT[:10])
+    server.knows_ranges = False
+    download(server.file(), file)
+    assert file.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("num_bytes", [len(CONTENT), None])
+def test_a_part_that_is_whole_is_not_asked_for_again(server: Server, tmp_path: Path, num_bytes: int | None) -> None:
+    file = tmp_path / "w.pdparams"
+    file.with_name("w.pdparams.part").write_bytes(CONTENT)
+    download(server.file(num_bytes), file)
+    assert file.read_bytes() == CONTENT and len(server.ranges) == (num_bytes is None)
+
+
+def test_a_file_of_another_hash_is_refused_and_not_kept(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "w.pdparams"
+    with pytest.raises(CheckpointError, match=rf"not the official file: sha256 {SHA256}.*expected 00"):
+        download(server.file(sha256="00"), file)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_web_page_and_a_replaced_file_are_refused(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="the server has 25,600 bytes, the official file 7"):
+        download(server.file(num_bytes=7), tmp_path / "w.pdparams")
+    server.kind = "text/html; charset=utf-8"
+    with pytest.raises(CheckpointError, match=r"a web page instead of the file.*save the file as .*w\.pdparams$"):
+        download(server.file(), tmp_path / "w.pdparams")
+
+
+def test_an_unknown_hash_is_trusted_once(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    official, file = server.file(None, None), tmp_path / "w.pdparams"
+    download(official, file)
+    assert f"trusting this one, sha256 {SHA256}" in caplog.text
+    verify(official, file)
+    file.write_bytes(b"another")
+    with pytest.raises(CheckpointError, match=f"expected {SHA256}"):
+        verify(official, file)
+
+
+def test_without_a_network_it_says_where_the_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path))
+    name = "rtdetrv3_r18vd_6x_coco"
+    monkeypatch.setitem(OFFICIAL, name, OfficialFile("http://127.0.0.1:9/file"))
+    with pytest.raises(CheckpointError) as raised:
+        official_checkpoint(name)
+    sentence = str(raised.value)
+    assert sentence.startswith("http://127.0.0.1:9/file: cannot be downloaded")
+    assert f"bring the file to {tmp_path}/{name}.pdparams" in sentence
+    assert f"rtdetr convert {name}.pdparams -o {name}.pth" in sentence and "\n" not in sentence
+
+
+def test_a_file_brought_by_hand_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path))
+    name = "rtdetrv3_r18vd_6x_coco"
+    (tmp_path / f"{name}.pdparams").write_bytes(CONTENT)
+    monkeypatch.setitem(OFFICIAL, name, OfficialFile("http://127.0.0.1:9/file", None, SHA256))
+    converted: list[Path] = []
+    monkeypatch.setattr(registry, "convert", converted.append)
+    monkeypatch.setattr(registry, "save_conversion", lambda done, file, out, licence: out.write_text(licence))
+    for _ in range(2):
+        assert official_checkpoint(name).read_text() == "Apache-2.0"
+    assert converted == [tmp_path / f"{name}.pdparams"]
+
+
+def test_every_official_file_is_that_of_a_shipped_config() -> None:
+    from rtdetr.shipped_configs import shipped_configs
+
+    assert OFFICIAL.keys() <= shipped_configs().keys()
+    assert all(each.sha256 and len(each.sha256) == 64 and each.url.startswith("https://") for each in OFFICIAL.values())
