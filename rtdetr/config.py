@@ -143,7 +143,7 @@ class AugmentConfig:
     flip_prob: Share = 0.5
     # Unknown to the official recipe: up to four objects of another image pasted in; a turn by 90, 180 or 270 degrees,
     # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs. An
-    # `auto`, here and below, that says no more: by the weights a run starts from (rtdetr/engine/planning/auto_config.py).
+    # `auto`, here and below, that says no more: by the weights a run starts from (engine/planning/auto_config.py).
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
     turn_after: EpochsOrAuto = 0
@@ -160,7 +160,7 @@ class DataConfig:
     # How images get that size. cubic: OpenCV's, as in the official pipeline. bilinear, bicubic: smoothed where they
     # shrink, as Pillow, torchvision and transformers do.
     interpolation: Resize = "cubic"
-    # Images per process and batch; auto: as many as fit into the GPU, within limits (rtdetr/engine/planning/auto_config.py).
+    # Images per process and batch; auto: as many as fit into the GPU, within limits (engine/planning/auto_config.py).
     train_batch_size: CountOrAuto = 16
     val_batch_size: Count = 8
     num_workers: Annotated[int, Range(0, 256)] = 4

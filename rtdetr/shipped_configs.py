@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rtdetr.config import ConfigError
 
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
 
 
 def find_config(text: str) -> Path:

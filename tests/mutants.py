@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "tests/parity/test_parity_train.py::test_training_step_matches_official_model[train_r18_f64_sq_atss]"
 COMPONENTS = "tests/parity/test_parity_components.py"
 CONVERT = "tests/parity/test_parity_convert.py"
-BY_ASSERTION = re.compile(r"tests/\w+\.py:\d+: (assert |AssertionError|Failed: DID NOT RAISE)")
+BY_ASSERTION = re.compile(r"tests/\w+/\w+\.py:\d+: (assert |AssertionError|Failed: DID NOT RAISE)")
 SECONDS = 900  # for one test; a healthy one takes about 30
 
 

@@ -38,7 +38,7 @@ FOLDER = 0x10  # in the attributes of a zip's part
 LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number before a torch file that is no zip
 
 # What torch.load and zipfile raise for damaged files besides UnpicklingError, found by mutating bytes as
-# tests/weights/test_weights_damaged.py does. LookupError: stack or memo of a pickle; AssertionError: torch's own checks.
+# test_weights_damaged.py does. LookupError: stack or memo of a pickle; AssertionError: torch's own checks.
 DAMAGE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError, AssertionError, EOFError, struct.error)
 
 

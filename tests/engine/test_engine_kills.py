@@ -17,7 +17,7 @@ from test_engine_signals import ROOT, assert_ends_like, environment
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 
-SCRIPT = str(ROOT / "tests" / "signal_runs.py")
+SCRIPT = str(ROOT / "tests" / "support" / "signal_runs.py")
 OFTEN = ("train.save_seconds=0", "train.epochs=3")  # 9 steps, each followed by a save
 EVENTS = range(12, 60)  # of kill_at, from after the first save to before the last one
 NEVER = "kill99"

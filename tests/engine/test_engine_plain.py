@@ -45,7 +45,7 @@ def test_a_plain_run_calls_no_operator_of_ours(data: Path, tmp_path: Path, kerne
     """Steps, evaluation and all. With `auto` the same script sees some."""
     updates = [*tiny_updates(data), "train.eval_every=1", "train.epochs=1", "train.max_iterations=2"]
     arguments = ["--output-dir", str(tmp_path / "run"), "-u", *updates, f"kernels={kernels}"]
-    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'support'}"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *arguments], env=environment() | paths, capture_output=True, text=True, cwd=ROOT
     )

@@ -49,7 +49,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests"), *sys.path))
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "support"), *sys.path))
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "ERROR"}
 
 
@@ -78,7 +78,7 @@ def runs(data: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> P
             "data.val_batch_size=2",
             "--",
         ]
-    script = ROOT / "tests" / "signal_runs.py"
+    script = ROOT / "tests" / "support" / "signal_runs.py"
     subprocess.run([sys.executable, script, folder, *arguments[:-1]], env=environment(), check=True, timeout=300)
     return folder
 
@@ -145,7 +145,12 @@ def test_workers_do_not_outlive_a_killed_main_process(runs: Path) -> None:
 def test_two_processes_under_torchrun(data: Path, tmp_path: Path) -> None:
     """The signal comes to torchrun and to both of its processes, and torchrun passes it on to them once more."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = [str(ROOT / "tests" / "signal_runs.py"), "torchrun", *training(data, tmp_path), "data.train_batch_size=2"]
+    script = [
+        str(ROOT / "tests" / "support" / "signal_runs.py"),
+        "torchrun",
+        *training(data, tmp_path),
+        "data.train_batch_size=2",
+    ]
     done = subprocess.run(
         [sys.executable, *launch, *script], env=environment(), capture_output=True, text=True, timeout=120
     )

@@ -150,7 +150,7 @@ with listener("127.0.0.1", 0) as socket:
 def limited() -> Iterator[subprocess.Popen[str]]:
     """A server with 256 descriptors, half of which are for connections."""
     pytest.importorskip("resource", reason="limits of descriptors: not on this system")
-    command = [sys.executable, "-c", LIMITED, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", LIMITED, str(Path(__file__).parents[1] / "support")]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe)
     try:

@@ -1,6 +1,6 @@
 """A tiny RT-DETR as transformers saves it, made here without transformers: names, shapes, and what it answers.
 
-`python tests/support/huggingface_cases.py` writes tests/golden/huggingface.json anew, for which transformers must be installed.
+`python tests/support/huggingface_cases.py` writes tests/golden/huggingface.json anew; transformers must be installed.
 """
 
 from __future__ import annotations

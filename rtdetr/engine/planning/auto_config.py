@@ -3,7 +3,7 @@ that a run starts from.
 
 Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12. Batches
 that an `auto` puts together into one step count one by one: a run takes about as long with it as without.
-Batch: what fits into the GPU with a tenth to spare (rtdetr/engine/planning/memory_estimate.py), but at most 32 images, and an
+Batch: what fits into the GPU with a tenth to spare (memory_estimate.py), but at most 32 images, and an
 eighth of the training images where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate
 is meant for `optimizer.lr_batch` images, and then follows the batch linearly.
 Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
