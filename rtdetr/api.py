@@ -311,7 +311,7 @@ class RTDETRv3:
         from rtdetr.export import export_model  # here because it may bring onnx along
 
         network = self._network("export")
-        for argument, given in (("output", output), ("calibrate", calibrate), ("pictures", images)):
+        for argument, given in (("output", output), ("calibrate", calibrate), ("images", images)):
             if given is not None:
                 _path(argument, given)
         own: Any = (network, self.cfg, self.classes)

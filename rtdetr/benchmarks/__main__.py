@@ -59,12 +59,14 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     assignment.add_argument("--cases", nargs="+", choices=list(benchmark_assignment.COUNTS), help="default: all")
     text = "milliseconds of each step too"
     data = command(commands, "data", "training images per second of one core", measure_data, False, text)
-    data.add_argument("--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)")
+    data.add_argument(
+        "--images", "--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)"
+    )
     data.add_argument("--count", type=positive, default=64, help="images of a turn (default: 64)")
     data.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: 5)")
     text = "seconds of each step too"
     scoring = command(commands, "eval", "scoring the detections of a validation set", measure_eval, False, text)
-    scoring.add_argument("--pictures", type=positive, default=5000, help="default: 5000")
+    scoring.add_argument("--images", "--pictures", type=positive, default=5000, help="default: 5000")
     scoring.add_argument("--detections", type=positive, default=300, help="in each image (default: 300)")
     evaluators = benchmark_eval.EVALUATORS
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")

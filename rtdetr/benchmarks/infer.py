@@ -99,8 +99,8 @@ def measure_rows(
         folder = Path(place)
         make_checkpoint_file(folder / "model.pth", config, updates)
         if {*FILES, *PUBLIC} & set(names):
-            (folder / "pictures").mkdir()
-            make_images(folder / "pictures", min(num_files, 256))
+            (folder / "images").mkdir()
+            make_images(folder / "images", min(num_files, 256))
         for name in names:
             order = {"name": name, "folder": place, "device": str(device), "batches": batches, "profile": profile}
             for row in _in_a_process(order | {"num_files": num_files}):
@@ -205,7 +205,7 @@ def work(order: dict[str, Any]) -> None:
             "load_s": loaded - imported,
         }
         if order["name"] in FILES:
-            rows = measure_files(predictor, folder / "pictures", order["num_files"], max(order["batches"]), seconds)
+            rows = measure_files(predictor, folder / "images", order["num_files"], max(order["batches"]), seconds)
         else:
             rows = (measure_tensors(predictor, batch, folder, order["profile"], seconds) for batch in order["batches"])
         for row in rows:

@@ -23,7 +23,7 @@ def work(order: dict[str, Any]) -> None:
     imported = time.time()
     model = RTDETRv3.from_pretrained(Path(order["folder"]) / "model.pth", device=order["device"])
     loaded = time.time()
-    files = sorted((Path(order["folder"]) / "pictures").iterdir())
+    files = sorted((Path(order["folder"]) / "images").iterdir())
     len(model.predict(files[0]))
     first = time.time()
     row = {"first_s": first - order["started"], "import_s": imported - order["started"], "load_s": loaded - imported}

@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "what the file takes: uint8 images or float32 in [0, 1]; default: uint8"
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
     text = "compare on images of this folder; default: those of --calibrate, else generated ones"
-    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help=text)
+    parser.add_argument("--images", "--pictures", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")
     add_overwrite(parser)
     return parser

@@ -149,7 +149,7 @@ def refusal(
     gone = lost(counted)
     parts = [
         f"{part} of {of} {what}"
-        for part, of, what in ((gone.images, tally.images, "pictures"), (gone.boxes, tally.boxes, "boxes"))
+        for part, of, what in ((gone.images, tally.images, "images"), (gone.boxes, tally.boxes, "boxes"))
         if part > limit * of
     ]
     first = counted[0]

@@ -101,7 +101,7 @@ class TrainingLog:
         self._log("eval", self.state.iteration, existing)
         for number, image in enumerate(album(source, classes, result.detections)):
             with self._waiting_for_room():
-                self._metrics.board.add_image(self.state.iteration, f"pictures/{number}", image)
+                self._metrics.board.add_image(self.state.iteration, f"images/{number}", image)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
         """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""

@@ -121,7 +121,7 @@ class Certificate:
 
     def table(self) -> str:
         """For a terminal."""
-        columns = ("runtime", "pictures", "batch x size", "compared", "missing", "score", "box px")
+        columns = ("runtime", "images", "batch x size", "compared", "missing", "score", "box px")
         head = "{:12s} {:9s} {:>14s} {:>9s} {:>8s} {:>9s} {:>8s}".format(*columns)
         lines = [head]
         for each in self.comparisons:

@@ -67,6 +67,8 @@ class Result:
             raise ValueError(f"{self.source}: there is no image to show")
         return as_image(self._image)
 
+    picture = image  # its name in version 0.1
+
     def draw(self) -> Image.Image:
         """The image with boxes, names and scores; a tiny one enlarged by a whole number."""
         return draw(self.image, self.detections)

@@ -347,7 +347,7 @@ def test_export_hands_over_the_weights(
 
     monkeypatch.setitem(sys.modules, "rtdetr.export", types.SimpleNamespace(export_model=export_model))
     assert model.export("onnx", half=True, calibrate="pictures") == tmp_path / "model.onnx"
-    options = {"int8": False, "calibrate": "pictures", "input_type": "uint8", "pictures": None}
+    options = {"int8": False, "calibrate": "pictures", "input_type": "uint8", "images": None}
     assert asked == [((checkpoint, "onnx", None, True, False), options)]
 
 

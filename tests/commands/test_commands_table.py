@@ -123,9 +123,9 @@ TABLE = {
     ),
     "matched by nothing": Row("eval -w model.pth --match-classes colour", 2, ("choice: 'colour'",)),
     "a folder as annotations": Row(
-        "eval -w model.pth -u data.val.annotations=images",
+        "eval -w model.pth -u data.val.annotations=other",
         2,
-        ("images: no annotations recognised; looked for a COCO or LVIS JSON",),
+        ("other: no annotations recognised; looked for a COCO or LVIS JSON",),
     ),
     "text as annotations": Row(
         "eval -w model.pth -u data.val.annotations=notes.txt", 2, ("notes.txt: not valid JSON",)
@@ -330,7 +330,7 @@ def save(image: Image.Image, file: Path) -> None:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = shutil.copytree(made, tmp_path / "here")
-    (folder / "in-images").symlink_to("pictures")
+    (folder / "in-images").symlink_to("images")
     (folder / "hard").mkdir()
     os.link(folder / "other" / "a.jpg", folder / "hard" / "a.jpg")
     (folder / "odd").mkdir()

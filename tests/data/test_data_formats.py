@@ -234,7 +234,7 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert [(each.path.name, each.line, each.kind) for each in problems.found] == [
         ("a.txt", 1, "numbers"),
         ("a.txt", 3, "class"),
-        ("c.png", 0, "image"),
+        ("c.png", 0, "picture"),
     ]
     assert len(document.images) == 2 and [each["bbox"] for each in document.annotations] == [[36, 16, 24, 32]]
 

@@ -74,9 +74,9 @@ def test_the_board_shows_images_of_every_evaluation(tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, *updates), tmp_path / "run", torch.device("cpu"))
     trainer.run()
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert events.Tags()["images"] == [f"pictures/{number}" for number in range(4)]
-    assert [each.step for each in events.Images("pictures/0")] == [3, 6]
-    source, image = trainer.val_loader.source, events.Images("pictures/0")[0]
+    assert events.Tags()["images"] == [f"images/{number}" for number in range(4)]
+    assert [each.step for each in events.Images("images/0")] == [3, 6]
+    source, image = trainer.val_loader.source, events.Images("images/0")[0]
     assert (image.width, image.height) == (SIDE, SIDE)
     box, found = source.targets(0)[0][0].tolist(), {"image_id": source.info(0).image_id, "score": 0.9}
     found |= {"category_id": trainer.classes.category_ids[0], "bbox": [1.0, 2.0, 30.0, 20.0]}

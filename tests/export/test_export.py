@@ -110,7 +110,7 @@ def test_certificate_of_a_good_file(folder: Path) -> None:
     assert {each["batch"] for each in compared} == {1, 3, 8}
     assert len({(each["height"], each["width"]) for each in compared}) >= 3
     assert sum(each["detections"] for each in compared) > 50
-    assert {"torch", "onnx", "onnxruntime"} <= set(content["versions"]) and "4 images of" in content["pictures"]
+    assert {"torch", "onnx", "onnxruntime"} <= set(content["versions"]) and "4 images of" in content["images"]
 
 
 @pytest.mark.parametrize(("batch", "height", "width"), [(1, 128, 128), (3, 96, 160), (8, 64, 224)])

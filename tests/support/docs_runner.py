@@ -50,7 +50,7 @@ def furnish(folder: Path) -> None:
     mini = folder / "datasets" / "coco_mini" / "annotations"
     mini.mkdir(parents=True)
     shutil.copy(truth, mini / "instances_train2017.json")
-    (folder / "list.txt").write_text("pictures/000000.jpg\npictures/000001.jpg\n")
+    (folder / "list.txt").write_text("images/000000.jpg\nimages/000001.jpg\n")
     torch.manual_seed(0)
     cfg = tiny_config(data, "train.max_iterations=1")
     categories = json.loads(truth.read_text())["categories"]

@@ -139,7 +139,7 @@ YOLO = [
     ),
     Case(
         "image damaged",
-        "image_image|picture_damaged",
+        "image_picture|picture_damaged",
         1,
         lambda _, r: [(r / "images/train/02.png").unlink(), (r / "images/train/02.png").write_bytes(b"x")],
     ),

@@ -211,13 +211,13 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
                 problems.add(path, 0, "unused", f"{what}; {stem}{ending} is taken")
             return f"{stem}{ending}"
     if re.search(r"[\x00-\x1f]", written):
-        problems.add(path, 0, "image", f"its <filename> is {shown(written)}, expected the name of an image")
+        problems.add(path, 0, "picture", f"its <filename> is {shown(written)}, expected the name of an image")
         return None
     if written and not below(folder, written):
-        problems.add(path, 0, "image", f"its image {shown(written)} leaves the folder {folder}; it is not opened")
+        problems.add(path, 0, "picture", f"its image {shown(written)} leaves the folder {folder}; it is not opened")
         return None
     if not written:
-        problems.add(path, 0, "image", f"no image {stem}.* in {folder}, and it has no <filename>")
+        problems.add(path, 0, "picture", f"no image {stem}.* in {folder}, and it has no <filename>")
         return None
     return os.path.normpath(written)  # whether it is there is checked with all the others
 

@@ -217,7 +217,7 @@ def read_yolo(
         try:
             size = upright_size(path, max_megapixels)
         except DataError as error:
-            problems.failed(path, "image", error)
+            problems.failed(path, "picture", error)
             continue
         image_id = len(document.images) + 1
         name = _relative(path, root)
