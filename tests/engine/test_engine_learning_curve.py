@@ -38,7 +38,7 @@ def test_both_runs_have_the_same_iterations(
     written = json.loads((tmp_path / "curve" / "learning_curve.json").read_text())
     points = written["points"]
     assert [each["images"] for each in points] == [NUM_TRAIN // 2, NUM_TRAIN] and written["iterations"] == 8
-    assert said[-3:] == [*(f"AP {each['ap']:.3f} from {each["images"]} images" for each in points), said[-1]]
+    assert said[-3:] == [*(f"AP {each['ap']:.3f} from {each['images']} images" for each in points), said[-1]]
     assert said[-1] == written["estimate"]
     half, whole = (load_config(tmp_path / "curve" / name / "config.yml") for name in ("half", "whole"))
     assert (half.train.epochs, whole.train.epochs, half.train.eval_every, whole.train.eval_every) == (4, 2, 2, 1)
