@@ -23,6 +23,7 @@ Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
 Kernels = Literal["auto", "plain"]
 OnDefect = Literal["drop", "refuse"]
+Sampling = Literal["uniform", "repeat_factor"]
 OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 Switch = Literal["auto", "on", "off"]
@@ -167,6 +168,10 @@ class DataConfig:
     # Images that claim more are refused before they are decoded; raise it for aerial ones.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
+    # repeat_factor: images with rare classes come several times an epoch, which is longer for it (LVIS' definition). A
+    # class that fewer than this share of the images have is rare; auto: by the number of images, 0.1 to LVIS' 0.001.
+    sampling: Sampling = "uniform"
+    repeat_threshold: Annotated[float | Literal["auto"], Range(0, 1, above=True)] = "auto"
     # Bad records are left out and listed, up to 5 % of the images and of the boxes; refuse: none may be bad.
     on_defect: OnDefect = "drop"
     # An image that cannot be read in training is replaced by another one; above this share of those seen so far, and

@@ -63,6 +63,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.val_batch_size": (0, 10**9),
     "data.num_workers": (-1, 10**9),
     "data.max_megapixels": (0, 10_001),
+    "data.repeat_threshold": (0, 1.1),
     "data.max_unreadable": (-0.1, 1.1),
     "data.augment.distort_prob": (-0.1, 1.1),
     "data.augment.expand_prob": (-0.1, 1.1),

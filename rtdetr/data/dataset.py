@@ -105,6 +105,12 @@ class DetectionSet:
         counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
         return counts
 
+    def images_and_classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Each pair of an image and a class that it has boxes of: indices of images (n,) and of classes (n,)."""
+        images = np.repeat(np.arange(len(self)), self.boxes_per_image())
+        pairs = np.unique(images * len(self.classes) + self._labels)
+        return pairs // len(self.classes), pairs % len(self.classes)
+
     def boxes_per_image(self) -> NDArray[np.int64]:
         """(N,), in the order of the images."""
         return np.diff(self._offsets)

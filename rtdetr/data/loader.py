@@ -26,6 +26,7 @@ from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pasting import paste
 from rtdetr.data.pixels import Pixels, fused, plain
 from rtdetr.data.preprocess import preprocess, to_planes
+from rtdetr.data.sampling import repeat_factors, repeated_order, samples_per_epoch
 from rtdetr.data.transforms import Augmentation, Boxes, Labels, move_boxes
 from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
@@ -34,7 +35,7 @@ from rtdetr.wording import option
 MOST_IN_A_ROW = 10  # images that cannot be used, before it is the folder and not an image
 
 # One stream of random numbers per purpose, so that none repeats another.
-_ORDER, _BATCH, _SAMPLE = 0, 1, 2
+_ORDER, _BATCH, _SAMPLE, _REPEATS = 0, 1, 2, 3
 
 
 class SampleKey(NamedTuple):
@@ -44,6 +45,7 @@ class SampleKey(NamedTuple):
     epoch: int
     size: int
     interpolation: str
+    before: int = 0  # how many samples of the image the epoch had before; each is augmented in its own way
 
 
 class Item(NamedTuple):
@@ -73,7 +75,8 @@ class TrainingSamples(Dataset[Item]):
         self.paste_prob = paste_prob
 
     def __getitem__(self, key: SampleKey) -> Item:
-        rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.image))
+        again = (key.before,) if key.before else ()
+        rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.image, *again))
         pixels, boxes, labels, info, unreadable = self._augmented(key, rng)
         if self.paste_prob > 0 and rng.random() < self.paste_prob:  # nothing is drawn where nothing is pasted
             donor = key._replace(image=int(rng.integers(len(self.source))))
@@ -150,22 +153,25 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
 class TrainingBatches(Sampler[list[SampleKey]]):
     """The batches of an epoch for one of `world_size` processes: shuffled, the incomplete last one left out.
 
-    A global batch is `world_size` consecutive slices of one permutation, so the images of global batch b are the same
-    for one process with batch size n and for k processes with n / k. As in the official run, each process draws its
-    own image size and interpolation.
+    factors: how often each image comes in an epoch, see rtdetr/data/sampling.py; None: once.
+    A global batch is `world_size` consecutive slices of one order of the epoch, so the images of global batch b are
+    the same for one process with batch size n and for k processes with n / k. As in the official run, each process
+    draws its own image size and interpolation.
     """
 
     def __init__(
         self,
-        num_samples: int,
+        num_images: int,
         batch_size: int,
         sizes: Sequence[int],
         interpolations: Sequence[str],
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        factors: NDArray[np.float64] | None = None,
     ) -> None:
-        self.num_samples = num_samples
+        self.num_images, self.factors = num_images, factors
+        self.num_samples = samples_per_epoch(factors, num_images)  # of an epoch, by all processes
         self.batch_size = batch_size
         self.sizes = tuple(sizes)
         self.interpolations = tuple(interpolations)
@@ -186,13 +192,21 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             yield from self._of_epoch(epoch, 0)
 
     def _of_epoch(self, epoch: int, start_batch: int) -> Iterator[list[SampleKey]]:
-        order = epoch_order(self.seed, epoch, self.num_samples).tolist()
+        order = self._order(epoch)
         for batch in range(start_batch, len(self)):
             rng = np.random.default_rng((self.seed, _BATCH, epoch, batch, self.rank))
             size = self.sizes[rng.integers(len(self.sizes))]
             interpolation = self.interpolations[rng.integers(len(self.interpolations))]
             start = (batch * self.world_size + self.rank) * self.batch_size
-            yield [SampleKey(i, epoch, size, interpolation) for i in order[start : start + self.batch_size]]
+            chosen = order[start : start + self.batch_size]
+            yield [SampleKey(image, epoch, size, interpolation, before) for image, before in chosen]
+
+    def _order(self, epoch: int) -> list[tuple[int, int]]:
+        """The samples of an epoch: image, and how many of its samples come before."""
+        if self.factors is None:
+            return [(image, 0) for image in epoch_order(self.seed, epoch, self.num_images).tolist()]
+        rng = np.random.default_rng((self.seed, _REPEATS, epoch))
+        return [(image, before) for image, before in repeated_order(rng, self.factors).tolist()]
 
 
 class DetectionLoader(DataLoader[Item]):
@@ -211,6 +225,7 @@ class DetectionLoader(DataLoader[Item]):
         )
         self.source = source
         self.classes = source.classes
+        self.num_samples = len(source)  # of an epoch, by all processes
         self.seconds_waited = 0.0  # of those who iterate over a stream, for its batches
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
@@ -286,17 +301,27 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
         settled(augment.turn_after),
         settled(augment.zoom_ramp),
     )
+    factors = repeat_factors(source, data)
     batches = TrainingBatches(
-        len(source), settled(data.train_batch_size), augment.batch_sizes, augment.interpolations, seed, rank, world_size
+        len(source),
+        settled(data.train_batch_size),
+        augment.batch_sizes,
+        augment.interpolations,
+        seed,
+        rank,
+        world_size,
+        factors,
     )
     if len(batches) == 0:
         raise DataError(
-            f"{source.annotation_file}: {len(source)} images do not fill one batch of {data.train_batch_size} in "
-            f"each of {world_size} processes; lower data.train_batch_size"
+            f"{source.annotation_file}: {batches.num_samples} images do not fill one batch of "
+            f"{data.train_batch_size} in each of {world_size} processes; lower data.train_batch_size"
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
     samples = TrainingSamples(source, augmentation, seed, backend, augment.paste_prob)
-    return DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
+    loader = DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
+    loader.num_samples = batches.num_samples
+    return loader
 
 
 def open_train_set(cfg: Config) -> DetectionSet:

@@ -84,7 +84,7 @@ class Trainer:
         self.model.to(device).to(memory_format=layout_of(device))
         if distributed.world_size() > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
-        self.state = RunState(self.cfg, self.classes, self.model, len(self.train_loader.source))
+        self.state = RunState(self.cfg, self.classes, self.model, self.train_loader.num_samples)
         seed_everything(cfg.train.seed + distributed.rank())
         if resume is None:
             self.state.began = how_it_began(cfg, tuning)

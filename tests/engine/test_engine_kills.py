@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
 from test_engine_signals import ROOT, assert_ends_like, environment
 
 from rtdetr.engine.run_files.metrics import read_rows
@@ -19,8 +19,9 @@ from rtdetr.engine.trainer import Trainer
 
 SCRIPT = str(ROOT / "tests" / "support" / "signal_runs.py")
 OFTEN = ("train.save_seconds=0", "train.epochs=3")  # 9 steps, each followed by a save
+REPEATED = ("data.sampling=repeat_factor", "data.repeat_threshold=1.0")  # 16 or so samples of 12 images
 EVENTS = range(12, 60)  # of kill_at, from after the first save to before the last one
-NEVER = "kill99"
+NEVER = "kill999"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts processes in /proc")
 
@@ -38,6 +39,14 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole_repeated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("repeated")
+    trainer = Trainer(tiny_config(data, "train.epochs=3", *REPEATED), folder, torch.device("cpu"))
+    assert trainer.run() is None and trainer.state.pace.num_images > NUM_TRAIN
+    return folder
+
+
 def first(data: Path, folder: Path, *updates: str) -> list[str]:
     given = [*tiny_updates(data), *OFTEN, *updates]
     return ["train", "-c", str(NANO), "--device", "cpu", "--output-dir", str(folder), "--overwrite", "-u", *given]
@@ -48,12 +57,12 @@ def going_on(folder: Path) -> list[str]:
     return ["train", "-r", str(folder / "last.pth"), "--device", "cpu"]
 
 
-def assert_killed_and_finished(data: Path, whole: Path, out: Path, events: list[int]) -> None:
+def assert_killed_and_finished(data: Path, whole: Path, out: Path, events: list[int], *updates: str) -> None:
     """Each kill hits a run of its own, in one process that imports once."""
     commands: list[str] = []
     for event in events:
         folder = out / f"run{event}"
-        commands += [f"kill{event}", *first(data, folder), "--", NEVER, *going_on(folder), "--"]
+        commands += [f"kill{event}", *first(data, folder, *updates), "--", NEVER, *going_on(folder), "--"]
     subprocess.run([sys.executable, SCRIPT, out, *commands[:-1]], env=environment(), check=True, timeout=600)
     for event in events:
         result = json.loads((out / f"kill{event}.json").read_text())
@@ -69,24 +78,30 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(data: Path, whole: Path,
     assert_killed_and_finished(data, whole, tmp_path, random.Random(seed).sample(EVENTS, 2))
 
 
+@pytest.mark.slow  # ten runs
+def test_repeated_images_survive_five_kills(data: Path, whole_repeated: Path, tmp_path: Path) -> None:
+    assert_killed_and_finished(data, whole_repeated, tmp_path, random.Random(5).sample(EVENTS, 5), *REPEATED)
+
+
 @pytest.mark.heavy
 def test_twenty_kills(data: Path, whole: Path, tmp_path: Path) -> None:
     assert_killed_and_finished(data, whole, tmp_path, random.Random(1).sample(EVENTS, 20))
 
 
 @pytest.mark.slow  # three starts of torchrun
-def test_two_processes(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampling", [(), REPEATED], ids=["uniform", "repeat_factor"])
+def test_two_processes(data: Path, tmp_path: Path, sampling: tuple[str, ...]) -> None:
     """One of the two is killed, torchrun ends the other, and both go on."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT]
-    half = "data.train_batch_size=2"
+    settings = ("data.train_batch_size=2", *sampling)
 
     def run(moment: str, command: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*launch, moment, *command], env=environment(), capture_output=True, text=True, timeout=120
         )
 
-    assert run(NEVER, first(data, tmp_path / "whole", half)).returncode == 0
-    done = run("kill26", first(data, tmp_path / "killed", half))
+    assert run(NEVER, first(data, tmp_path / "whole", *settings)).returncode == 0
+    done = run("kill26", first(data, tmp_path / "killed", *settings))
     assert done.returncode != 0 and "Signal 9" in done.stderr, done.stderr
     assert run(NEVER, going_on(tmp_path / "killed")).returncode == 0
     assert_ends_like(tmp_path / "killed", tmp_path / "whole")

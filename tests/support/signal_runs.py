@@ -135,7 +135,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "interrupted_twice": interrupt_twice,
     "killed": kill_main,
     "torchrun": send_to_all_under_torchrun,
-    **{f"kill{event}": kill_at(event) for event in range(1, 100)},
+    **{f"kill{event}": kill_at(event) for event in range(1, 1000)},
 }
 
 

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from rtdetr.data.classes import some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import one_line
+from rtdetr.data.sampling import auto_threshold, class_factors
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels of area, as COCO divides them
 CROWDED = 100  # boxes of an image; denoising and matching grow with them
 IMBALANCED = 20  # times as many boxes of one class as of another
 MOST_CLASSES = 100  # of which each gets a line
+WORTH_REPEATING = 1.5  # times an epoch that sampling would show a class; less changes little
 
 
 def describe(data: DetectionSet) -> Iterator[str]:
@@ -54,3 +57,19 @@ def describe(data: DetectionSet) -> Iterator[str]:
         f"{per_image[fullest]}; {(per_image > CROWDED).sum()} crowded images (more than {CROWDED} boxes), "
         f"{(per_image == 0).sum()} without boxes"
     )
+
+
+def advise_sampling(data: DetectionSet) -> Iterator[str]:
+    """A line where repeat-factor sampling would change what a training sees. Boxes do not tell: a class with few of
+    them that is in every image is seen in every image already."""
+    if not len(data):
+        return
+    counts = np.bincount(data.images_and_classes()[1], minlength=len(data.classes))
+    factors = class_factors(counts, len(data), auto_threshold(len(data)))
+    rare = [i for i in np.argsort(counts, kind="stable").tolist() if factors[i] >= WORTH_REPEATING]
+    if rare:
+        names = [f"{one_line(data.classes.names[i])} in {counts[i]}" for i in rare]
+        yield (
+            f"  rare classes, by images of {len(data)}: {some(names)}; data.sampling=repeat_factor would show images "
+            f"with them up to {factors.max():.1f} times an epoch"
+        )

@@ -14,7 +14,7 @@ from rtdetr.config_file import parse_yaml
 from rtdetr.data.classes import DataError, match_classes, some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS, MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
-from rtdetr.data.doctor.counts import describe
+from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
 from rtdetr.data.formats.records import Source
@@ -260,6 +260,8 @@ def _lines_of(part: Examined) -> Iterator[str]:
     if part.data is not None:
         yield f"  {part.data.summary()}"
         yield from describe(part.data)
+        if part.asked.name not in ("val", "test"):
+            yield from advise_sampling(part.data)
 
 
 def plain(report: Report) -> list[dict[str, Any]]:

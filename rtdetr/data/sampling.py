@@ -1,0 +1,65 @@
+"""Repeat-factor sampling: images with rare classes come several times an epoch, as LVIS defines it.
+
+f(c): the share of the images that have class c. r(c) = max(1, sqrt(threshold / f(c))). r(image): the largest of its
+classes, 1 without any. https://arxiv.org/abs/1908.03195, appendix B.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from rtdetr.config import DataConfig
+from rtdetr.data.dataset import DetectionSet
+
+LVIS_THRESHOLD = 0.001
+# LVIS' threshold is 100 images of its 100,000. Small sets need as many images of a class and not the same share: 100 of
+# 5,000 is 0.02. Above a tenth it would repeat nearly every image of a set with ten even classes, and balance nothing.
+ENOUGH_IMAGES, LARGEST_THRESHOLD = 100, 0.1
+EXACT = 2**20  # factors are multiples of 1 / EXACT, so that their sum is the same in any order
+
+
+def auto_threshold(num_images: int) -> float:
+    return min(max(LVIS_THRESHOLD, ENOUGH_IMAGES / num_images), LARGEST_THRESHOLD)
+
+
+def class_factors(images_per_class: NDArray[np.int64], num_images: int, threshold: float) -> NDArray[np.float64]:
+    """r(c) for each class; 1 for one without images."""
+    share = np.maximum(images_per_class, 1) / num_images
+    factors = np.maximum(1.0, np.sqrt(threshold / share))
+    return np.where(images_per_class > 0, factors, 1.0)
+
+
+def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64] | None:
+    """r(image) for each image of the set (N,); None: each comes once."""
+    if data.sampling == "uniform":
+        return None
+    num_images = len(source)
+    threshold = auto_threshold(num_images) if data.repeat_threshold == "auto" else data.repeat_threshold
+    images, labels = source.images_and_classes()
+    per_class = np.bincount(labels, minlength=len(source.classes))
+    factors = np.ones(num_images)
+    np.maximum.at(factors, images, class_factors(per_class, num_images, threshold)[labels])
+    return np.round(factors * EXACT) / EXACT
+
+
+def samples_per_epoch(factors: NDArray[np.float64] | None, num_images: int) -> int:
+    """Of all processes, the same in each epoch."""
+    return num_images if factors is None else math.floor(factors.sum())
+
+
+def repeated_order(rng: Generator, factors: NDArray[np.float64]) -> NDArray[np.int64]:
+    """The samples of an epoch (n, 2): image, and how many times it came before among them, in random order.
+
+    An image of factor 2.3 comes three times with probability 0.3, else twice. One draw rounds all of them (systematic
+    sampling), so that the epoch is as long as the factors say; of one sample too many, any one is left out.
+    """
+    order = rng.permutation(len(factors))
+    ends = np.floor(np.cumsum(factors[order]) + rng.random()).astype(np.int64)
+    times = np.diff(ends, prepend=0)
+    before = np.arange(ends[-1]) - np.repeat(ends - times, times)
+    samples = np.stack([np.repeat(order, times), before], axis=1)
+    return rng.permutation(samples)[: samples_per_epoch(factors, len(factors))]
