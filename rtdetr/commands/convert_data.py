@@ -15,8 +15,9 @@ ABOUT = """Turns annotations and images into a folder of another format.
 
     rtdetr convert-data datasets/my_yolo datasets/my_coco --to coco
 
-IN is a COCO or LVIS JSON, a Pascal VOC folder, a YOLO data.yaml, or the folder of a whole set; what it is gets
-recognised. Nothing of IN is changed. What VOC and YOLO cannot hold, as COCO's ids, is kept in OUT/rtdetr.json.
+IN is a COCO, LVIS or Label Studio JSON, a Pascal VOC folder, a YOLO data.yaml, a CVAT XML, or the folder of a whole
+set, those of LabelMe and Hugging Face too; what it is gets recognised. Nothing of IN is changed. What VOC and YOLO
+cannot hold, as COCO's ids, is kept in OUT/rtdetr.json.
 """
 
 
@@ -25,7 +26,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="rtdetr convert-data", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="IN", help="annotations, or the folder of a whole set")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write; must be empty or not exist")
-    parser.add_argument("--to", choices=("coco", "voc", "yolo"), required=True, help="the format of OUT")
+    text = "the format of OUT; imagefolder: parquet or arrow files of Hugging Face, unpacked as they are"
+    parser.add_argument("--to", choices=("coco", "voc", "yolo", "imagefolder"), required=True, help=text)
     parser.add_argument(
         "--split", choices=("train", "val", "trainval", "test"), default="", help="only that set (default: all)"
     )
@@ -38,22 +40,41 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     from rtdetr.commands.progress import progress
     from rtdetr.data.formats.convert import load, write
-    from rtdetr.data.formats.sources import not_read, not_read_line
-    from rtdetr.outputs import writing
+    from rtdetr.data.formats.sources import not_read, not_read_line, unpacked
+    from rtdetr.outputs import OutputError, writing
 
     _check(args.source, args.output, args.overwrite)
-    parts = load(args.source, args.split, args.images)
-    passed_over = not_read(args.source)
-    total = sum(len(part.files) for part in parts)
-    with writing(args.output), _beside(args.output) as folder, progress(total) as bar:
-        for _ in write(parts, folder, args.to, args.link):
-            bar.update()
+    if args.to == "imagefolder":
+        return _unpack(args.source, args.output)
+    with unpacked(args.source) as source:
+        if args.link and source != args.source:
+            raise OutputError(f"{args.source}: its images are inside of it, so nothing can be linked; leave out --link")
+        parts = load(source, args.split, args.images)
+        passed_over = not_read(source)
+        total = sum(len(part.files) for part in parts)
+        with writing(args.output), _beside(args.output) as folder, progress(total) as bar:
+            for _ in write(parts, folder, args.to, args.link):
+                bar.update()
     for part in parts:
         crowds = part.document.num_boxless_crowds
         left_out = f"; left out {crowds} crowds without a box" if crowds else ""
         print(f"{args.output}: {part.split}: {len(part.files)} images, {part.num_boxes} boxes{left_out}")
     if passed_over:
         print(not_read_line(passed_over))
+    return 0
+
+
+def _unpack(source: Path, output: Path) -> int:
+    from rtdetr.data.formats.packed import packed_files, unpack
+    from rtdetr.outputs import OutputError, writing
+
+    if not packed_files(source):
+        raise OutputError(
+            f"{source}: only parquet and arrow files become an imagefolder; choose --to coco, voc or yolo"
+        )
+    with writing(output), _beside(output) as folder:
+        unpack(source, folder)
+    print(f"{output}: unpacked; `rtdetr doctor {output}` looks at it")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Random damage to good COCO, VOC and YOLO sets: the doctor must answer, in time, in bounds, and open nothing outside.
+"""Random damage to good sets of every format: the doctor must answer, in time, in bounds, and open nothing outside.
 
     python tests/support/fuzz_data.py 10000 [seed]
 
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hostile_folders import write_voc, write_yolo
 from hostile_sets import SOUND, write_case, write_images
+from named_sets import WRITERS
 
 from rtdetr.data.doctor.examine import examine, plain
 
@@ -51,12 +52,14 @@ def make_sets(root: Path) -> dict[str, Path]:
     write_case(SOUND, root / "coco", root / "made")
     write_voc(root / "voc", root / "made")
     write_yolo(root / "yolo", root / "made")
-    return {name: root / name for name in ("coco", "voc", "yolo")}
+    for name, write in WRITERS.items():
+        write(root / name, root / "made")
+    return {name: root / name for name in ("coco", "voc", "yolo", *WRITERS)}
 
 
 def damage(folder: Path, rng: random.Random) -> str:
     """Changes one to three things in a set, and says what."""
-    texts = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".xml", ".txt", ".yaml"))
+    texts = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".jsonl", ".xml", ".txt", ".yaml"))
     said = []
     for _ in range(rng.choice((1, 1, 2, 3))):
         images = sorted(folder.rglob("*.png"))
@@ -93,7 +96,7 @@ def _damaged(content: bytes, way: str, rng: random.Random) -> bytes:
         lines = content.splitlines(keepends=True) or [b""]
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(lines) * rng.choice((1, 2, 50)))
         return b"".join(lines)
-    if way == "json" and content[:1] == b"{":
+    if way == "json" and content[:1] in (b"{", b"["):
         try:
             return json.dumps(_changed(json.loads(content), rng)).encode("utf-8", "surrogatepass")
         except ValueError:  # damaged before
@@ -174,7 +177,7 @@ def main() -> int:
         examine(sets["voc"])  # what is imported late is imported now
         tracer = Tracer()
         for number in range(count):
-            name = ("coco", "voc", "yolo")[number % 3]
+            name = list(sets)[number % len(sets)]
             faulthandler.dump_traceback_later(HANGING, exit=True)
             code, seconds = try_one(name, sets[name], root, number, seed, tracer)
             codes[name, code] += 1

@@ -22,14 +22,13 @@ from PIL import Image
 from rtdetr.data.classes import DataError
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import Source, below
+from rtdetr.data.formats.records import Source, below, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
 from rtdetr.data.formats.sources import (
     find_sources,
     image_folder_of,
     read_document,
     source_of,
-    split_of,
     with_images,
 )
 from rtdetr.data.formats.voc import find_voc
@@ -90,7 +89,7 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
     sources = find_sources(given)
     if "trainval" in sources and len(sources) > 1:  # train and val together
         sources.pop("trainval" if "val" in sources else "train", None)
-    names = {"": split_of(given) or "train", "trainval": "train"}
+    names = {"": split_named(given) or "train", "trainval": "train"}
     return {names.get(name, name): source for name, source in sources.items()}
 
 

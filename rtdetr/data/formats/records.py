@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -10,7 +11,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.defects import Action, Defect
 from rtdetr.data.images import MAX_MEGAPIXELS
 
-Format = Literal["coco", "lvis", "voc", "yolo"]
+Format = Literal["coco", "lvis", "voc", "yolo", "labelstudio", "cvat", "labelme", "huggingface"]
 
 # What the sets are called, here and in the wild. "" is the only set of a file or folder that is not divided.
 SPLITS = {
@@ -23,13 +24,16 @@ IMAGE_SUFFIXES = (  # of the formats in rtdetr/data/images.py
     *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
 MAX_BYTES = 10_000_000  # of the annotation of one image, or of a list of images
+# Corners this near to a whole pixel, relative to the side, are that pixel: six digits, which most tools write, are no
+# more exact, and a box of 32 x 32 must not become 31.9997 x 32, which is of another size class in evaluation.
+WHOLE_PIXEL = 1e-6
 
 
 class Source(NamedTuple):
     """One set of images: where its annotations are, and in which format."""
 
     format: Format
-    path: Path  # the JSON; the VOC folder or list; data.yaml or the YOLO folder
+    path: Path  # the JSON or CVAT's XML; the VOC folder or list; data.yaml or the YOLO folder; the folder of the others
     split: str = ""  # train, val, trainval or test; "" where there is but one set
     images: Path | None = None  # the folder that images are named relative to; None: the format tells
     max_megapixels: float = MAX_MEGAPIXELS  # larger images are refused where their size has to be looked up
@@ -82,14 +86,14 @@ class Problems:
         self.found.append(Problem(path, 0, kind, str(error).removeprefix(f"{path}: ")))
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a small file. Raises DataError, also for what is no file or not small."""
     try:
         if not os.path.isfile(path):  # reading a pipe would wait for ever
             raise DataError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such file'}")
         size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise DataError(f"{path}: {size:,} bytes, at most {MAX_BYTES:,} were expected; is it another file?")
+        if size > most:
+            raise DataError(f"{path}: {size:,} bytes, at most {most:,} were expected; is it another file?")
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
@@ -111,3 +115,16 @@ def read_lines(path: Path) -> list[str]:
 def below(root: Path, name: str | Path) -> bool:
     """Whether a name, relative to a folder or whole, stays in it as it is written; links are not followed."""
     return Path(os.path.abspath(root / name)).is_relative_to(os.path.abspath(root))
+
+
+def to_pixel(relative: float, whole: int) -> float:
+    """A place relative to a side of so many pixels, in pixels."""
+    exact = relative * whole
+    near = round(exact)
+    return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)
+
+
+def split_named(path: Path) -> str:
+    """train, val, test, or "" where the name of a file or folder says none."""
+    words = re.split(r"[^a-z0-9]+", path.stem.lower())
+    return next((split for split, names in SPLITS.items() if any(each in names for each in words)), "")

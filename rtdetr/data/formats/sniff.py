@@ -21,7 +21,7 @@ BEGINNINGS = {
 }
 # Keys at the top of a JSON, all of which the kind has.
 KEYS = {
-    ("shapes", "imagePath"): "a LabelMe annotation of one image",
+    ("shapes", "imagePath"): "a LabelMe annotation of one image; give the folder of all",
     ("_via_img_metadata",): "a VIA project",
     ("features", "type"): "GeoJSON",
 }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rtdetr.data.classes import Classes, DataError, Match, some
@@ -12,7 +14,12 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Format, Problems, Source, as_defect
+from rtdetr.data.formats.cvat import find_cvat, read_cvat
+from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
+from rtdetr.data.formats.labelme import find_labelme, read_labelme
+from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
+from rtdetr.data.formats.packed import packed_files, unpack
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Format, Problems, Source, as_defect, split_named
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
 from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
@@ -20,13 +27,19 @@ from rtdetr.data.image_files import stays_in
 from rtdetr.data.images import MAX_MEGAPIXELS
 
 ROBOFLOW = "_annotations.coco.json"
-OTHER_JSON = ("captions_", "panoptic_", "person_keypoints_", "stuff_", "image_info_")
+OTHER_JSON = (
+    *("captions_", "panoptic_", "person_keypoints_", "stuff_", "image_info_"),
+    *("dataset_dict.json", "dataset_info", "state.json"),  # of Hugging Face
+)
 # Which set serves where the wanted one is missing, in this order.
 INSTEAD = {"train": ("train", "trainval"), "val": ("val", "test"), "test": ("test",)}
 LOOKED_FOR = (
     "a COCO or LVIS JSON; annotations/instances_*.json; train/_annotations.coco.json; Pascal VOC's Annotations/*.xml "
-    "and ImageSets/Main/*.txt; YOLO's data.yaml; images/train with labels/train, or train/images with train/labels"
+    "and ImageSets/Main/*.txt; YOLO's data.yaml; images/train with labels/train, or train/images with train/labels; "
+    "Label Studio's JSON; CVAT's annotations.xml; LabelMe's *.json; Hugging Face's metadata.jsonl"
 )
+ONE_FILE = ("coco", "lvis", "labelstudio", "cvat")  # images lie anywhere near it
+BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without ids of classes
 
 
 def recognise(path: str | Path) -> Format:
@@ -38,18 +51,38 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
     """The sets that a file or folder holds, by name: train, val, trainval, test, or "" for the only one. Reads no
     annotations yet. Raises DataError where nothing is recognised."""
     path = Path(path)
-    json = Source("lvis" if lvis.mentions_lvis(path) else "coco", path, "", None, max_megapixels)
+    json = Source("coco" if os.path.isdir(path) else _json_format(path), path, "", None, max_megapixels)
     if path.suffix.lower() == ".json" and not os.path.isdir(path):
         return {"": json}
     if not os.path.exists(path):
         raise DataError(f"{path}: no such annotation file or folder")
-    for read in (_yolo, _voc, _coco):
-        found = read(path)
-        if found:
-            return {split: each._replace(max_megapixels=max_megapixels) for split, each in found.items()}
+    if found := _recognised(path):
+        return {split: each._replace(max_megapixels=max_megapixels) for split, each in found.items()}
+    if packed_files(path):
+        advice = f"unpack it with `rtdetr convert-data {path} OUT --to imagefolder`, and give OUT"
+        raise DataError(f"{path}: holds its images inside of parquet or arrow files; {advice}")
     if path.is_file():
         return {"": json}  # its reader says what the file looks like
     raise DataError(f"{path}: no annotations recognised; looked for {LOOKED_FOR}")
+
+
+def _recognised(path: Path) -> dict[str, Source]:
+    for read in (_yolo, _cvat, _voc, _labelme, _image_folder, _coco):
+        if found := read(path):
+            return found
+    return {}
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The path, or, for parquet and arrow files with images in them, a folder of these images that vanishes at the end.
+    Raises DataError."""
+    if not os.path.exists(path) or _recognised(path) or not packed_files(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="rtdetr-unpacked-") as folder:
+        unpack(path, Path(folder))
+        yield Path(folder)
 
 
 def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
@@ -71,7 +104,8 @@ def not_read(path: str | Path) -> list[Path]:
         return []
     sources = list(find_sources(path).values())
     roboflow = [each for names in SPLITS.values() for name in names if (each := path / name / ROBOFLOW).is_file()]
-    found = {*_json_sets(path), *roboflow}
+    in_json = {"labelme", "huggingface"} & {sources[0].format}  # which have other JSON files in their folder
+    found = {*roboflow} if in_json else {*_json_sets(path), *roboflow}
     if sources[0].format == "yolo":
         found.update(path / name for name in ANNOTATIONS if has_xml(path / name))
         found.update(_undeclared(path))
@@ -128,6 +162,21 @@ def _read(source: Source, problems: Problems, limit: float | None) -> CocoDocume
         yolo = find_yolo(source.path)
         if yolo is not None:
             return read_yolo(yolo, source.split, problems, source.images, source.max_megapixels)
+    elif source.format == "labelstudio":
+        folders = [source.images] if source.images else _folders_near(source.path, source.split)
+        return read_labelstudio(source.path, folders, problems)
+    elif source.format == "cvat":
+        cvat = find_cvat(source.path)
+        if cvat is not None:
+            return read_cvat(cvat, source.split, problems)
+    elif source.format == "labelme":
+        labelme = find_labelme(source.path)
+        if labelme is not None:
+            return read_labelme(labelme, source.split, problems, source.images)
+    elif source.format == "huggingface":
+        folder = find_image_folder(source.path)
+        if folder is not None:
+            return read_image_folder(folder, source.split, problems, source.max_megapixels)
     return coco.read_document(source.path, limit)
 
 
@@ -154,7 +203,11 @@ def open_set(
 def with_images(source: Source, images: str | Path) -> Source:
     """The source, with the image folder that is given for XML files that lie alone."""
     own = source.images
-    if source.format != "voc" or own is None or not images or not Path(images).is_dir():
+    if not images or not Path(images).is_dir():
+        return source
+    if source.format == "labelstudio":
+        return source._replace(images=Path(images))
+    if source.format not in ("voc", "labelme") or own is None:
         return source
     alone = not any(each.suffix.lower() in IMAGE_SUFFIXES for each in own.rglob("*"))
     return source._replace(images=Path(images)) if alone else source
@@ -167,14 +220,14 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
         return match
     names = [each["name"] for each in document.categories]
     unique = all(len(set(each)) == len(each) for each in (names, classes.names))
-    return "name" if format == "voc" or (unique and set(names) <= set(classes.names)) else match
+    return "name" if format in BY_NAME or (unique and set(names) <= set(classes.names)) else match
 
 
 def image_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies."""
-    if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ("coco", "lvis"):
+    if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ONE_FILE:
         return Path(images)
-    if source.format in ("voc", "yolo") and source.images is not None:
+    if source.format in ("voc", "yolo", "labelme", "huggingface") and source.images is not None:
         return source.images
     candidates = _folders_near(source.path, source.split)
     if images:
@@ -194,17 +247,11 @@ def image_folder_of(source: Source, document: CocoDocument, given: Path, images:
 def _folders_near(path: Path, split: str) -> list[Path]:
     root = path.parent.parent if path.parent.name.lower() in ("annotations", "labels") else path.parent
     own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
-    names = [own, *SPLITS.get(split or split_of(path), ())]
+    names = [own, *SPLITS.get(split or split_named(path), ())]
     nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
     inside = sorted(each for folder in {root, path.parent} if folder.is_dir() for each in folder.iterdir())
     around = [each for each in inside if each.is_dir()]
     return [path.parent, *nested, root / "images", root / "JPEGImages", root, *around]
-
-
-def split_of(path: Path) -> str:
-    """train, val, test, or "" where the name of a JSON says none."""
-    words = re.split(r"[^a-z0-9]+", path.stem.lower())
-    return next((split for split, names in SPLITS.items() if any(each in names for each in words)), "")
 
 
 def _yolo(path: Path) -> dict[str, Source]:
@@ -224,6 +271,25 @@ def _voc(path: Path) -> dict[str, Source]:
     }
 
 
+def _cvat(path: Path) -> dict[str, Source]:
+    found = find_cvat(path)
+    return {split: Source("cvat", found.path, split) for split in found.subsets} if found else {}
+
+
+def _labelme(path: Path) -> dict[str, Source]:
+    found = find_labelme(path)
+    return {split: Source("labelme", path, split, place) for split, place in found.sets.items()} if found else {}
+
+
+def _image_folder(path: Path) -> dict[str, Source]:
+    found = find_image_folder(path)
+    return {split: Source("huggingface", path, split, place) for split, place in found.sets.items()} if found else {}
+
+
+def _json_format(path: Path) -> Format:
+    return "labelstudio" if is_labelstudio(path) else "lvis" if lvis.mentions_lvis(path) else "coco"
+
+
 def _json_sets(path: Path) -> list[Path]:
     """JSON files of a folder that may be sets."""
     return [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
@@ -239,10 +305,10 @@ def _coco(path: Path) -> dict[str, Source]:
             files[split] = nested[0]
     single = _json_sets(path)
     for each in single:
-        files.setdefault(split_of(each), each)
-    unnamed = [each for each in single if not split_of(each)]
+        files.setdefault(split_named(each), each)
+    unnamed = [each for each in single if not split_named(each)]
     if len(unnamed) > 1 and len(files) == 1:
         raise DataError(f"{path}: holds several JSON files, {some(map(str, unnamed))}; choose one")
     if len(files) > 1:
         files.pop("", None)
-    return {split: Source("lvis" if lvis.mentions_lvis(file) else "coco", file, split) for split, file in files.items()}
+    return {split: Source(_json_format(file), file, split) for split, file in files.items()}

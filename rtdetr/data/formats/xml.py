@@ -19,6 +19,7 @@ class Node:
     line: int
     text: str = ""  # what stands directly in it
     children: list[Node] = field(default_factory=list)
+    attributes: dict[str, str] = field(default_factory=dict)
 
     def all(self, tag: str) -> list[Node]:
         return [each for each in self.children if each.tag == tag]
@@ -35,8 +36,8 @@ class _Builder:
         self.parser.EntityDeclHandler = self._entity
         self.open = [Node("", 0)]
 
-    def _start(self, tag: str, _: dict[str, str]) -> None:
-        node = Node(tag, self.parser.CurrentLineNumber)
+    def _start(self, tag: str, attributes: dict[str, str]) -> None:
+        node = Node(tag, self.parser.CurrentLineNumber, attributes=attributes)
         if len(self.open) > MAX_DEPTH:
             raise DataError(f"{self.path}: line {node.line}: nested more than {MAX_DEPTH} deep, which no annotation is")
         self.open[-1].children.append(node)

@@ -12,15 +12,12 @@ from typing import Any, NamedTuple
 from rtdetr.config_file import ConfigError, parse_yaml
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems, below, read_lines
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, WHOLE_PIXEL, Problems, below, read_lines, to_pixel
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
 
 NAME_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
 MOST_CLASSES = 10_000
-# Corners this near to a whole pixel, relative to the side, are that pixel: six digits, which most tools write, are no
-# more exact, and a box of 32 x 32 must not become 31.9997 x 32, which is of another size class in evaluation.
-WHOLE_PIXEL = 1e-6
 
 
 class YoloFolder(NamedTuple):
@@ -378,15 +375,9 @@ def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[
 
 def _annotation(line: _Line, image_id: int, size: tuple[int, int]) -> dict[str, Any]:
     height, width = size
-    x1, y1, x2, y2 = (_pixel(side, whole) for side, whole in zip(line.sides, (width, height, width, height)))
+    x1, y1, x2, y2 = (to_pixel(side, whole) for side, whole in zip(line.sides, (width, height, width, height)))
     w, h = round(x2 - x1, 9), round(y2 - y1, 9)
     return {"image_id": image_id, "category_id": line.label, "bbox": [x1, y1, w, h], "area": w * h, "iscrowd": 0}
-
-
-def _pixel(relative: float, whole: int) -> float:
-    exact = relative * whole
-    near = round(exact)
-    return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)
 
 
 def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
@@ -397,15 +388,8 @@ def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
             label_file = label_file_of(image)
             if os.path.exists(label_file):
                 everything = dict.fromkeys(range(MOST_CLASSES), "")
-                most = max(
-                    [
-                        most,
-                        *(
-                            each.label
-                            for each in _lines(label_file, everything, Problems(collect=True), folder.num_more)
-                        ),
-                    ]
-                )
+            lines = _lines(label_file, everything, Problems(collect=True), folder.num_more)
+            most = max([most, *(each.label for each in lines)])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}

@@ -1,0 +1,151 @@
+"""CVAT for images 1.1: one XML of all images, in pixels."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.named import (
+    POLYGONS,
+    TURNED,
+    Corners,
+    NamedBox,
+    NamedImage,
+    around,
+    class_names,
+    document_of,
+    is_class_name,
+    number_of,
+    numbers_of,
+    size_of,
+    turned,
+)
+from rtdetr.data.formats.records import SPLITS, Problems, read_bytes
+from rtdetr.data.formats.xml import Node, parse_xml
+
+MOST_BYTES = 1_000_000_000
+SUBSET = re.compile(rb'<image\b[^>]*?\bsubset="([^"]*)"')
+SIDES = {
+    "box": ("xtl", "ytl", "xbr", "ybr"),
+    "ellipse": ("cx", "cy", "rx", "ry"),
+    "mask": ("left", "top", "width", "height"),
+}
+WITHOUT_BOX = ("tag", "points", "polyline", "skeleton", "cuboid")
+
+
+class CvatFile(NamedTuple):
+    path: Path
+    subsets: dict[str, str]  # set -> what CVAT calls it; "" -> "" for a file that is not divided
+
+
+def find_cvat(path: Path) -> CvatFile | None:
+    """What an XML, or a folder with an annotations.xml, holds; None where that is nothing of CVAT's. Raises DataError
+    for subsets that nobody can tell apart."""
+    file = path / "annotations.xml" if path.is_dir() else path
+    if file.suffix.lower() != ".xml" or not os.path.isfile(file):
+        return None
+    with open(file, "rb") as opened:
+        if not re.search(rb"<annotations\b", opened.read(10_000)):
+            return None
+    named = sorted({each.decode("utf-8", "replace") for each in SUBSET.findall(read_bytes(file, MOST_BYTES))})
+    if len(named) < 2:
+        return CvatFile(file, {"": ""})
+    found = {split: name for name in named for split, names in SPLITS.items() if name.lower() in names}
+    if len(found) < len(named):
+        raise DataError(f"{file}: its subsets are {some(map(repr, named))}; call each of them train, val or test")
+    return CvatFile(file, found)
+
+
+def read_cvat(cvat: CvatFile, split: str, problems: Problems) -> CocoDocument:
+    """The images of a set. Classes are those of the whole file, in the order of its list of labels, else by name."""
+    root = parse_xml(read_bytes(cvat.path, MOST_BYTES), cvat.path)
+    if root.tag != "annotations":
+        raise DataError(f"{cvat.path}: line {root.line}: expected <annotations> of CVAT, got <{root.tag}>")
+    tracks = root.all("track")
+    if tracks:
+        raise DataError(f"{cvat.path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
+    counted: Counter[str] = Counter()
+    nodes = [each for each in root.all("image") if not split or each.attributes.get("subset") == cvat.subsets[split]]
+    images = [found for each in nodes if (found := _image(cvat.path, each, problems, counted)) is not None]
+    return document_of(images, _labels(root) or class_names(cvat.path.parent, images), problems, counted)
+
+
+def _labels(root: Node) -> list[str]:
+    """The names of <meta><task><labels>, where tasks stand in a project or in a job, too."""
+    found: dict[str, None] = {}
+    for meta in root.all("meta"):
+        for kind in ("task", "project", "job"):
+            for labels in [each for part in meta.all(kind) for each in part.all("labels")]:
+                names = [name.text.strip() for label in labels.all("label") for name in label.all("name")]
+                found |= dict.fromkeys(name for name in names if name)
+    return list(found)
+
+
+def _image(path: Path, node: Node, problems: Problems, counted: Counter[str]) -> NamedImage | None:
+    sides = [_number(node, key) if key in node.attributes else None for key in ("height", "width")]
+    size = size_of(*sides)
+    if size is None or any(key in node.attributes and side is None for key, side in zip(("height", "width"), sides)):
+        problems.add(path, node.line, "size", f"width and height must be whole pixels, got {shown(node.attributes)}")
+        return None
+    boxes = []
+    for child in node.children:
+        found = _shape(child, counted)
+        if isinstance(found, NamedBox):
+            boxes.append(found)
+        elif found is not None:
+            problems.add(path, child.line, *found)
+    return NamedImage(path, node.line, node.attributes.get("name", ""), size, boxes)
+
+
+def _shape(node: Node, counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
+    """Its box, the kind and sentence of what is wrong with it, or None for a kind that has no box."""
+    if node.tag in WITHOUT_BOX:
+        counted["shapes without a box (points, lines, tags) left out"] += 1
+        return None
+    name = node.attributes.get("label")
+    if node.tag not in (*SIDES, "polygon"):
+        return "box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>"
+    if name is None or not is_class_name(name):
+        return "class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}"
+    corners = _corners(node, counted)
+    if corners is None:
+        needed = "`points` as x,y;x,y;x,y" if node.tag == "polygon" else f"numbers as {', '.join(SIDES[node.tag])}"
+        return "numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}"
+    return NamedBox("", node.line, name, corners)
+
+
+def _corners(node: Node, counted: Counter[str]) -> Corners | None:
+    if node.tag == "polygon":
+        counted[POLYGONS] += 1
+        pairs = [numbers_of(map(_float, pair.split(","))) for pair in node.attributes.get("points", "").split(";")]
+        points = [(pair[0], pair[1]) for pair in pairs if pair is not None and len(pair) == 2]
+        return around(points) if len(points) == len(pairs) >= 3 else None
+    numbers = numbers_of(_number(node, key) for key in SIDES[node.tag])
+    rotation = _number(node, "rotation") if "rotation" in node.attributes else 0.0
+    if numbers is None or rotation is None:
+        return None
+    a, b, c, d = numbers
+    if node.tag == "ellipse":
+        a, b, c, d = a - c, b - d, a + c, b + d
+    elif node.tag == "mask":
+        c, d = a + c, b + d
+    if rotation == 0:
+        return a, b, c, d
+    counted[TURNED] += 1
+    return turned((a, b, c, d), rotation, ((a + c) / 2, (b + d) / 2))
+
+
+def _number(node: Node, key: str) -> float | None:
+    return number_of(_float(node.attributes.get(key, "")))
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,173 @@
+"""Hugging Face's folders of images with a metadata.jsonl, one line for each image, as its guide to detection has them:
+
+{"file_name": "a.jpg", "objects": {"bbox": [[x, y, width, height]], "categories": [0]}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rtdetr.data.classes import DataError, shown
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.json_lists import one_object
+from rtdetr.data.formats.named import (
+    NamedBox,
+    NamedImage,
+    class_names,
+    document_of,
+    is_class_name,
+    is_file_name,
+    listed,
+    numbers_of,
+    section,
+    size_of,
+)
+from rtdetr.data.formats.records import SPLITS, Problems, read_bytes
+from rtdetr.data.formats.yolo import MOST_CLASSES
+from rtdetr.data.image_files import stays_in
+from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
+
+NAME = "metadata.jsonl"
+CLASS_KEYS = ("category", "categories", "category_id", "label", "labels", "class", "classes")  # the first that is there
+MOST_BYTES = 1_000_000_000
+
+
+class ImageFolder(NamedTuple):
+    root: Path
+    sets: dict[str, Path]  # train, val, test, or "" for the only one -> the folder of its images and metadata.jsonl
+
+
+class _Rows(NamedTuple):
+    images: list[NamedImage]
+    numbered: bool  # some class is a number
+
+
+def find_image_folder(path: Path) -> ImageFolder | None:
+    """What a folder or its metadata.jsonl holds; None where that is nothing of Hugging Face's."""
+    if path.name == NAME and os.path.isfile(path):
+        path = path.parent
+    if not path.is_dir():
+        return None
+    if (path / NAME).is_file():
+        return ImageFolder(path, {"": path})
+    for root in (path, path / "data"):
+        sets = {
+            split: root / name for split, names in SPLITS.items() for name in names if (root / name / NAME).is_file()
+        }
+        if sets:
+            return ImageFolder(path, sets)
+    return None
+
+
+def read_image_folder(
+    folder: ImageFolder, split: str, problems: Problems, max_megapixels: float = MAX_MEGAPIXELS
+) -> CocoDocument:
+    """The images of a set, in the order of its lines. Numbers of classes, from 0, are named by a classes.txt, else
+    class0, class1, ...; the classes are those of the whole folder, whatever the set."""
+    rows = {
+        name: _read(place / NAME, problems if name == split else Problems(collect=True), max_megapixels)
+        for name, place in folder.sets.items()
+    }
+    everything = [image for each in rows.values() for image in each.images]
+    numbered = any(each.numbered for each in rows.values())
+    names = _numbered(folder.root, everything) if numbered else class_names(folder.root, everything)
+    named = dict(enumerate(names)) if numbered else {}
+    images = [_with_names(image, named) for image in rows[split].images]
+    return document_of(images, names, problems, Counter(), first_id=0 if numbered else 1)
+
+
+def _read(path: Path, problems: Problems, max_megapixels: float) -> _Rows:
+    try:
+        content = read_bytes(path, MOST_BYTES)
+    except DataError as error:
+        problems.failed(path, "file", error)
+        return _Rows([], False)
+    images, numbered = [], False
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line.decode(), object_pairs_hook=one_object)
+        except (ValueError, RecursionError) as error:
+            problems.add(path, number, "file", f"not valid JSON ({error})")
+            continue
+        image = _image(path, number, section(row), problems, max_megapixels)
+        if image is not None:
+            images.append(image)
+            numbered = numbered or any(each.name.isdecimal() for each in image.boxes)
+    return _Rows(images, numbered)
+
+
+def _image(
+    path: Path, line: int, row: Mapping[str, Any], problems: Problems, max_megapixels: float
+) -> NamedImage | None:
+    name, size = row.get("file_name"), size_of(row.get("height"), row.get("width"))
+    if not isinstance(name, str) or not is_file_name(name):
+        problems.add(path, line, "image", f"expected the name of an image file as `file_name`, got {shown(name)}")
+        return None
+    if size is None:
+        what = f"height and width must be whole pixels, got {shown(row.get('height'))}, {shown(row.get('width'))}"
+        problems.add(path, line, "size", what)
+        return None
+    objects = row.get("objects", ())
+    boxes, classes = _objects(objects)
+    if boxes is None or classes is None or len(boxes) != len(classes):
+        what = f"expected `objects` with as many classes (`categories`) as boxes (`bbox`), got {shown(objects)}"
+        problems.add(path, line, "file", what)
+        return None
+    if not all(size) and stays_in(path.parent, name) and os.path.isfile(path.parent / name):
+        try:
+            size = upright_size(path.parent / name, max_megapixels)
+        except DataError as error:
+            problems.failed(path.parent / name, "image", error)
+            return None
+    found = []
+    for place, (box, own) in enumerate(zip(boxes, classes), start=1):
+        numbers = numbers_of(listed(box))
+        if numbers is None or len(numbers) != 4:
+            problems.add(path, line, "numbers", f"box {place}: expected x, y, width and height, got {shown(box)}")
+        elif not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
+            problems.add(path, line, "class", f"box {place}: expected a class, as a name or a number, got {shown(own)}")
+        else:
+            x, y, width, height = numbers
+            found.append(NamedBox(f"box {place}: ", line, str(own), (x, y, x + width, y + height)))
+    return NamedImage(path, line, name, size, found)
+
+
+def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
+    """Boxes and classes, of a mapping of lists or of a list of mappings; None for what is neither."""
+    if not objects and objects in ((), None, [], {}):
+        return ([], []) if objects != () else (None, None)
+    if isinstance(objects, list):
+        rows = [section(each) for each in objects]
+        key = next((key for key in CLASS_KEYS if key in rows[0]), "")
+        return [each.get("bbox") for each in rows], [each.get(key) for each in rows]
+    columns = section(objects)
+    key = next((key for key in CLASS_KEYS if key in columns), "")
+    boxes, classes = columns.get("bbox"), columns.get(key)
+    return boxes if isinstance(boxes, list) else None, classes if isinstance(classes, list) else None
+
+
+def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
+    """The names of the classes 0, 1, ... where the lines have numbers."""
+    most = 1 + max(int(box.name) for image in images for box in image.boxes if box.name.isdecimal())
+    try:
+        given = class_names(root, ())
+    except DataError:
+        if (root / "classes.txt").is_file():
+            raise
+        given = []
+    return given or [f"class{i}" for i in range(most)]
+
+
+def _with_names(image: NamedImage, names: Mapping[int, str]) -> NamedImage:
+    boxes = [
+        box._replace(name=names.get(int(box.name), box.name)) if names and box.name.isdecimal() else box
+        for box in image.boxes
+    ]
+    return image._replace(boxes=boxes)

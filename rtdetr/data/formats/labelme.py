@@ -1,0 +1,133 @@
+"""LabelMe folders: a JSON for each image, shapes in pixels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path, PureWindowsPath
+from typing import Any, NamedTuple
+
+from rtdetr.data.classes import DataError, shown
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.named import (
+    POLYGONS,
+    TURNED,
+    NamedBox,
+    NamedImage,
+    around,
+    class_names,
+    document_of,
+    is_class_name,
+    listed,
+    points_of,
+    read_json,
+    section,
+    size_of,
+)
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems
+from rtdetr.data.image_files import Folders
+
+MOST_BYTES = 200_000_000  # with the image in it
+HEAD = 2_000_000  # bytes, in which the shapes of an image stand
+FEW = 5  # files that tell what a folder is
+POINTS = {"rectangle": 2, "polygon": 3, "circle": 2, "mask": 2, "rotation": 3}  # at least
+WITHOUT_BOX = ("point", "points", "line", "linestrip")
+
+
+class LabelmeFolder(NamedTuple):
+    root: Path
+    sets: dict[str, Path]  # train, val, test, or "" for the only one -> the folder of its files
+
+
+def find_labelme(path: Path) -> LabelmeFolder | None:
+    """What a folder holds; None where that is nothing of LabelMe's."""
+    if not path.is_dir():
+        return None
+    if _has_files(path):
+        return LabelmeFolder(path, {"": path})
+    sets = {split: path / name for split, names in SPLITS.items() for name in names if _has_files(path / name)}
+    return LabelmeFolder(path, sets) if sets else None
+
+
+def _has_files(folder: Path) -> bool:
+    return folder.is_dir() and any(map(_is_labelme, sorted(folder.glob("*.json"))[:FEW]))
+
+
+def _is_labelme(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD)
+            file.seek(max(0, path.stat().st_size - HEAD))
+            head += file.read(HEAD)
+    except OSError:  # a folder, or nothing that can be read
+        return False
+    return b'"shapes"' in head and b'"imagePath"' in head
+
+
+def read_labelme(folder: LabelmeFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
+    """The images of a set, in the order of their files. Classes are those of the whole folder, whatever the set."""
+    own: list[NamedImage] = []
+    everything: list[NamedImage] = []
+    counted: Counter[str] = Counter()
+    for name, place in folder.sets.items():
+        present = Folders(images or place)
+        reported, counts = (problems, counted) if name == split else (Problems(collect=True), Counter[str]())
+        files = [each for each in sorted(place.glob("*.json")) if each.name != "rtdetr.json"]
+        found = [image for each in files if (image := _read(each, present, reported, counts)) is not None]
+        everything += found
+        own = found if name == split else own
+    return document_of(own, class_names(folder.root, everything), problems, counted)
+
+
+def _read(path: Path, present: Folders, problems: Problems, counted: Counter[str]) -> NamedImage | None:
+    try:
+        content = section(read_json(path, MOST_BYTES))
+    except DataError as error:
+        problems.failed(path, "file", error)
+        return None
+    shapes, name = content.get("shapes"), content.get("imagePath")
+    if not isinstance(shapes, list) or not isinstance(name, str):
+        problems.add(path, 0, "file", "expected a list of `shapes` and an `imagePath`, as LabelMe writes them")
+        return None
+    size = size_of(content.get("imageHeight"), content.get("imageWidth"))
+    if size is None:
+        sides = shown(content.get("imageHeight")), shown(content.get("imageWidth"))
+        problems.add(path, 0, "size", f"`imageHeight` and `imageWidth` must be whole pixels, got {', '.join(sides)}")
+        return None
+    boxes = []
+    for place, shape in enumerate(shapes, start=1):
+        found = _shape(section(shape), counted)
+        if isinstance(found, NamedBox):
+            boxes.append(found._replace(place=f"shape {place}: "))
+        elif found is not None:
+            problems.add(path, 0, found[0], f"shape {place}: {found[1]}, got {shown(shape)}")
+    return NamedImage(path, 0, _image_of(path, name, present), size, boxes)
+
+
+def _image_of(path: Path, written: str, present: Folders) -> str:
+    """In the folder of the images: of the file's own name, else of the name written in it, without its folder: that is
+    where the image was when somebody labelled it."""
+    short = PureWindowsPath(written).name  # takes / and \\ alike
+    stem = path.stem
+    candidates = [f"{stem}{PureWindowsPath(short).suffix}", short, *(f"{stem}{ending}" for ending in IMAGE_SUFFIXES)]
+    return next((name for name in candidates if "\0" not in name and name in present), short or written)
+
+
+def _shape(shape: dict[str, Any], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
+    """Its box, the kind and sentence of what is wrong with it, or None for a kind that has no box."""
+    kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files say no type
+    if kind in WITHOUT_BOX:
+        counted["shapes without a box (points, lines) left out"] += 1
+        return None
+    if not isinstance(kind, str) or kind not in POINTS:
+        return "box", f"expected a shape_type of {', '.join(POINTS)}"
+    if not is_class_name(name):
+        return "class", "expected a class as `label`"
+    points = points_of(listed(shape.get("points")))
+    if points is None or len(points) < POINTS[kind]:
+        return "numbers", f"a {kind} needs {POINTS[kind]} or more `points` of two numbers"
+    if kind == "circle":  # its centre and a point of its edge
+        (x, y), (other_x, other_y) = points[:2]
+        radius = ((other_x - x) ** 2 + (other_y - y) ** 2) ** 0.5
+        points = [(x - radius, y - radius), (x + radius, y + radius)]
+    counted.update([POLYGONS] * (kind == "polygon") + [TURNED] * (kind == "rotation"))
+    return NamedBox("", 0, str(name), around(points))

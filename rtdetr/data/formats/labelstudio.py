@@ -1,0 +1,199 @@
+"""Label Studio's JSON export: tasks with the regions of each annotator, in percent of the image."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from rtdetr.data.classes import DataError, shown
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.named import (
+    POLYGONS,
+    TURNED,
+    Corners,
+    NamedBox,
+    NamedImage,
+    around,
+    class_names,
+    document_of,
+    is_class_name,
+    number_of,
+    numbers_of,
+    points_of,
+    read_json,
+    section,
+    size_of,
+    turned,
+)
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, Problems, to_pixel
+from rtdetr.data.image_files import Folders
+
+MOST_BYTES = 1_000_000_000
+LOOKED_AT = 20  # images, to find their folder
+UPLOAD = re.compile(r"[0-9a-f]{8}-")  # that Label Studio puts before the name of an uploaded file
+RECTANGLES, POLYGON, ELLIPSE = ("rectanglelabels", "labels"), "polygonlabels", "ellipselabels"
+
+
+def is_labelstudio(path: Path) -> bool:
+    """Whether a JSON begins like such an export."""
+    if not os.path.isfile(path):  # reading a pipe would wait for ever
+        return False
+    try:
+        with open(path, "rb") as file:
+            head = file.read(2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
+    except OSError:
+        return False  # whoever reads it says so
+    return head.startswith(b"[") and b'"annotations"' in head and b'"data"' in head
+
+
+def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) -> CocoDocument:
+    """Of each task the annotation marked as ground truth, else the last that was submitted. Tasks that nobody has
+    labelled are left out. folders: where its images may be."""
+    tasks = read_json(path, MOST_BYTES)
+    if not isinstance(tasks, list):
+        raise DataError(f"{path}: expected a list of tasks, as Label Studio exports JSON, got {shown(tasks)}")
+    counted: Counter[str] = Counter()
+    images = [image for number, task in enumerate(tasks) for image in _task(path, number, task, problems, counted)]
+    present = _folder(images, folders)
+    if present is not None:
+        images = [each._replace(file_name=_in_folder(each.file_name, present)) for each in images]
+    return document_of(images, class_names(path.parent, images), problems, counted)
+
+
+def _task(path: Path, number: int, task: Any, problems: Problems, counted: Counter[str]) -> Iterator[NamedImage]:
+    called = f"task {shown(section(task).get('id'))} (entry {number + 1}): "
+    data, annotations = section(section(task).get("data")), section(task).get("annotations")
+    if not data or not isinstance(annotations, list):
+        problems.add(path, 0, "file", f"{called}needs `data` and a list of `annotations`, got {shown(task)}")
+        return
+    source = _image_of(data)
+    if source is None:
+        problems.add(path, 0, "image", f"{called}no value of `data` names an image file, got {shown(data)}")
+        return
+    submitted = [each for each in map(section, annotations) if not each.get("was_cancelled")]
+    if not submitted:
+        counted["tasks without an annotation left out"] += 1
+        return
+    counted.update(["tasks have several annotations, and one was taken"] * (len(submitted) > 1))
+    chosen = next((each for each in submitted if each.get("ground_truth") is True), submitted[-1])
+    if not isinstance(chosen.get("result"), list):
+        problems.add(path, 0, "file", f"{called}its annotation needs a list as `result`, got {shown(chosen)}")
+        return
+    regions = [(section(each), shown(each)) for each in chosen["result"]]
+    sizes = {size_of(each.get("original_height"), each.get("original_width")) for each, _ in regions if _is_box(each)}
+    sizes.discard((0, 0))
+    if None in sizes or len(sizes) > 1:
+        what = f"{called}`original_width` and `original_height` must be one size in whole pixels for all regions"
+        problems.add(path, 0, "size", what)
+        return
+    size = next((each for each in sizes if each is not None), (0, 0))
+    boxes = []
+    for place, (region, text) in enumerate(regions, start=1):
+        found = _region(region, size, counted)
+        if isinstance(found, NamedBox):
+            boxes.append(found._replace(place=f"{called}region {place}: "))
+        elif found is not None:
+            problems.add(path, 0, found[0], f"{called}region {place}: {found[1]}, got {text}")
+    yield NamedImage(path, 0, source, size, boxes)
+
+
+def _image_of(data: dict[str, Any]) -> str | None:
+    """The path that a task has for its image; that called `image`, where several could be one."""
+    for key in sorted(data, key=lambda key: key != "image"):
+        if isinstance(data[key], str) and (name := _path_in(data[key])).lower().endswith(IMAGE_SUFFIXES):
+            return name
+    return None
+
+
+def _path_in(url: str) -> str:
+    """The path of a URL or file: s3://bucket/a.jpg, /data/upload/1/a.jpg, /data/local-files/?d=a.jpg, a.jpg."""
+    try:
+        parts = urlsplit(url)
+        given = parse_qs(parts.query).get("d")
+    except ValueError:  # half an IPv6 address
+        return url
+    return given[0] if given else unquote(parts.path) if parts.scheme or url.startswith("/data/") else url
+
+
+def _is_box(region: dict[str, Any]) -> bool:
+    return region.get("type") in (*RECTANGLES, POLYGON, ELLIPSE) and "original_width" in region
+
+
+def _region(region: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
+    """Its box, the kind and sentence of what is wrong with it, or None for a kind that has no box."""
+    kind, value = region.get("type"), section(region.get("value"))
+    if not isinstance(kind, str):
+        return "box", "expected a region with a `type`"
+    if kind not in (*RECTANGLES, POLYGON, ELLIPSE):
+        counted["regions of other types left out"] += 1
+        return None
+    names = value.get(kind)
+    if not isinstance(names, list) or len(names) != 1 or not is_class_name(names[0]):
+        return "class", f"expected one class in `{kind}`"
+    if region.get("image_rotation") not in (None, 0):
+        return "box", "the image was rotated in Label Studio (`image_rotation`); rotate the file instead"
+    if not all(size):
+        return "numbers", "`original_width` and `original_height` are missing"
+    corners = _corners(kind, value, size, counted)
+    if corners is None:
+        needed = {POLYGON: "`points` of two numbers", ELLIPSE: "`x`, `y`, `radiusX` and `radiusY`"}
+        return "numbers", f"expected {needed.get(kind, '`x`, `y`, `width` and `height`')} in percent"
+    return NamedBox("", 0, names[0], corners)
+
+
+def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> Corners | None:
+    height, width = size
+    rotation = number_of(value.get("rotation", 0))
+    keys = {POLYGON: (), ELLIPSE: ("x", "y", "radiusX", "radiusY")}.get(kind, ("x", "y", "width", "height"))
+    numbers = numbers_of(value.get(key) for key in keys)
+    if rotation is None or numbers is None:
+        return None
+    if kind == POLYGON:
+        points = points_of(value.get("points"))
+        if points is None or len(points) < 3:
+            return None
+        counted[POLYGONS] += 1
+        x1, y1, x2, y2 = around(points)
+    elif kind == ELLIPSE:
+        x, y, across, down = numbers
+        x1, y1, x2, y2 = x - across, y - down, x + across, y + down
+    else:
+        x1, y1, x2, y2 = numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3]
+    box = (
+        to_pixel(x1 / 100, width),
+        to_pixel(y1 / 100, height),
+        to_pixel(x2 / 100, width),
+        to_pixel(y2 / 100, height),
+    )
+    if rotation == 0 or kind == POLYGON:
+        return box
+    counted[TURNED] += 1
+    centre = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+    return turned(box, rotation, centre if kind == ELLIPSE else box[:2])
+
+
+def _folder(images: Sequence[NamedImage], folders: Sequence[Path]) -> Folders | None:
+    """The first folder that has one of the first images."""
+    for folder in folders:
+        present = Folders(folder)
+        if any(name in present for each in images[:LOOKED_AT] for name in _names(each.file_name)):
+            return present
+    return None
+
+
+def _names(path: str) -> list[str]:
+    """What an image may be called in its folder: the end of its path, as short as need be, with and without the
+    letters that an upload puts before it."""
+    parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..") and "\0" not in part]
+    ends = ["/".join(parts[start:]) for start in range(len(parts))]
+    short = [UPLOAD.sub("", parts[-1], count=1)] if parts and UPLOAD.match(parts[-1]) else []
+    return ends + short
+
+
+def _in_folder(path: str, present: Folders) -> str:
+    return next((name for name in _names(path) if name in present), PurePosixPath(path).name)

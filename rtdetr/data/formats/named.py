@@ -1,0 +1,162 @@
+"""What Label Studio, CVAT, LabelMe and Hugging Face share: images whose boxes say the names of their classes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.coco_records import LARGEST_NUMBER, MOST_PIXELS
+from rtdetr.data.formats.json_lists import Doubled, one_object
+from rtdetr.data.formats.records import MAX_BYTES, Problems, read_bytes, read_lines
+from rtdetr.data.formats.sniff import kind_of_bytes
+
+NAME_FILES = ("classes.txt", "labels.txt")  # one class a line, in their order
+NO_CLASSES = ("__ignore__", "_background_")  # that LabelMe's labels.txt begins with
+POLYGONS = "polygons taken as the boxes around them"
+TURNED = "rotated rectangles taken as the upright boxes around them"
+
+Corners = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
+
+
+class NamedBox(NamedTuple):
+    place: str  # where it stands in its file, for messages; empty: the line says it
+    line: int  # from 1; 0: no line
+    name: str
+    corners: Corners
+
+
+class NamedImage(NamedTuple):
+    path: Path  # the file that says it
+    line: int
+    file_name: str
+    size: tuple[int, int]  # (h, w) in pixels; zeros: not said
+    boxes: list[NamedBox]
+
+
+def document_of(
+    images: Iterable[NamedImage], names: Sequence[str], problems: Problems, counted: Counter[str], first_id: int = 1
+) -> CocoDocument:
+    """Images under ids from 1, classes under ids from `first_id`, in the order of `names`. counted: what the summary
+    shall say the number of."""
+    category_of = {name: number for number, name in enumerate(names, start=first_id)}
+    document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0)
+    for path, line, file_name, (height, width), boxes in images:
+        if not is_file_name(file_name):
+            problems.add(path, line, "image", f"expected the name of an image file, got {shown(file_name)}")
+            continue
+        number = len(document.images) + 1
+        document.images.append(
+            {"id": number, "file_name": file_name, "coco_url": None, "height": height, "width": width}
+        )
+        for each in boxes:
+            if each.name not in category_of:
+                known = some(map(repr, category_of), 10)
+                what = f"{each.place}the class {shown(each.name)} is not among those of its set, {known}"
+                problems.add(path, each.line, "class", what)
+                continue
+            x1, y1, x2, y2 = each.corners
+            box = [x1, y1, round(x2 - x1, 9), round(y2 - y1, 9)]
+            own = {"image_id": number, "category_id": category_of[each.name], "bbox": box, "area": box[2] * box[3]}
+            document.annotations.append(own | {"iscrowd": 0})
+    return document._replace(notes=tuple(f"{count} {what}" for what, count in sorted(counted.items())))
+
+
+def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
+    """In the order of a classes.txt or labels.txt in the folder, else by name. Raises DataError where there is none."""
+    for name in NAME_FILES:
+        if (folder / name).is_file():
+            given = [line for line in read_lines(folder / name) if line and line not in NO_CLASSES]
+            if len(set(given)) < len(given):
+                raise DataError(f"{folder / name}: a class is named twice")
+            return given
+    found = sorted({box.name for image in images for box in image.boxes})
+    if not found:
+        raise DataError(f"{folder}: nothing in it names a class, so there is nothing to detect")
+    return found
+
+
+def is_file_name(name: object) -> bool:
+    """Whether a value can be the name of a file; where it leads is judged with those of all formats."""
+    if not isinstance(name, str) or not name.strip() or re.search(r"[\x00-\x1f]", name):
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
+
+
+def is_class_name(name: object) -> bool:
+    return isinstance(name, str) and bool(name.strip()) and name.isprintable()
+
+
+def read_json(path: Path, most: int = MAX_BYTES) -> Any:
+    """The content of a JSON of at most so many bytes. Raises DataError."""
+    content = read_bytes(path, most)
+    try:
+        return json.loads(content, object_pairs_hook=one_object)
+    except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
+        raise DataError(f"{path}: not valid JSON ({error}){kind_of_bytes(content)}") from error
+
+
+def section(value: object) -> dict[str, Any]:
+    """A JSON object, empty for anything else and for one with a key twice."""
+    return value if isinstance(value, dict) and not isinstance(value, Doubled) else {}
+
+
+def listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def number_of(value: object) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if -LARGEST_NUMBER < value < LARGEST_NUMBER else None
+
+
+def numbers_of(values: Iterable[object]) -> list[float] | None:
+    """Finite numbers; None where one of them is none."""
+    found = [number_of(each) for each in values]
+    return None if None in found else [each for each in found if each is not None]
+
+
+def size_of(height: object, width: object) -> tuple[int, int] | None:
+    """(h, w) in whole pixels; zeros where neither is said; None for what is no size."""
+    if height is None and width is None:
+        return 0, 0
+    sides = numbers_of((height, width))
+    if sides is None or any(not 0 < side <= MOST_PIXELS or side != int(side) for side in sides):
+        return None
+    return int(sides[0]), int(sides[1])
+
+
+def points_of(values: object) -> list[tuple[float, float]] | None:
+    """Pairs of finite numbers; None for anything else."""
+    pairs = [numbers_of(listed(each)) for each in listed(values)]
+    if not pairs or any(each is None or len(each) != 2 for each in pairs):
+        return None
+    return [(each[0], each[1]) for each in pairs if each is not None]
+
+
+def around(points: Sequence[tuple[float, float]]) -> Corners:
+    """The box around points."""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def turned(corners: Corners, degrees: float, pivot: tuple[float, float]) -> Corners:
+    """The upright box around a rectangle that was turned clockwise about a point."""
+    x1, y1, x2, y2 = corners
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    offsets = [(x - pivot[0], y - pivot[1]) for x, y in ((x1, y1), (x2, y1), (x1, y2), (x2, y2))]
+    box = around([(pivot[0] + x * cos - y * sin, pivot[1] + x * sin + y * cos) for x, y in offsets])
+    return round(box[0], 9), round(box[1], 9), round(box[2], 9), round(box[3], 9)

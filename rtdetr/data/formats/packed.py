@@ -1,0 +1,110 @@
+"""Hugging Face `datasets` on disk, parquet or arrow files with the images in them, unpacked into a folder of images
+with metadata.jsonl (see huggingface.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rtdetr.data.classes import DataError, shown, some
+from rtdetr.data.formats.huggingface import CLASS_KEYS, NAME
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, split_named
+
+ENDINGS = (".parquet", ".arrow")
+
+
+def packed_files(path: Path) -> dict[str, list[Path]]:
+    """The files of each set: train-00000-of-00001.parquet, in data/ or not, or train/data-00000-of-00001.arrow. Empty
+    where there are none."""
+    if path.is_file():
+        return {split_named(path): [path]} if path.suffix.lower() in ENDINGS else {}
+    found: dict[str, list[Path]] = {}
+    for folder in (path, path / "data", *(path / name for names in SPLITS.values() for name in names)):
+        inside = folder.iterdir() if folder.is_dir() else ()
+        for file in sorted(each for each in inside if each.suffix.lower() in ENDINGS and each.is_file()):
+            if not file.name.startswith("cache-"):
+                found.setdefault(split_named(file) or split_named(folder), []).append(file)
+    return found
+
+
+def unpack(path: Path, out: Path) -> None:
+    """Writes the images of all sets as they are, and what detection needs of their rows. Raises DataError."""
+    names: list[str] | None = None
+    for split, files in packed_files(path).items():
+        folder = out / (split or "train")
+        folder.mkdir(parents=True)
+        number = 0
+        with open(folder / NAME, "w", encoding="utf-8") as lines:
+            for file in files:
+                for row, of_file in _rows(file):
+                    if names not in (None, of_file):
+                        raise DataError(
+                            f"{file}: its classes are {some(of_file)}, and those of a file before {some(names)}"
+                        )
+                    names = of_file
+                    lines.write(json.dumps(_written(row, folder, number, file), default=str) + "\n")
+                    number += 1
+    if names:
+        (out / "classes.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+
+def _rows(file: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """The rows of a file, each with the names of the classes. Raises DataError."""
+    try:
+        import pyarrow
+        from pyarrow import ipc, parquet
+    except ImportError as error:
+        raise DataError(f"{file}: needs pyarrow; `pip install 'rtdetr[datasets]'` brings it") from error
+    try:
+        if file.suffix.lower() == ".parquet":
+            opened = parquet.ParquetFile(file)
+            schema, batches = opened.schema_arrow, opened.iter_batches(batch_size=64)
+        else:
+            opened = ipc.open_stream(file)
+            schema, batches = opened.schema, iter(opened)
+        names = _class_names(schema.metadata or {})
+        if not {"image", "objects"} <= {*schema.names}:
+            raise DataError(f"{file}: expected columns `image` and `objects`, got {some(schema.names)}")
+        for batch in batches:
+            for row in batch.select(["image", "objects"]).to_pylist():
+                yield row, names
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        what = str(error).strip().splitlines() or [type(error).__name__]
+        raise DataError(f"{file}: cannot be read ({what[0]})") from error
+
+
+def _class_names(metadata: dict[bytes, bytes]) -> list[str]:
+    """Those of the ClassLabel in `objects`, as datasets writes its features into a file; empty where there is none."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+    waiting, found = [features], list[str]()
+    while waiting and not found:
+        each = waiting.pop()
+        if isinstance(each, dict):
+            names = each.get("names") if each.get("_type") == "ClassLabel" else None
+            found = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+            waiting += list(each.values())
+        elif isinstance(each, list):
+            waiting += each
+    return found
+
+
+def _written(row: dict[str, Any], folder: Path, number: int, file: Path) -> dict[str, Any]:
+    """The line of a row, whose image is written into the folder."""
+    image, objects = row["image"], row["objects"]
+    content = image.get("bytes") if isinstance(image, dict) else image
+    if not isinstance(content, bytes):
+        raise DataError(f"{file}: row {number + 1} has no image in it, got {shown(image)}")
+    called = image.get("path") if isinstance(image, dict) else ""
+    suffix = os.path.splitext(called)[1].lower() if isinstance(called, str) else ""
+    name = f"{number:06d}{suffix if suffix in IMAGE_SUFFIXES else '.png'}"  # its bytes tell its format
+    (folder / name).write_bytes(content)
+    keys = ("bbox", *CLASS_KEYS)
+    if isinstance(objects, dict):
+        return {"file_name": name, "objects": {key: objects[key] for key in keys if key in objects}}
+    return {"file_name": name, "objects": objects}
