@@ -54,7 +54,7 @@ def test_the_same_arrays_as_coco(name: str, tmp_path: Path, images: Path) -> Non
     places = [model.names.index(CLASSES[label]) for label in expected.targets(0)[1]]
     assert open_set(tmp_path / name, classes=model).targets(0)[1].tolist() == places
     report = examine(tmp_path / name)
-    assert report.code() == 0 and report.verdict() == "sound: no defects, 0 notes; exit code 0"
+    assert report.code() == 0 and not report.not_read and report.verdict() == "sound: no defects, 0 notes; exit code 0"
 
 
 def read_again(data: DetectionSet) -> DetectionSet:
@@ -98,6 +98,19 @@ def test_hostile_sets_are_one_sentence(name: str, case: Case, tmp_path: Path, im
         assert case.code < 2 and len(data) >= NUM_IMAGES - 1 and data.num_boxes >= 2 * NUM_IMAGES - 2
     except DataError as error:
         assert case.code == 2 and "\n" not in str(error) and str(tmp_path) in str(error) and len(str(error)) < 1500
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_clean_copy_is_sound(name: str, tmp_path: Path, images: Path) -> None:
+    """In the same folder of images, which `rtdetr doctor --fix` prints."""
+    for number, case in enumerate([case for case in HOSTILE[name] if case.code == 1][::5]):
+        root = tmp_path / str(number)
+        WRITERS[name](root / "set", images)
+        case.change(root / "set")
+        assert cli.main(["doctor", str(root / "set"), "--fix", str(root / "clean.json")]) == 1, case.name
+        report = examine(root / "clean.json", str(open_set(root / "set").folder))
+        assert report.code() == 0, (case.name, list(report.lines()))
+        assert len(json.loads((root / "clean.json").read_text())["annotations"]) >= 2 * NUM_IMAGES - 2
 
 
 def label_studio(root: Path, images: Path, change: Callable[[list[dict[str, Any]]], object]) -> DetectionSet:
@@ -221,7 +234,7 @@ def test_labelme_files_alone(tmp_path: Path, images: Path) -> None:
     assert len(open_set(tmp_path / "set", tmp_path / "elsewhere")) == NUM_IMAGES
 
 
-@pytest.mark.parametrize("form", ["names", "rows", "numbers alone"])
+@pytest.mark.parametrize("form", ["names", "digits", "rows", "numbers alone"])
 def test_every_way_to_write_objects(form: str, tmp_path: Path, images: Path) -> None:
     write_huggingface(tmp_path / "set", images)
     write_coco(tmp_path / "coco", images)
@@ -232,13 +245,15 @@ def test_every_way_to_write_objects(form: str, tmp_path: Path, images: Path) -> 
         if form == "rows":
             row["objects"] = [{"id": 7, "bbox": box, "category": label} for box, label in zip(boxes, labels)]
         else:
-            row["objects"]["label"] = [CLASSES[i] for i in labels] if form == "names" else labels
+            names = {"names": CLASSES, "digits": ("10", "9", "a")}.get(form, (0, 1, 2))
+            row["objects"]["label"] = [names[i] for i in labels]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     if form != "rows":
         (tmp_path / "set" / "classes.txt").unlink()
     data = open_set(tmp_path / "set")
     expected = {
         "names": Classes(CLASSES, (1, 2, 3)),
+        "digits": Classes(("10", "9", "a"), (1, 2, 3)),  # names that look like numbers
         "rows": Classes(CLASSES, (0, 1, 2)),
         "numbers alone": Classes(("class0", "class1", "class2"), (0, 1, 2)),
     }

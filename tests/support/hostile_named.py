@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,6 +239,7 @@ LABELME = [
     Case("Latin-1", "image_file", 1, _text("02.json", '"5.5.0"', b'"\xe4"')),
     Case("a key twice", "image_file", 1, _text("02.json", '"version"', '"shapes": [], "version"')),
     Case("a folder", "image_file", 1, lambda root: [(root / "02.json").unlink(), (root / "02.json").mkdir()]),
+    Case("a pipe", "image_file", 1, lambda root: [(root / "00.json").unlink(), os.mkfifo(root / "00.json")]),
     Case("shapes null", "image_file", 1, _labelme("shapes", None)),
     Case("no imagePath", "image_file", 1, _labelme("imagePath", ...)),
     Case("imagePath a number", "image_file", 1, _labelme("imagePath", 7)),

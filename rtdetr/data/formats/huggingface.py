@@ -99,7 +99,7 @@ def _read(path: Path, problems: Problems, max_megapixels: float) -> _Rows:
         image = _image(path, number, section(row), problems, max_megapixels)
         if image is not None:
             images.append(image)
-            numbered = numbered or any(each.name.isdecimal() for each in image.boxes)
+            numbered = numbered or any(each.number is not None for each in image.boxes)
     return _Rows(images, numbered)
 
 
@@ -135,7 +135,8 @@ def _image(
             problems.add(path, line, "class", f"box {place}: expected a class, as a name or a number, got {shown(own)}")
         else:
             x, y, width, height = numbers
-            found.append(NamedBox(f"box {place}: ", line, str(own), (x, y, x + width, y + height)))
+            number = own if isinstance(own, int) else None
+            found.append(NamedBox(f"box {place}: ", line, str(own), (x, y, x + width, y + height), number))
     return NamedImage(path, line, name, size, found)
 
 
@@ -155,7 +156,7 @@ def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
 
 def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
     """The names of the classes 0, 1, ... where the lines have numbers."""
-    most = 1 + max(int(box.name) for image in images for box in image.boxes if box.name.isdecimal())
+    most = 1 + max(box.number for image in images for box in image.boxes if box.number is not None)
     try:
         given = class_names(root, ())
     except DataError:
@@ -166,8 +167,5 @@ def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
 
 
 def _with_names(image: NamedImage, names: Mapping[int, str]) -> NamedImage:
-    boxes = [
-        box._replace(name=names.get(int(box.name), box.name)) if names and box.name.isdecimal() else box
-        for box in image.boxes
-    ]
+    boxes = [box if box.number is None else box._replace(name=names.get(box.number, box.name)) for box in image.boxes]
     return image._replace(boxes=boxes)

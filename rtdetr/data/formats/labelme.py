@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
@@ -53,12 +54,14 @@ def _has_files(folder: Path) -> bool:
 
 
 def _is_labelme(path: Path) -> bool:
+    if not os.path.isfile(path):  # reading a pipe would wait for ever
+        return False
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
             file.seek(max(0, path.stat().st_size - HEAD))
             head += file.read(HEAD)
-    except OSError:  # a folder, or nothing that can be read
+    except OSError:  # its reader says so
         return False
     return b'"shapes"' in head and b'"imagePath"' in head
 

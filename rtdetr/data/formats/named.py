@@ -31,6 +31,7 @@ class NamedBox(NamedTuple):
     line: int  # from 1; 0: no line
     name: str
     corners: Corners
+    number: int | None = None  # of a class that is called by one, whose name is still to be found
 
 
 class NamedImage(NamedTuple):
