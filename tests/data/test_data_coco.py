@@ -37,12 +37,12 @@ SET: dict[str, Any] = {
 
 
 def write_set(root: Path, document: dict[str, Any] = SET) -> tuple[Path, Path]:
-    (root / "pictures" / "sub").mkdir(parents=True, exist_ok=True)
+    (root / "images" / "sub").mkdir(parents=True, exist_ok=True)
     for name, size in (("b.png", (60, 40)), ("sub/ä.png", (30, 50)), ("empty.png", (20, 10))):
-        Image.new("RGB", size, (10, 20, 30)).save(root / "pictures" / name)
+        Image.new("RGB", size, (10, 20, 30)).save(root / "images" / name)
     path = root / "a.json"
     path.write_text(json.dumps(document), encoding="utf-8")
-    return root / "pictures", path
+    return root / "images", path
 
 
 def test_classes_are_the_categories_by_id(tmp_path: Path) -> None:
@@ -287,11 +287,11 @@ def test_advice_on_missing_images(tmp_path: Path, name: str, at: str, advice: st
 
 
 def test_a_image_may_have_a_whole_path_in_its_folder(tmp_path: Path) -> None:
-    whole = str(tmp_path / "pictures" / "b.png")
+    whole = str(tmp_path / "images" / "b.png")
     images, annotations = write_set(tmp_path, broken(("images", 0, "file_name"), whole))
     assert CocoDetection(images, annotations).image(0).size == (60, 40)
     images.rename(tmp_path / "moved")
-    (tmp_path / "pictures").mkdir()
+    (tmp_path / "images").mkdir()
     (tmp_path / "moved" / "b.png").rename(whole)
     with pytest.raises(DataError, match=r"image 40: `file_name` '.*b.png' leaves the image folder .*moved"):
         CocoDetection(tmp_path / "moved", annotations)

@@ -44,7 +44,7 @@ def furnish(folder: Path) -> None:
         shutil.copy(data / "annotations" / f"instances_{name}.json", folder / "my" / f"{name}.json")
     for name in ("my_data", "datasets/shapes", "datasets/bccd"):
         shutil.copytree(data, folder / name)
-    for name in ("pictures", "more", "my/images"):
+    for name in ("images", "more", "my/images"):
         shutil.copytree(data / "val", folder / name)
     shutil.copy(data / "val" / "000000.jpg", folder / "image.jpg")
     mini = folder / "datasets" / "coco_mini" / "annotations"
