@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rtdetr.config import Config, Resize
 from rtdetr.data.classes import Classes
@@ -19,9 +19,9 @@ from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import listed
 from rtdetr.weights.hub import HUB_ID, from_hub
-from rtdetr.weights.official import convert
+from rtdetr.weights.official import Conversion, convert
 from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, official_checkpoint, verify, weights_folder
-from rtdetr.weights.training_parts import with_training_parts
+from rtdetr.weights.training_parts import OTHER_SELECTOR, with_training_parts
 
 logger = logging.getLogger(__name__)
 
@@ -90,24 +90,40 @@ def release_checkpoint(name: str) -> Path:
         logger.info("%s: downloading the weights (%s) to %s", name, release.file.licence, file)
         download(release.file, file)
     verify(release.file, file)
-    save_detector(file, name, release, checkpoint)
+    save_checkpoint(checkpoint, detector_content(convert(file), file, name, release))
     return checkpoint
 
 
-def save_detector(file: Path, name: str, release: Release, checkpoint: Path) -> None:
-    """Writes the checkpoint of a file of RT-DETR v1 or v2, with new parts for training. Raises CheckpointError."""
-    made = convert(file, classes=release.classes)
+def read_detector(file: Path) -> dict[str, Any]:
+    """The content of a checkpoint: of a torch file of RT-DETR v1, v2 or v3 of other origin, known by its name or not.
+
+    Classes are COCO's or Objects365's where there are as many, else numbers. Raises CheckpointError."""
+    for name, release in RELEASES.items():
+        if release.file.url.endswith(f"/{file.name}"):
+            return detector_content(convert(file), file, name, release)
+    made = convert(file)
+    detects_alone = any(OTHER_SELECTOR.match(name) for name in made.report.missing)  # v1 and v2, in PyTorch
+    classes = OBJECTS365_CLASSES if len(made.classes) == len(OBJECTS365_CLASSES) else made.classes
+    release = Release(OfficialFile(""), None, classes, "bilinear" if detects_alone else "cubic")
+    return detector_content(made, file, file.stem, release)
+
+
+def detector_content(made: Conversion, file: Path, name: str, release: Release) -> dict[str, Any]:
+    """The content of a checkpoint: of a file of a detector, with new parts for training where it has none. Raises
+    CheckpointError."""
     report = made.report
     lacking = [each for each in report.missing if not each.startswith(("query_groups.", "dense_head."))]
     rows = len(made.weights["decoder.score_heads.0.bias"])
     if lacking or report.mismatched or report.unexpected or rows != len(release.classes):
         wrong = [*lacking, *report.mismatched, *report.unexpected]
+        named = f"the detector of {len(release.classes)} classes that {name} stands for"
         raise CheckpointError(
-            f"{file}: not the detector of {len(release.classes)} classes that {name} stands for: {rows} classes, "
+            f"{file}: not {named if name in RELEASES else 'a whole detector'}: {rows} classes, "
             f"{len(wrong)} entries differ{': ' if wrong else ''}{listed(wrong, 3)}"
         )
     data = dataclasses.replace(made.config.data, interpolation=release.interpolation)
     cfg: Config = dataclasses.replace(made.config, name=name, data=data)
-    weights = with_training_parts(made.weights, cfg.model, rows)
-    source = {"file": file.name, "sha256": made.sha256, "licence": release.file.licence, "url": release.file.url}
-    save_checkpoint(checkpoint, make_checkpoint(cfg, release.classes, weights, source=source))
+    source = {"file": file.name, "sha256": made.sha256}
+    if release.file.url:
+        source |= {"licence": release.file.licence, "url": release.file.url}
+    return make_checkpoint(cfg, release.classes, with_training_parts(made.weights, cfg.model, rows), source=source)

@@ -14,8 +14,8 @@ from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
-from rtdetr.weights.catalogue import located
-from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, load_checkpoint, read_torch_file
+from rtdetr.weights.catalogue import located, read_detector
+from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import CarriedRows, carry_rows
 from rtdetr.weights.compare import LoadReport, compare, describe
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
@@ -68,23 +68,25 @@ def _content(path: str | Path) -> Any:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, of what save_pretrained() or transformers wrote, or of weights that have a name
-    (catalogue.py). Raises CheckpointError."""
+    """The content of a checkpoint file, of what save_pretrained() or transformers wrote, of a torch file of RT-DETR v1
+    or v2, or of weights that have a name (catalogue.py). Raises CheckpointError."""
     path = located(path)
     if Path(path).suffix in PADDLE_SUFFIXES and Path(path).is_file():
         raise CheckpointError(f"{path}: weights of Paddle; first `rtdetr convert {path} -o {Path(path).stem}.pth`")
-    if is_huggingface(path):
-        return read_huggingface(path)
-    return read_pretrained(path) if is_pretrained(path) else load_checkpoint(path)
+    content = _content(path)
+    return content if is_checkpoint(content) else read_detector(path)
 
 
-def warm_start(model: nn.Module, path: str | Path, classes: Classes | None = None) -> LoadReport:
+def warm_start(
+    model: nn.Module, path: str | Path, classes: Classes | None = None, copy_selector: bool = True
+) -> LoadReport:
     """Copies what fits from a weight file and reports the rest. Raises CheckpointError when nothing fits.
 
     classes: those of the model. With them the rows of the heads go over by class name, without them by index.
+    copy_selector: from a file with one selector for queries, the other query groups take theirs; False: they are new.
     """
     file = read_weights(path)
-    weights = spread_selector(file.weights, model.state_dict())
+    weights = spread_selector(file.weights, model.state_dict()) if copy_selector else file.weights
     carried = CarriedRows(weights, [], "")
     if classes is not None:
         carried = carry_rows(model.state_dict(), weights, classes.names, file.class_names)

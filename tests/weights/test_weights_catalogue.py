@@ -92,6 +92,58 @@ def test_a_name_becomes_a_detector_and_a_warm_start(
     assert listed["rtdetr_r50vd_coco_o365"][1:3] == ["80", "55.2"]
 
 
+@pytest.mark.parametrize("file_name", ["mine.pth", "rtdetr_o365.pth"])
+def test_a_file_of_a_detector_detects_by_its_path(
+    source: nn.Module, server: Server, file_name: str, tmp_path: Path
+) -> None:
+    """One that nobody knows, and one that a name stands for: the same weights as by its name."""
+    file = tmp_path / file_name
+    file.write_bytes(server.content)
+    model, cfg, classes = model_from_checkpoint(file)
+    assert classes == OBJECTS365_CLASSES and cfg.data.interpolation == "bilinear"
+    assert cfg.name == {"mine.pth": "mine"}.get(file_name, NAME)
+    expected = model_from_checkpoint(NAME)[0].state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    arguments = ["-w", str(file), "--output-dir", str(tmp_path / "found"), "--device", "cpu"]
+    assert main(["predict", str(tmp_path / "a.png"), *arguments]) == 0
+
+
+def test_files_of_no_detector_are_refused_by_their_path(source: nn.Module, server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "w.pth"
+    state = torch.load(io.BytesIO(server.content), weights_only=True)["ema"]["module"]
+    backbone = {name: tensor for name, tensor in state.items() if name.startswith("backbone.")}
+    cut = {name: tensor for name, tensor in state.items() if not name.startswith("encoder.pan_blocks.0.conv")}
+    cases = {
+        "a backbone alone is no detector": backbone,
+        "neither RT-DETR v1, v2 or v3 nor a ResNet-vd": {"weight": torch.zeros(2)},
+        "not a whole detector: 365 classes, 15 .*: encoder": cut,
+        "no weights found": {},
+    }
+    for sentence, entries in cases.items():
+        torch.save({"model": entries}, file)
+        with pytest.raises(CheckpointError, match=sentence) as error:
+            model_from_checkpoint(file)
+        assert str(file) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_other_query_groups_start_as_copies_or_new(
+    source: nn.Module, server: Server, copied: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "w.pth").write_bytes(server.content)
+    cfg = config_from_dict(config_to_dict(nano_config()), "nano", ["model.backbone.norm=frozen"])
+    model = build_model(cfg.model, 365)
+    new = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = warm_start(model, tmp_path / "w.pth", OBJECTS365_CLASSES, copy_selector=copied)
+    own = model.state_dict()
+    others = [name for name in own if OTHER_SELECTOR.match(name)]
+    assert others and (set(report.missing) >= set(others)) is not copied
+    for name in others:
+        expected = own[OTHER_SELECTOR.sub("decoder.selector.", name)] if copied else new[name]
+        assert torch.equal(own[name], expected), name
+
+
 def test_another_file_than_the_first_is_refused(source: nn.Module, server: Server, tmp_path: Path) -> None:
     located(NAME)
     checkpoint_of(NAME).unlink()
