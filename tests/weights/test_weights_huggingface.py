@@ -3,6 +3,7 @@ what transformers answered for it is stored too."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -158,8 +159,9 @@ def test_classes_of_coco_have_their_ids(folder: Path) -> None:
     assert classes.category_ids == COCO_CLASSES.category_ids and classes.names[4] == "aeroplane"
 
 
-def test_writing_and_reading_changes_no_bit(tmp_path: Path) -> None:
-    content = own_content()
+@pytest.mark.parametrize("depth", [18, 50])
+def test_writing_and_reading_changes_no_bit(depth: int, tmp_path: Path) -> None:
+    content = own_content(f"model.backbone.depth={depth}")
     save_huggingface(tmp_path / "one", content, "Apache-2.0")
     again = read_huggingface(tmp_path / "one")
     detecting = [
@@ -175,6 +177,16 @@ def test_writing_and_reading_changes_no_bit(tmp_path: Path) -> None:
         "1": "b",
         "2": "c",
     }
+
+
+def test_version_2_read_and_written_is_version_1_of_the_same_weights(tmp_path: Path) -> None:
+    content = read_huggingface(write_model(tmp_path / "theirs", {"model_type": "rt_detr_v2"}))
+    save_huggingface(tmp_path / "one", content)
+    again = read_huggingface(tmp_path / "one")
+    assert _same(again["model"], content["model"])
+    save_huggingface(tmp_path / "two", again)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["model_type"] == "rt_detr"
 
 
 def test_names_written_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
@@ -319,17 +331,29 @@ def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def squares_for_old(transformers: Any) -> Tensor:
+    """IMAGES, or squares of them: releases before 5 give the cells of rectangles each other's position codes."""
+    return IMAGES if int(transformers.__version__.split(".")[0]) >= 5 else IMAGES[..., :64]
+
+
 @pytest.mark.parametrize("depth", [18, 34, 50, 101])
 @pytest.mark.parametrize("kind", ["RTDetr", "RTDetrV2"])
 def test_random_models_of_transformers(kind: str, depth: int, tmp_path: Path) -> None:
-    """Narrow ones of every depth: logits and boxes in float64, and classes."""
+    """Narrow ones of every depth: logits and boxes in float64, and classes.
+
+    In float32 both round differently, and their distance is not promised: each is as far from its own float64
+    (docs/measurements/fidelity.md), so what is asked is that ours is not the one that rounds more.
+    """
     transformers = pytest.importorskip("transformers", reason='not installed: pip install "rtdetr[transformers]"')
     deep, names = depth >= 50, 80 if (depth in (18, 50)) == (kind == "RTDetr") else 3
     channels = [each * (4 if deep else 1) for each in (8, 16, 32, 64)]
     backbone = {"depths": list(STAGE_BLOCKS[depth]), "layer_type": "bottleneck" if deep else "basic"}  # type: ignore[index]
     backbone = {**CONFIG["backbone_config"], **backbone, "hidden_sizes": channels}
+    images = squares_for_old(transformers)
     changes = {"backbone_config": backbone, "encoder_in_channels": channels[1:], "id2label": None, "num_labels": names}
-    settings = {key: value for key, value in (CONFIG | changes).items() if key not in ("model_type", "id2label")}
+    settings = {
+        key: value for key, value in copy.deepcopy(CONFIG | changes).items() if key not in ("model_type", "id2label")
+    }
     model = getattr(transformers, f"{kind}ForObjectDetection")(getattr(transformers, f"{kind}Config")(**settings))
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -339,40 +363,63 @@ def test_random_models_of_transformers(kind: str, depth: int, tmp_path: Path) ->
     ours, _, classes = model_from_checkpoint(tmp_path)
     assert classes == Classes(tuple(model.config.id2label.values()), tuple(range(names)))
     with torch.inference_mode():
-        found, expected = ours.double()(IMAGES), model.eval().double()(IMAGES)
+        plain = [each(images.float()) for each in (ours, model.eval().float())]
+        found, expected = ours.double()(images), model.double()(images)
+    rounding = [(each.logits.double() - expected.logits).abs().max() for each in plain]
+    assert rounding[0] < 4 * rounding[1] < 1e-3
     assert (found.logits - expected.logits).abs().max() < 1e-9 and expected.logits.std() > 0.1
     assert (found.boxes - expected.pred_boxes).abs().max() < 1e-9 and expected.pred_boxes.std() > 0.05
 
 
 OPENED_THERE = """
 import sys, torch
-from transformers import AutoImageProcessor, AutoModelForObjectDetection
+from PIL import Image
+from transformers import AutoImageProcessor, AutoModelForObjectDetection, pipeline
 model, report = AutoModelForObjectDetection.from_pretrained(sys.argv[1], output_loading_info=True)
 print(*(sorted(report[each]) for each in ("missing_keys", "unexpected_keys", "mismatched_keys")))
-processor = AutoImageProcessor.from_pretrained(sys.argv[1])
-pixels = torch.load(sys.argv[2])
+processor = AutoImageProcessor.from_pretrained(sys.argv[1], use_fast=True)
+pixels, image = torch.load(sys.argv[2]), Image.open(sys.argv[3])
 with torch.inference_mode():
-    found = model.double()(pixels)
-torch.save([found.logits, found.pred_boxes, model.config.id2label, dict(processor.size)], sys.argv[3])
+    outputs = model(**processor(image, return_tensors="pt"))
+    found = processor.post_process_object_detection(outputs, threshold=0, target_sizes=[image.size[::-1]])[0]
+    wide = model.double()(pixels)
+piped = pipeline("object-detection", model=sys.argv[1], image_processor=processor)(sys.argv[3], threshold=0)
+piped = [[*each["box"].values()] for each in piped]
+torch.save([wide.logits, wide.pred_boxes, model.config.id2label, found["boxes"], found["scores"], piped], sys.argv[4])
 assert not any(name.split(".")[0] == "rtdetr" for name in sys.modules)
 """
 
 
-def test_transformers_opens_what_is_written_here(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason='transformers is not installed: pip install "rtdetr[transformers]"')
-    content = own_content()
+@pytest.mark.parametrize("depth", [18, 50])
+def test_transformers_opens_what_is_written_here(depth: int, tmp_path: Path) -> None:
+    """Logits and boxes in float64, and boxes of an image file: those of its processor, and in whole pixels of its
+    pipeline."""
+    transformers = pytest.importorskip("transformers", reason='not installed: pip install "rtdetr[transformers]"')
+    images = squares_for_old(transformers)
+    size = list(images.shape[2:])
+    content = own_content(f"model.backbone.depth={depth}", "data.interpolation=bilinear", f"data.image_size={size}")
     save_huggingface(tmp_path / "m", content)
-    torch.save(IMAGES, tmp_path / "images.pt")
-    arguments = [sys.executable, "-c", OPENED_THERE, *(str(tmp_path / each) for each in ("m", "images.pt", "out.pt"))]
+    torch.save(images, tmp_path / "images.pt")
+    pixels = np.random.default_rng(0).integers(0, 256, (9, 15, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((480, 360), Image.Resampling.BICUBIC).save(tmp_path / "a.png")
+    paths = (str(tmp_path / each) for each in ("m", "images.pt", "a.png", "out.pt"))
+    arguments = [sys.executable, "-c", OPENED_THERE, *paths]
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["[]", "[]", "[]"]
-    logits, boxes, names, size = torch.load(tmp_path / "out.pt")
-    model = model_from_checkpoint(tmp_path / "m")[0].double()
+    logits, boxes, names, in_image, scores, piped = torch.load(tmp_path / "out.pt")
+    model, cfg, classes = model_from_checkpoint(tmp_path / "m")
+    ours = Predictor.of(model, cfg, classes, threshold=0.0).find([Image.open(tmp_path / "a.png")])[0]
+    inside = np.clip(in_image.numpy(), 0, [480, 360, 480, 360])  # as ours end
+    count = min(len(scores), len(ours.scores))
+    assert count == len(inside) and np.abs(ours.scores[:count] - scores.numpy()).max() < 1e-5
+    assert np.abs(ours.boxes[:count] - inside).max() < 0.01
+    whole = np.clip(np.array(piped), 0, [480, 360, 480, 360])  # cut off, not rounded
+    assert whole.shape == inside.shape and np.abs(whole - ours.boxes[:count]).max() < 1.01
     with torch.inference_mode():
-        found = model(IMAGES)
+        found = model.double()(images)
     assert (found.logits - logits).abs().max() < 1e-9 and (found.boxes - boxes).abs().max() < 1e-9
-    assert names == {0: "a", 1: "b", 2: "c"} and (size["height"], size["width"]) == (64, 96)
+    assert names == {0: "a", 1: "b", 2: "c"}
 
 
 def test_export_is_certified_by_transformers(tmp_path: Path) -> None:
