@@ -9,13 +9,19 @@ from rtdetr.garbage import uncollected
 
 if TYPE_CHECKING:
     from rtdetr.api import RTDETRv3
+    from rtdetr.engine.callbacks import Callback
     from rtdetr.gpu import wake_gpu
     from rtdetr.inference.result import Result
 
 __version__ = "0.1.0"
-__all__ = ["RTDETRv3", "Result", "__version__", "wake_gpu"]
+__all__ = ["Callback", "RTDETRv3", "Result", "__version__", "wake_gpu"]
 
-_HOMES = {"RTDETRv3": "rtdetr.api", "Result": "rtdetr.inference.result", "wake_gpu": "rtdetr.gpu"}
+_HOMES = {
+    "Callback": "rtdetr.engine.callbacks",
+    "RTDETRv3": "rtdetr.api",
+    "Result": "rtdetr.inference.result",
+    "wake_gpu": "rtdetr.gpu",
+}
 
 
 def __getattr__(name: str) -> Any:

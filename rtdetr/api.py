@@ -22,6 +22,7 @@ from rtdetr.shipped_configs import find_config
 if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while the GPU starts
     import torch
 
+    from rtdetr.engine.callbacks import Callback
     from rtdetr.engine.evaluation.evaluator import EvalResult
     from rtdetr.inference.predictors import Predictors
     from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
@@ -239,13 +240,15 @@ class RTDETRv3:
         output_dir: str | Path | None = None,
         resume: str | Path | None = None,
         overwrite: bool = False,
+        callbacks: Sequence[Callback] = (),
         **settings: Any,
     ) -> TrainResult:
         """Trains on `data`, from the present weights, and takes over the best ones.
 
         data: (images, annotations) of a COCO set, {"train": ..., "val": ...} of those, or a folder or file in a known
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to go on with.
-        overwrite: move a run that is in the folder aside. settings: keys of the config, see `keyword_updates`. Random
+        overwrite: move a run that is in the folder aside. callbacks: are told how the run goes, in the main process; an
+        exception of one ends it as CallbackFailed. settings: keys of the config, see `keyword_updates`. Random
         generators, environment variables and torch's settings are afterwards as before.
         """
         from rtdetr.engine import distributed
@@ -267,7 +270,7 @@ class RTDETRv3:
         ):
             folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
             tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
-            trainer = Trainer(cfg, folder, device, from_file, tuning)
+            trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks)
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
         left = [file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file()]
         best = left[0]

@@ -29,6 +29,7 @@ Depth = Literal[18, 34, 50, 101]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 Resize = Literal["cubic", "bilinear", "bicubic"]
+Logger = Literal["tensorboard", "wandb", "mlflow"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a typing error
 # before it fills the memory.
@@ -222,6 +223,8 @@ class TrainConfig:
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs
     log_every: Count = 10  # optimiser steps
+    # Beside metrics.csv; wandb and mlflow need their packages. []: none.
+    loggers: Annotated[tuple[Logger, ...], Range(0, 3)] = ("tensorboard",)
     # Evaluations in a row without an AP better by more than min_delta, after which the run ends; 0: it never does.
     patience: CountOrNone = 0
     min_delta: Share = 0.0

@@ -217,7 +217,7 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
     kind = typing.get_args(kind)[0] if or_auto else kind
     container, arguments = typing.get_origin(kind), typing.get_args(kind)
     number = _as_float(value) if kind is float else value
-    if container is tuple and isinstance(value, (list, tuple)) and value:
+    if container is tuple and isinstance(value, (list, tuple)) and (value or allowed is not None):
         entries = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(entries) == len(value):
             return tuple(_check(h, v, f"{dotted}[{i}]", where) for i, (h, v) in enumerate(zip(entries, value)))

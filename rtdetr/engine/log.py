@@ -1,4 +1,4 @@
-"""What a run shows: lines, a progress bar, and the rows of metrics.csv and TensorBoard."""
+"""What a run shows: lines, a progress bar, and the rows of metrics.csv, which loggers and callbacks get too."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from rtdetr.config import config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.engine import distributed
+from rtdetr.engine.callbacks import Listeners, Run
 from rtdetr.engine.evaluation.evaluator import EvalResult
 from rtdetr.engine.failures import writing
-from rtdetr.engine.run_files.metrics import MetricsLog
+from rtdetr.engine.run_files.metrics import MetricsLog, read_rows, short_name
 from rtdetr.engine.run_files.run_state import RunState
-from rtdetr.engine.run_files.tensorboard import album
 from rtdetr.engine.step_checks import StepRecord
 
 
@@ -34,8 +35,11 @@ def say(*messages: str) -> None:
 class TrainingLog:
     """The log of a run, by the main process between `open` and `close`."""
 
-    def __init__(self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader) -> None:
+    def __init__(
+        self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader, listeners: Listeners
+    ) -> None:
         self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
+        self.listeners = listeners
         self._logged = (time.perf_counter(), 0)  # when, and images since
         self._waited = 0.0  # seconds for data, until then
         self._log_waits = False
@@ -50,6 +54,20 @@ class TrainingLog:
             self._metrics = MetricsLog(self.output_dir, resume_at, self.state.saved_iteration, due)
             if (aside := self._metrics.aside) is not None:
                 say(f"{self._metrics.path}: is not as a run writes it; it is {aside.name} now, and a new one begins")
+        state = self.state
+        rows = read_rows(self._metrics.path)
+        renumbered = state.iteration != state.saved_iteration
+        run = Run(
+            state.cfg.name,
+            self.output_dir,
+            config_to_dict(state.cfg),
+            self.loader.classes.names,
+            state.iteration,
+            state.total_iterations,
+            rows,
+            renumbered,
+        )
+        self.listeners.tell("on_start", run)
         self._bar = tqdm(
             total=self.state.total_iterations,
             initial=self.state.iteration,
@@ -99,16 +117,23 @@ class TrainingLog:
             return
         existing = {name: None if value < 0 else value for name, value in result.figures.items()}  # COCO's -1
         self._log("eval", self.state.iteration, existing)
-        for number, image in enumerate(album(source, classes, result.detections)):
-            with self._waiting_for_room():
-                self._metrics.board.add_image(self.state.iteration, f"images/{number}", image)
+        if self.listeners.want_images:
+            from rtdetr.engine.run_files.tensorboard import album  # here, because it imports tensorboard
+
+            shown = enumerate(album(source, classes, result.detections))
+            images = {f"images/{number}": image for number, image in shown}
+            self.listeners.tell("on_images", self.state.iteration, images)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
         """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""
         if self._metrics is None:
             return
+        named = {short_name(name): value for name, value in values.items()}
         with self._waiting_for_room():
-            self._metrics.write(kind, iteration, self.state.epoch, values)
+            self._metrics.write(kind, iteration, self.state.epoch, named)
+        existing = {name: value for name, value in named.items() if value is not None}
+        event = "on_step" if kind == "train" else "on_evaluation"
+        self.listeners.tell(event, iteration, self.state.epoch, existing)
 
     @contextmanager
     def _waiting_for_room(self) -> Iterator[None]:

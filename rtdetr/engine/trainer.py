@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,9 +18,11 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration import accelerate
+from rtdetr.engine.callbacks import Callback, Listeners, Outcome
 from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.failures import StepFailed, writing
 from rtdetr.engine.log import TrainingLog, say
+from rtdetr.engine.loggers import make_loggers
 from rtdetr.engine.mixed_precision import precision_on
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.placement import layout_of, on_device
@@ -47,7 +49,7 @@ class Trainer:
     """One training run on one device, or this process's part of it.
 
     resume: checkpoint of a run to go on with; tuning: weight file to start from; draws: replayed random numbers;
-    signals: what the program listened with while it set this up.
+    signals: what the program listened with while it set this up; callbacks: are told how the run goes.
     Raises ConfigError, DataError or CheckpointError when the run cannot start.
     """
 
@@ -60,8 +62,12 @@ class Trainer:
         tuning: Path | None = None,
         draws: Draws | None = None,
         signals: StopSignal | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.output_dir, self.device = output_dir, device
+        loggers = make_loggers(cfg.train.loggers)  # in every process, as all have to end where a package is missing
+        told = (loggers, callbacks) if distributed.is_main() else ({}, ())
+        self.listeners = Listeners(*told, warn=say)
         cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
@@ -97,8 +103,8 @@ class Trainer:
         self.step, self.graphs, self.why_not_compiled = fast
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
-        self.log = TrainingLog(self.state, output_dir, device, self.train_loader)
-        self.saver = Saver(self.state, output_dir, resume)
+        self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)
+        self.saver = Saver(self.state, output_dir, resume, lambda *file: self.listeners.tell("on_save", *file))
 
     def _open_data(self, cfg: Config) -> None:
         rank, world_size = distributed.rank(), distributed.world_size()
@@ -135,12 +141,14 @@ class Trainer:
             elif self.device.type == "cuda":
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
+            outcome: Outcome = "failed"
             try:
                 if distributed.is_main():
                     say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
                     self._save_settings()
                 self.log.open()
                 stopped = self._go_on()
+                outcome = "stopped" if stopped else "finished"
             except torch.cuda.OutOfMemoryError as error:
                 last, evaluating = self.output_dir / LAST, self.state.evaluation_due
                 captured = self.graphs is not None
@@ -149,6 +157,7 @@ class Trainer:
                 self.saver.end()
                 self.log.close()
                 self.release()
+                self.listeners.end(outcome)
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
                     draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")

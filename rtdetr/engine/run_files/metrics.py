@@ -1,4 +1,4 @@
-"""What a run leaves behind to look at: metrics.csv, TensorBoard files and curves.png."""
+"""What a run leaves behind to look at: metrics.csv and curves.png."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rtdetr.engine.run_files.tensorboard import EventFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +26,7 @@ COLUMNS = {
 
 
 class MetricsLog:
-    """Appends rows to metrics.csv and their numbers to TensorBoard. Columns are added when a row brings new ones.
+    """Appends rows to metrics.csv. Columns are added when a row brings new ones.
 
     resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
     after it belong to steps that will be done again and are dropped, and so is its evaluation when that is still due;
@@ -48,8 +46,6 @@ class MetricsLog:
         else:
             rows = self._rows_until(resume_at, saved_at or resume_at, evaluation_due)
             self._rewrite(rows, [])
-        purge = None if resume_at is None else resume_at + 1
-        self.board = EventFile(folder / "tensorboard", purge)
 
     def _rows_until(self, resume_at: int, saved_at: int, evaluation_due: bool) -> list[Row]:
         """Those of before, numbered in steps of today. A file that somebody else has changed is moved aside."""
@@ -66,16 +62,12 @@ class MetricsLog:
     def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
         """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.
 
-        Raises OSError when the disk takes nothing: metrics.csv stays whole and gets the row with a later one,
-        TensorBoard may have a gap.
+        Raises OSError when the disk takes nothing: metrics.csv stays whole and gets the row with a later one.
         """
-        shown = {short_name(name): value for name, value in values.items()}
         row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch}
-        row |= {name: "" if value is None else f"{value:.6g}" for name, value in shown.items()}
+        row |= {short_name(name): "" if value is None else f"{value:.6g}" for name, value in values.items()}
         self._waiting.append(row)
         self._append()
-        numbers = {f"{kind}/{name}": value for name, value in shown.items() if value is not None}
-        self.board.add_numbers(iteration, numbers)
 
     def _append(self) -> None:
         before = list(self.columns)

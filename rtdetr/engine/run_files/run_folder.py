@@ -14,7 +14,15 @@ from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
 from rtdetr.wording import option
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
-BESIDE = ("last-1.pth", "curves.png", "data_report.json", "load_report.txt", "failed_batch*.pth")
+BESIDE = (
+    "last-1.pth",
+    "curves.png",
+    "data_report.json",
+    "load_report.txt",
+    "failed_batch*.pth",
+    "loggers.json",
+    "wandb",
+)
 HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,11 +25,19 @@ class Saver:
     """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run; the main process does it.
 
     A file that cannot be written, as on a full disk, costs a sentence, and the next save tries again; only a final one
-    must succeed. resume: the checkpoint that the run goes on from.
+    must succeed. resume: the checkpoint that the run goes on from. saved: is told, in the thread that saves steps, of
+    every file and of the iteration whose state it has.
     """
 
-    def __init__(self, state: RunState, folder: Path, resume: Path | None = None) -> None:
-        self.state, self.folder = state, folder
+    def __init__(
+        self,
+        state: RunState,
+        folder: Path,
+        resume: Path | None = None,
+        saved: Callable[[Path, int], None] = lambda path, iteration: None,
+    ) -> None:
+        self.state, self.folder, self.saved = state, folder, saved
+        self._written: list[tuple[Path, int]] = []  # files that nobody was told of yet
         self._last_is_good = resume is None or resume.name != BEFORE  # whoever resumes that may have a damaged last.pth
         self._best: dict[str, Any] | None = None  # to be written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
@@ -44,6 +53,8 @@ class Saver:
 
     def due(self) -> bool:
         """Whether train.save_seconds have passed, and the disk has taken what it was given; alike in every process."""
+        if self._job is not None and self._job.done():
+            self.wait()
         waited = time.perf_counter() - self._saved >= self.state.cfg.train.save_seconds
         writes = self._job is not None and not self._job.done()
         return distributed.any_process(distributed.is_main() and waited and not writes)
@@ -64,21 +75,31 @@ class Saver:
             return
         if background:
             self._job = self._thread.submit(self._try, on_host(content))
-        elif final:
+            return
+        if final:
             self._write(content)
         else:
             self._try(content)
+        self._tell()
 
     def wait(self) -> None:
         """Until nothing is being written."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.result()
+        self._join()
+        self._tell()
 
     def end(self) -> None:
         """Waits, and gives back the folder."""
         with self._place:
-            self.wait()
+            self._join()
+
+    def _join(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            job.result()
+
+    def _tell(self) -> None:
+        while self._written:
+            self.saved(*self._written.pop(0))
 
     def _try(self, content: dict[str, Any]) -> None:
         try:
@@ -95,9 +116,11 @@ class Saver:
             with writing(self.folder / BEST):
                 save_checkpoint(self.folder / BEST, self._best)
             self._best = None
+            self._written.append((self.folder / BEST, content["training"]["iteration"]))
         with writing(self.folder / LAST):
             save_checkpoint(self.folder / LAST, content, self.folder / BEFORE if self._last_is_good else None)
         self._last_is_good = True
+        self._written.append((self.folder / LAST, content["training"]["iteration"]))
 
 
 def on_host(value: Any) -> Any:

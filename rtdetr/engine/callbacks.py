@@ -1,0 +1,118 @@
+"""Who is told how a run goes: loggers, which a config names, and callbacks of the user's own (`from rtdetr import
+Callback`). Nothing here needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from rtdetr.config_file import ConfigError
+from rtdetr.engine.failures import TrainingFailed
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Outcome = Literal["finished", "stopped", "failed"]  # stopped: by a signal
+
+
+class Run(NamedTuple):
+    """A run that starts, or that is resumed."""
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]  # plain dicts and lists, as in config.yml
+    classes: Sequence[str]
+    iteration: int  # optimiser steps done so far: 0, or where it is resumed
+    total_iterations: int
+    rows: Sequence[Mapping[str, str]]  # of metrics.csv, from before
+    renumbered: bool  # steps have become larger or smaller since then, and with them the iterations of the rows
+
+
+class Callback:
+    """Override what you want to be told. All of it comes to the main process alone, in its main thread; what takes long
+    here makes the run wait. An exception ends the run, see docs/training.md."""
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        unknown = sorted(name for name in vars(cls) if name.startswith("on_") and not hasattr(Callback, name))
+        if unknown:
+            known = ", ".join(name for name in vars(Callback) if name.startswith("on_"))
+            raise TypeError(f"{cls.__name__}.{unknown[0]}: a callback has no such method; there are {known}")
+
+    def on_start(self, run: Run) -> None:
+        """Before the first step of a run, and of a resumed one."""
+
+    def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
+        """Every `train.log_every` optimiser steps: a training row of metrics.csv. iteration: steps done so far."""
+
+    def on_evaluation(self, iteration: int, epoch: int, figures: Mapping[str, float]) -> None:
+        """An evaluation row of metrics.csv; a figure that does not exist is left out."""
+
+    def on_images(self, iteration: int, images: Mapping[str, Image.Image]) -> None:
+        """The first training batch, and some validation images at every evaluation."""
+
+    def on_save(self, path: Path, iteration: int) -> None:
+        """last.pth or best.pth has been written, with the state at that iteration."""
+
+    def on_end(self, outcome: Outcome) -> None:
+        """Nothing comes after this."""
+
+
+class CallbackFailed(TrainingFailed):
+    """A callback has raised an exception, which is the cause of this one."""
+
+
+class Listeners:
+    """Tells loggers and callbacks. A logger that raises an exception is off from then on, which `warn` says once; an
+    exception of a callback ends the run."""
+
+    def __init__(
+        self, loggers: Mapping[str, Callback], callbacks: Iterable[Callback], warn: Callable[[str], None]
+    ) -> None:
+        self.loggers, self.callbacks, self.warn = dict(loggers), list(callbacks), warn
+        self._started = False
+        for each in self.callbacks:
+            if not isinstance(each, Callback):
+                raise ConfigError(f"callbacks: expected objects of classes derived from rtdetr.Callback, got {each!r}")
+
+    @property
+    def want_images(self) -> bool:
+        return any(type(each).on_images is not Callback.on_images for each in (*self.loggers.values(), *self.callbacks))
+
+    def tell(self, event: str, *values: Any) -> None:
+        """event: a method of Callback. Raises CallbackFailed."""
+        self._started = True
+        self._tell_loggers(event, values)
+        for each in self.callbacks:
+            try:
+                getattr(each, event)(*values)
+            except Exception as error:
+                raise CallbackFailed(_sentence(type(each).__name__, event, error)) from error
+
+    def end(self, outcome: Outcome) -> None:
+        """Of a run that has started. After a failure, which the caller raises, one of a callback is a warning."""
+        if not self._started:
+            return
+        if outcome != "failed":
+            self.tell("on_end", outcome)
+            return
+        self._tell_loggers("on_end", (outcome,))
+        for each in self.callbacks:
+            try:
+                each.on_end(outcome)
+            except Exception as error:
+                self.warn(_sentence(type(each).__name__, "on_end", error))
+
+    def _tell_loggers(self, event: str, values: Sequence[Any]) -> None:
+        for name, logger in list(self.loggers.items()):
+            try:
+                getattr(logger, event)(*values)
+            except Exception as error:
+                del self.loggers[name]
+                self.warn(f"{_sentence(f'train.loggers: {name}', event, error)}; it is off for the rest of this run")
+
+
+def _sentence(who: str, event: str, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{who}: {event} failed ({type(error).__name__}{': ' * bool(text)}{text})"
