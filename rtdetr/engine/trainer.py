@@ -22,13 +22,13 @@ from rtdetr.engine.callbacks import Callback, Listeners, Outcome
 from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.failures import StepFailed, writing
 from rtdetr.engine.log import TrainingLog, say
-from rtdetr.engine.loggers import make_loggers
 from rtdetr.engine.mixed_precision import precision_on
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.placement import layout_of, on_device
 from rtdetr.engine.planning.auto_config import how_it_began, settle
 from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.planning.memory_estimate import estimate, out_of_memory
+from rtdetr.engine.run_files.loggers import make_loggers
 from rtdetr.engine.run_files.metrics import draw_curves
 from rtdetr.engine.run_files.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.run_files.saving import Saver

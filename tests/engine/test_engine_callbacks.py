@@ -14,10 +14,10 @@ from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
 
 from rtdetr import Callback, cli
 from rtdetr.config import ConfigError
-from rtdetr.engine import distributed, loggers
+from rtdetr.engine import distributed
 from rtdetr.engine.callbacks import CallbackFailed, Run
-from rtdetr.engine.loggers import RemoteLogger, Row
 from rtdetr.engine.run_files.metrics import read_rows
+from rtdetr.engine.run_files.remote_logger import NOTES, RemoteLogger, Row
 from rtdetr.engine.trainer import Trainer
 from rtdetr.weights.checkpoint import load_checkpoint
 
@@ -257,4 +257,4 @@ def test_a_run_of_older_rows_or_other_steps_is_a_new_one(data: Path, tmp_path: P
     Trainer(cfg, folder, CPU, resume=folder / "last.pth").run()
     runs = json.loads(elsewhere.read_text())
     assert list(runs) == ["run0", "run1", "run2"] and runs["run2"] == rows_of(folder)
-    assert json.loads((folder / loggers.NOTES).read_text())["elsewhere"] == {"id": "run2", "rows": len(runs["run2"])}
+    assert json.loads((folder / NOTES).read_text())["elsewhere"] == {"id": "run2", "rows": len(runs["run2"])}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rtdetr.engine.callbacks import Outcome, Run
-from rtdetr.engine.loggers import RemoteLogger, Row
+from rtdetr.engine.run_files.remote_logger import RemoteLogger, Row
 
 # Seconds after which W&B's own process has a row on disk. By default it takes 15, and loses them when a run is killed;
 # where W&B is online, the server tells a resumed run which rows have arrived. Old versions know no such setting.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rtdetr.engine.callbacks import Outcome, Run
-from rtdetr.engine.loggers import RemoteLogger, Row
+from rtdetr.engine.run_files.remote_logger import RemoteLogger, Row
 
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 MOST_PARAMETERS, MOST_METRICS, LONGEST = 100, 1000, 500  # of one request, and characters of a parameter

@@ -1,0 +1,67 @@
+"""The loggers that `train.loggers` names; TensorBoard here, each other one in a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rtdetr.engine.callbacks import Callback, Run
+from rtdetr.engine.log import say
+from rtdetr.extras import optional
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
+    """By name. Raises MissingPackage for one whose package is not installed."""
+    made: dict[str, Callback] = {}
+    for name in dict.fromkeys(names):
+        if name == "tensorboard":
+            made[name] = TensorBoardLogger()
+        elif name == "wandb":
+            from rtdetr.engine.run_files.wandb_logger import WandbLogger
+
+            made[name] = WandbLogger(optional("wandb", "wandb", "train.loggers: wandb"))
+        else:
+            from rtdetr.engine.run_files.mlflow_logger import MlflowLogger
+
+            made[name] = MlflowLogger(optional("mlflow", "mlflow", "train.loggers: mlflow"))
+    return made
+
+
+class TensorBoardLogger(Callback):
+    """Files of events in FOLDER/tensorboard. On a full disk they get a gap, and go on when there is room."""
+
+    def __init__(self) -> None:
+        self._has_gap = False
+
+    def on_start(self, run: Run) -> None:
+        from rtdetr.engine.run_files.tensorboard import EventFile
+
+        self._board = EventFile(run.folder / "tensorboard", run.iteration + 1 if run.iteration else None)
+
+    def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
+        self._add(iteration, "train", values)
+
+    def on_evaluation(self, iteration: int, epoch: int, figures: Mapping[str, float]) -> None:
+        self._add(iteration, "eval", figures)
+
+    def on_images(self, iteration: int, images: Mapping[str, Image.Image]) -> None:
+        with self._gaps():
+            for tag, image in images.items():
+                self._board.add_image(iteration, tag, image)
+
+    def _add(self, iteration: int, kind: str, values: Mapping[str, float]) -> None:
+        with self._gaps():
+            self._board.add_numbers(iteration, {f"{kind}/{name}": value for name, value in values.items()})
+
+    @contextmanager
+    def _gaps(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._has_gap:
+                say(f"{self._board.path.parent}: cannot be written ({error.strerror or error}); TensorBoard has a gap")
+            self._has_gap = True
