@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -241,15 +242,17 @@ class RTDETRv3:
         resume: str | Path | None = None,
         overwrite: bool = False,
         callbacks: Sequence[Callback] = (),
+        augment: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> TrainResult:
         """Trains on `data`, from the present weights, and takes over the best ones.
 
         data: (images, annotations) of a COCO set, {"train": ..., "val": ...} of those, or a folder or file in a known
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to go on with.
-        overwrite: move a run that is in the folder aside. callbacks: are told how the run goes, in the main process; an
-        exception of one ends it as CallbackFailed. settings: keys of the config, see `keyword_updates`. Random
-        generators, environment variables and torch's settings are afterwards as before.
+        overwrite: move a run that is in the folder aside. callbacks: are told how the run goes, in the main process;
+        an exception of one ends it as CallbackFailed. augment: an augmentation of your own, see docs/data.md. settings:
+        keys of the config, see `keyword_updates`. Random generators, environment variables and torch's settings are
+        afterwards as before.
         """
         from rtdetr.engine import distributed
         from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
@@ -259,8 +262,12 @@ class RTDETRv3:
         self._network("train")
         given = settings | ({} if epochs is None else {"epochs": epochs})
         from_file = None if resume is None else _path("resume", resume)
-        base = read_checkpoint(from_file)["config"] if from_file is not None else config_to_dict(self.cfg)
+        base = read_checkpoint(from_file)["config"] if from_file is not None else self._config_to_train()
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
+        if augment is not None:
+            from rtdetr.data.custom import KEY, name_of
+
+            updates.append(f"{KEY}={json.dumps(name_of(augment))}")
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
         chosen = None if output_dir is None else _path("output_dir", output_dir)
         with (
@@ -270,7 +277,7 @@ class RTDETRv3:
         ):
             folder = distributed.from_main(lambda: choose_folder(chosen, from_file, cfg.name, overwrite))
             tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
-            trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks)
+            trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks, augment=augment)
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
         left = [file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file()]
         best = left[0]
@@ -372,6 +379,16 @@ class RTDETRv3:
     def _changed(self) -> bool:
         """Whether somebody has worked on the network since it was loaded."""
         return _version(self.model) != self._as_loaded or self._predictors.told.number > 0  # `.data` has no version
+
+    def _config_to_train(self) -> dict[str, Any]:
+        """The config, without what a file of weights, which may come from anybody, would have imported and called."""
+        base = config_to_dict(self.cfg)
+        augment = base["data"]["augment"]
+        if self.weights is not None and augment["custom"]:
+            given = "give it again to use it"
+            logger.warning("data.augment.custom=%s of %s is left out; %s", augment["custom"], self.weights, given)
+            augment["custom"] = ""
+        return base
 
     def _file_of_weights(self, folder: Path) -> Path | None:
         """The file that the network came from, or one in the folder with what has become of it since."""

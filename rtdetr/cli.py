@@ -28,6 +28,7 @@ from rtdetr.commands import (
     learning_curve,
     predict,
     serve,
+    show_batch,
     train,
     weights,
 )
@@ -47,6 +48,7 @@ COMMANDS = {
     "predict": Command(predict.run, "detect objects in images and videos; draw and list them"),
     "serve": Command(serve.run, "detect in images that come by HTTP, with a page to try it"),
     "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
+    "show-batch": Command(show_batch.run, "draw training images as the model sees them"),
     "learning-curve": Command(learning_curve.run, "tell whether labelling more images would pay"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
     "weights": Command(weights.run, "list the weights that have a name"),

@@ -151,6 +151,8 @@ class AugmentConfig:
     turn_after: EpochsOrAuto = 0
     zoom_ramp: EpochsOrAuto = 0
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
+    # package.module:function of your own, before all of the above (docs/data.md); empty: none.
+    custom: str = ""
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
 
 

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, Resize, settled
 from rtdetr.data.classes import Classes, DataError, Match
+from rtdetr.data.custom import Custom, as_read
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import LIMITS
 from rtdetr.data.formats.sources import open_set
@@ -67,12 +68,14 @@ class TrainingSamples(Dataset[Item]):
         seed: int,
         backend: Literal["fused", "plain"] = "fused",
         paste_prob: float = 0.0,
+        custom: Custom | None = None,
     ) -> None:
         self.source = source
         self.augmentation = augmentation
         self.seed = seed
         self.backend = backend
         self.paste_prob = paste_prob
+        self.custom = custom
 
     def __getitem__(self, key: SampleKey) -> Item:
         again = (key.before,) if key.before else ()
@@ -90,7 +93,12 @@ class TrainingSamples(Dataset[Item]):
         """Pixels, boxes, labels and `info` of an image after a recipe, and what was wrong with those tried before."""
         index, image, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
-        recipe = self.augmentation.draw((info.height, info.width), boxes, rng, key.epoch)
+        height, width = info.height, info.width
+        if self.custom is not None:  # nothing is drawn where there is none
+            seed, num_classes = int(rng.integers(2**32)), len(self.source.classes)
+            made, boxes, labels = self.custom(np.asarray(image), boxes, labels, seed, info.file_name, num_classes)
+            (height, width), image = made.shape[:2], as_read(made, image)
+        recipe = self.augmentation.draw((height, width), boxes, rng, key.epoch)
         size = (key.size, key.size)
         if isinstance(image, Image.Image):
             pixels = plain(image, recipe, size, key.interpolation)
@@ -280,11 +288,13 @@ def collate(items: Sequence[Item]) -> Batch:
     return Batch(images, targets, tuple(item.info for item in items), sum((item.unreadable for item in items), ()))
 
 
-def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 1) -> DetectionLoader:
+def build_train_loader(
+    cfg: Config, seed: int, rank: int = 0, world_size: int = 1, function: Any = None
+) -> DetectionLoader:
     """Augmented training batches of this process. Call `set_epoch` before each epoch; `classes` come from the data.
-    seed: where train.data_seed is auto.
+    seed: where train.data_seed is auto; function: what data.augment.custom names, where that is at hand.
 
-    Raises DataError for data that cannot be used.
+    Raises DataError for data that cannot be used, ConfigError where data.augment.custom names nothing.
     """
     data = cfg.data
     if cfg.train.data_seed != "auto":
@@ -318,7 +328,8 @@ def build_train_loader(cfg: Config, seed: int, rank: int = 0, world_size: int = 
             f"{data.train_batch_size} in each of {world_size} processes; lower data.train_batch_size"
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
-    samples = TrainingSamples(source, augmentation, seed, backend, augment.paste_prob)
+    custom = Custom(augment.custom, function) if augment.custom else None
+    samples = TrainingSamples(source, augmentation, seed, backend, augment.paste_prob, custom)
     loader = DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
     loader.num_samples = batches.num_samples
     return loader

@@ -17,6 +17,7 @@ from rtdetr.config import config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
+from rtdetr.data.sheet import sheet_of
 from rtdetr.engine import distributed
 from rtdetr.engine.callbacks import Listeners, Run
 from rtdetr.engine.evaluation.evaluator import EvalResult
@@ -24,6 +25,7 @@ from rtdetr.engine.failures import writing
 from rtdetr.engine.run_files.metrics import MetricsLog, read_rows, short_name
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.engine.step_checks import StepRecord
+from rtdetr.types import Batch
 
 
 def say(*messages: str) -> None:
@@ -110,6 +112,17 @@ class TrainingLog:
             f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
             f"(data {data_wait:.0%}) {memory:.1f} GiB"
         )
+
+    def show_batch(self, batch: Batch) -> None:
+        """Of a run that starts: train_batch.jpg, and the same for loggers."""
+        if self._metrics is None:
+            return
+        sheet, file = sheet_of([batch], self.loader.classes.names), self.output_dir / "train_batch.jpg"
+        try:
+            sheet.save(file)
+        except OSError as error:
+            say(f"{file}: cannot be written ({error.strerror or error})")
+        self.listeners.tell("on_images", self.state.iteration, {"train_batch": sheet})
 
     def log_evaluation(self, result: EvalResult, source: DetectionSet, classes: Classes) -> None:
         """source, classes: of the images that were evaluated, under the ids of the detections."""

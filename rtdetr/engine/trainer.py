@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -49,7 +50,8 @@ class Trainer:
     """One training run on one device, or this process's part of it.
 
     resume: checkpoint of a run to go on with; tuning: weight file to start from; draws: replayed random numbers;
-    signals: what the program listened with while it set this up; callbacks: are told how the run goes.
+    signals: what the program listened with while it set this up; callbacks: are told how the run goes;
+    augment: what cfg.data.augment.custom names, where that is at hand.
     Raises ConfigError, DataError or CheckpointError when the run cannot start.
     """
 
@@ -63,6 +65,7 @@ class Trainer:
         draws: Draws | None = None,
         signals: StopSignal | None = None,
         callbacks: Sequence[Callback] = (),
+        augment: Any = None,
     ) -> None:
         self.output_dir, self.device = output_dir, device
         loggers = make_loggers(cfg.train.loggers)  # in every process, as all have to end where a package is missing
@@ -71,7 +74,7 @@ class Trainer:
         cfg, automatic = settle(cfg, device, resume, tuning)
         say(*automatic)
         self.cfg = with_absolute_paths(cfg)
-        self._open_data(cfg)
+        self._open_data(cfg, augment)
         if device.type == "cuda":
             # TF32 for what autocast leaves in float32; evaluation does without.
             torch.set_float32_matmul_precision("high")
@@ -106,9 +109,9 @@ class Trainer:
         self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)
         self.saver = Saver(self.state, output_dir, resume, lambda *file: self.listeners.tell("on_save", *file))
 
-    def _open_data(self, cfg: Config) -> None:
+    def _open_data(self, cfg: Config, augment: Any) -> None:
         rank, world_size = distributed.rank(), distributed.world_size()
-        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size)
+        self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size, augment)
         self.classes = self.train_loader.classes
         _check_boxes(self.train_loader.source)
         if cfg.num_classes not in (0, len(self.classes)):
@@ -190,6 +193,8 @@ class Trainer:
         self.log.restart_clock()
         unfinished: list[StepRecord] = []
         for batches in self._grouped(batches_left):
+            if state.iteration == 0:
+                self.log.show_batch(batches[0])
             unfinished.append(self.train_step(batches))
             while len(unfinished) > self.checks.lag:
                 self._finish(unfinished.pop(0))

@@ -126,11 +126,11 @@ def _verify(file: Path, weights: dict[str, Tensor], noted: str | None, about: di
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
-    """The config for other people, whom the folders of this machine do not serve nor concern."""
+    """The config for other people, whom folders and modules of this machine do not serve nor concern."""
     shared = copy.deepcopy(config)
     for split in ("train", "val"):
         shared["data"][split] |= {"images": "", "annotations": ""}
-    shared["model"]["backbone"]["weights"] = ""
+    shared["model"]["backbone"]["weights"] = shared["data"]["augment"]["custom"] = ""
     return shared
 
 

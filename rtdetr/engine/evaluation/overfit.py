@@ -80,6 +80,7 @@ def by_heart(cfg: Config, images: SplitConfig, number: int, from_random: bool) -
         flip_prob=0.0,
         turn_prob=0.0,
         paste_prob=0.0,
+        custom="",
         batch_sizes=(side,),
         interpolations=("cubic",),
     )

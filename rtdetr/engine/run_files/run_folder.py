@@ -17,13 +17,14 @@ RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # an
 BESIDE = (
     "last-1.pth",
     "curves.png",
+    "train_batch.jpg",
     "data_report.json",
     "load_report.txt",
     "failed_batch*.pth",
     "loggers.json",
     "wandb",
 )
-HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt")
+HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt", "train_batch.jpg")
 
 
 def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:

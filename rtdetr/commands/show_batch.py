@@ -1,0 +1,57 @@
+"""`rtdetr show-batch`"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from rtdetr.commands.arguments import Parser, add_overwrite, add_update, count, count_from_0
+from rtdetr.commands.train import DEFAULT_CONFIG
+
+ABOUT = """Write a sheet of training images as the model sees them: augmented, with boxes and names of classes."""
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Draws training images; see `rtdetr show-batch --help`."""
+    parser = Parser(prog="rtdetr show-batch", description=ABOUT)
+    text = f"YAML file, or the name of a shipped config; default: {DEFAULT_CONFIG}"
+    parser.add_argument("-c", "--config", help=text)
+    text = "a folder or file with training and validation images, in any known format"
+    parser.add_argument("data", nargs="?", metavar="DATA", help=text)
+    add_update(parser)
+    parser.add_argument("-n", "--number", type=count, default=16, metavar="N", help="images (default: 16)")
+    parser.add_argument("--epoch", type=count_from_0, default=0, metavar="E", help="as augmented in it (default: 0)")
+    text = "a .jpg or .png file (default: train_batch.jpg)"
+    parser.add_argument("-o", "--output", type=Path, default=Path("train_batch.jpg"), metavar="FILE", help=text)
+    add_overwrite(parser)
+    args = parser.parse_args(arguments)
+    if args.config is None and args.data is None:
+        parser.error("-c CONFIG or DATA is needed")
+
+    import torch
+
+    from rtdetr.config import load_config
+    from rtdetr.data.data_arguments import data_updates
+    from rtdetr.data.loader import build_train_loader
+    from rtdetr.data.sheet import sheet_of
+    from rtdetr.engine.planning.auto_config import settle
+    from rtdetr.outputs import OutputError, check_outputs, writing
+    from rtdetr.shipped_configs import find_config
+
+    if args.output.suffix.lower() not in SUFFIXES:
+        raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
+    check_outputs([args.output], [], args.overwrite)
+    data = ["num_classes=0", *data_updates(args.data)] if args.data is not None else []
+    one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # any number, of sets of any size
+    cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data, *args.update, *one_by_one])
+    cfg, _ = settle(cfg, torch.device("cpu"))
+    loader = build_train_loader(cfg, cfg.train.seed)
+    loader.set_epoch(args.epoch)
+    batches = list(itertools.islice(loader, args.number))
+    with writing(args.output):
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        sheet_of(batches, loader.classes.names, args.number).save(args.output)
+    print(f"{len(batches)} training images as the model sees them in epoch {args.epoch}: {args.output}")
+    return 0

@@ -1,0 +1,173 @@
+"""An augmentation of the user's own, on image, boxes and labels, before all others: a function, a transform of
+torchvision.transforms.v2, or one of Albumentations. What it returns is checked; its random numbers are the recipe's."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from rtdetr.config import ConfigError
+from rtdetr.data.classes import DataError
+from rtdetr.data.pixels import Pixels
+from rtdetr.data.transforms import MIN_SIDE, Boxes, Labels
+
+KEY = "data.augment.custom"
+GIVEN = "augment="  # begins the name of what Python was given, and cannot be found by name
+Result = tuple[Pixels, Boxes, Labels]
+
+
+class Custom:
+    """name: `package.module:function`, or GIVEN and a name for people, of `function`. Raises ConfigError where nothing
+    of that name is found, or where it cannot be called."""
+
+    def __init__(self, name: str, function: Any = None) -> None:
+        self.name = name
+        self.function = found(name) if function is None else function
+        if not callable(self.function):
+            raise ConfigError(f"{KEY}: {name} is no function, but {self.function!r:.100}")
+        self._apply = _adapter(name, self.function)
+
+    def __reduce__(self) -> Any:
+        """What has a name goes to data workers as that name: transforms need not be picklable."""
+        return Custom, (self.name, self.function if self.name.startswith(GIVEN) else None)
+
+    def __call__(self, pixels: Pixels, boxes: Boxes, labels: Labels, seed: int, image: str, num_classes: int) -> Result:
+        """seed: of Python's, numpy's and torch's random numbers in here. image: names it in messages. Raises DataError,
+        in one line."""
+        try:
+            with seeded(seed, self.function):
+                result = self._apply(np.require(pixels, requirements="W"), boxes, labels)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            where = f"{os.path.basename(last.filename)} line {last.lineno}"
+            raise DataError(f"{KEY}: {self.name} failed on image {image} ({text}, in {where})") from error
+        try:
+            return checked(result, num_classes)
+        except ValueError as error:
+            raise DataError(f"{KEY}: {self.name} returned, for image {image}, {error}") from error
+
+
+def found(name: str) -> Any:
+    """What `package.module:function` names, looked for as by `import`, and in the present folder."""
+    module, separator, attribute = name.partition(":")
+    if name.startswith(GIVEN):
+        raise ConfigError(
+            f"{KEY}: the run began with {name}, a callable of Python; give it again as augment=, or put it into a "
+            f"module and set {KEY}=package.module:function"
+        )
+    if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
+        raise ConfigError(f"{KEY}: expected package.module:function, got {name!r}")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # for good, as data workers may have to find it, too
+    try:
+        value: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            value = getattr(value, part)
+    except Exception as error:  # whatever the module does while it is imported
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{KEY}: {name} cannot be imported ({text})") from error
+    return value
+
+
+def name_of(function: Any) -> str:
+    """`package.module:function` where that finds the same object again, else GIVEN and a name for people."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
+    value: Any = sys.modules.get(module or "") if module != "__main__" else None
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return f"{module}:{name}" if value is not None and value is function else f"{GIVEN}{name}"
+
+
+@contextmanager
+def seeded(seed: int, function: Any = None) -> Iterator[None]:
+    """Random numbers of Python, numpy, torch (on the CPU), and of a transform of Albumentations, begin at `seed` in
+    here; outside, those of the run go on as if nothing had been."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
+    if hasattr(function, "set_random_seed"):  # it has generators of its own
+        function.set_random_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
+
+
+def checked(result: Any, num_classes: int) -> Result:
+    """Image, boxes and labels as arrays, boxes clipped to the image, those without area left out. Raises ValueError."""
+    if not isinstance(result, (tuple, list)) or len(result) != 3:
+        raise ValueError(f"{_kind(result)}; expected image, boxes and labels")
+    try:
+        pixels, boxes, labels = (np.asarray(each) for each in result)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"what is no array ({' '.join(str(error).split())})") from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3 or not pixels.size:
+        raise ValueError(f"an image of {pixels.dtype} {pixels.shape}; expected uint8 (height, width, 3), RGB")
+    if boxes.size == 0:
+        boxes, labels = np.zeros((0, 4), np.float32), np.zeros(0, np.int64) if labels.size == 0 else labels
+    if boxes.ndim != 2 or boxes.shape[1] != 4 or labels.shape != (len(boxes),):
+        raise ValueError(f"boxes {boxes.shape} and labels {labels.shape}; expected (n, 4), xyxy in pixels, and (n,)")
+    if boxes.dtype.kind not in "iuf" or labels.dtype.kind not in "iuf":
+        raise ValueError("boxes and labels that are no numbers")
+    boxes = boxes.astype(np.float32)
+    if not np.isfinite(boxes).all():
+        raise ValueError("boxes that are not finite")
+    if not (labels == labels.astype(np.int64)).all() or not ((labels >= 0) & (labels < num_classes)).all():
+        raise ValueError(f"labels {np.unique(labels).tolist()}; expected class indices from 0 to {num_classes - 1}")
+    height, width = pixels.shape[:2]
+    boxes = np.clip(boxes, 0, np.array([width, height, width, height], np.float32))
+    thick = (boxes[:, 2:] - boxes[:, :2] >= MIN_SIDE).all(axis=1)
+    return np.ascontiguousarray(pixels), boxes[thick], labels[thick].astype(np.int64)
+
+
+def _kind(value: Any) -> str:
+    return f"{len(value)} values" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
+
+
+def _adapter(name: str, function: Any) -> Callable[[Pixels, Boxes, Labels], Any]:
+    """How that is called with image, boxes and labels."""
+    if isinstance(function, torch.nn.Module):
+        return lambda *sample: _by_torchvision(function, *sample)
+    if type(function).__module__.partition(".")[0] == "albumentations":
+        if "bboxes" not in getattr(function, "processors", {}):
+            raise ConfigError(
+                f"{KEY}: {name} knows no boxes; it must be a Compose([...], bbox_params=BboxParams('pascal_voc', "
+                "label_fields=['labels']))"
+            )
+        return lambda *sample: _by_albumentations(function, *sample)
+    return lambda *sample: function(*sample)
+
+
+def _by_torchvision(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:
+    from torchvision import tv_tensors
+
+    image = tv_tensors.Image(torch.from_numpy(pixels).permute(2, 0, 1))
+    there: Any = {"format": "XYXY", "canvas_size": pixels.shape[:2]}
+    sample = {"image": image, "boxes": tv_tensors.BoundingBoxes(torch.from_numpy(boxes), **there)}
+    made = transform({**sample, "labels": torch.from_numpy(labels)})
+    return made["image"].permute(1, 2, 0).numpy(), made["boxes"].numpy(), made["labels"].numpy()
+
+
+def _by_albumentations(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:
+    made = transform(image=pixels, bboxes=boxes, labels=labels)
+    return made["image"], made["bboxes"], made["labels"]
+
+
+def as_read(pixels: Pixels, image: Image.Image | NDArray[np.uint8]) -> Image.Image | NDArray[np.uint8]:
+    """The pixels in the type of `image`."""
+    return Image.fromarray(pixels) if isinstance(image, Image.Image) else pixels
