@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from rtdetr import RTDETRv3
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -54,6 +58,21 @@ def _float32_as_it_was() -> Iterator[None]:
     precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of `api_cases`, which import what not every test needs."""
+    from api_cases import write_checkpoint
+
+    return write_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def model(checkpoint: Path) -> RTDETRv3:
+    from rtdetr import RTDETRv3
+
+    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

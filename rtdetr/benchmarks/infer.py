@@ -74,7 +74,7 @@ def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
 
 
 def make_images(folder: Path, number: int) -> None:
-    """JPEGs of 640 x 480 pixels, about 90 kB each, as photographs have."""
+    """JPEGs of 640 x 480 pixels, about 150 kB each, as COCO's have."""
     import numpy as np
     from PIL import Image
 

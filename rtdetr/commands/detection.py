@@ -38,10 +38,6 @@ class Search(NamedTuple):
             raise ConfigError(f"{args.weights}: runs as it was exported; --half and --compile are for checkpoints")
         return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
 
-    @property
-    def on_gpu(self) -> bool:
-        return self.predictor.device.type == "cuda"
-
     def files(
         self, files: Iterable[File], num_files: int = 0, num_processes: int | None = 0, with_images: bool = True
     ) -> Iterator[Found]:
@@ -53,7 +49,7 @@ class Search(NamedTuple):
             return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.image)
         readers = Readers.choose()._replace(processes=num_processes or 0)
         if num_processes is None:
-            readers = Readers.choose(num_files, self.on_gpu)
+            readers = Readers.choose(num_files, self.predictor.device.type == "cuda")
         logger.debug("files are read by %s", readers)
         return self.predictor.predict_files(
             files,

@@ -6,8 +6,7 @@ import argparse
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +26,8 @@ from rtdetr.gpu import wake_gpu
 
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
-    from rtdetr.inference.predictor import File, Found
+    from rtdetr.inference.predictor import File
     from rtdetr.inference.results import ResultsFolder
-
-logger = logging.getLogger(__name__)
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
 CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU where there is one
@@ -174,37 +171,23 @@ def result_names(names: Iterable[Path]) -> Iterator[Path]:
         yield free
 
 
-def _draw(draw: Callable[[Found, Path], Path | None], pair: tuple[Found, Path]) -> Path | None:
-    return draw(*pair)
-
-
 def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> int:
     """Detects in the files, writes what is found as it comes and says how it went. Exit code: 0, 1 when some could not
     be read, 128 + n after signal n. names: of the results of each file."""
     from rtdetr.commands.progress import progress, say
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.prefetch import beside
-    from rtdetr.inference.processes import forked_pool
-    from rtdetr.inference.readers import DRAWN_PER_PROCESS, Readers, usable_cores
-    from rtdetr.inference.results import draw_file
+    from rtdetr.inference.readers import Readers
 
     signals, start = StopSignal(), time.perf_counter()
-    drawers = Readers.choose(len(names), search.on_gpu, least=DRAWN_PER_PROCESS)
-    by_processes = drawers.processes > 0 and search.slices is None and all(isinstance(each, Path) for each in names)
-    number = drawers.processes if by_processes else usable_cores()
-    pool = forked_pool(number) if by_processes else None
-    draw: Callable[[Found, Path], Path | None] = results.draw
-    if by_processes:
-        draw = partial(draw_file, results.folder, results.crops, search.predictor.cfg.data.max_megapixels)
-    logger.debug("images are drawn by %d %s", number, "processes" if by_processes else "threads")
     num_errors = num_objects = 0
     best_score = 0.0
     with signals.listening(), progress(len(names)) as bar:
-        found_files = takewhile(lambda _: not signals.received, search.files(names, with_images=not by_processes))
-        pairs = ((found, names[found.file]) for found in found_files)
-        # Drawing takes longer than detecting.
-        for (found, name), target in beside(partial(_draw, draw), pairs, number, pool):
-            results.list_found(found, name, target)
+        found_files = takewhile(lambda _: not signals.received, search.files(names))
+        # Drawing and compressing take longer than detecting.
+        draw, number = lambda found: results.draw(found, names[found.file]), Readers.choose().threads
+        for found, target in beside(draw, found_files, number):
+            results.list_found(found, names[found.file], target)
             if found.error:
                 num_errors += 1
                 say(f"error: {found.error}", file=sys.stderr)

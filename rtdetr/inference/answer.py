@@ -35,7 +35,8 @@ def results_of(
     if source.files and tile is None:
         return [*_of_files(predictor, source.files, threshold, batch_size, source.tolerant)]
     if source.batch is not None and tile is None:
-        found = [hits for part in source.batch.split(batch_size) for hits in predictor.find(part, threshold)]
+        parts = source.batch.split(batch_size) if len(source.batch) > batch_size else [source.batch]
+        found = [hits for part in parts for hits in predictor.find(part, threshold)]
         results: Iterator[Result] = map(Result, source.items, found)
     else:
         results = _one_by_one(detect, source.items, 1 if source.kind == "live" else batch_size, predictor.classes)
@@ -64,11 +65,11 @@ def _of_files(
     logger.debug("%d files are read by %s", len(files), readers)
     who: Any = {"num_threads": readers.threads, "num_processes": readers.processes}
     found = predictor.predict_files(files, batch_size, threshold=threshold, with_images=False, **who)
-    for each in found:
+    for each, file in zip(found, files):
         if each.error and not tolerant:
             raise DataError(each.error)
         if each.error:
             logger.warning(each.error)
         width, height = each.size
-        item = Item(str(each.file), None, each.error, Path(each.file))
+        item = Item(str(file), None, each.error, file)
         yield Result(item, Hits.of(each.detections, predictor.classes), (height, width))

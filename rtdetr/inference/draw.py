@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from rtdetr.inference.fonts import font_for
+from rtdetr.inference.fonts import Written, written
 
 VIEW = 640  # pixels that a person likes the longer side of an image to have
 MARGIN = 2  # pixels around the text of a label
@@ -32,17 +33,15 @@ def draw(image: Image.Image, detections: Sequence[Detection], enlarge: bool = Tr
     drawn = image.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else image.copy()
     pen = ImageDraw.Draw(drawn)
     unit = max(drawn.size) / VIEW
-    fonts = [font_for(each.name, max(10.0, 14 * unit)) for each in detections]
     boxes = [(x1 * zoom, y1 * zoom, x2 * zoom, y2 * zoom) for x1, y1, x2, y2 in (each.box for each in detections)]
-    texts = [fitting_text(each, pen, font, drawn.width) for each, font in zip(detections, fonts)]
-    extents = [pen.textbbox((0, 0), text, font=font) for text, font in zip(texts, fonts)]
-    labels = place_labels(boxes, [(right + 2 * MARGIN, bottom + MARGIN) for _, _, right, bottom in extents], drawn.size)
+    texts = [fitting_text(each, max(10.0, 14 * unit), drawn.width) for each in detections]
+    labels = place_labels(boxes, [(each.right + 2 * MARGIN, each.bottom + MARGIN) for each in texts], drawn.size)
     colours = [_colour(each.category_id) for each in detections]
     for box, colour in reversed([*zip(boxes, colours)]):  # the best ones on top
         pen.rectangle(box, outline=colour, width=max(2, round(2 * unit)))
-    for label, text, font, colour in reversed([*zip(labels, texts, fonts, colours)]):
-        pen.rectangle(label, fill=colour)
-        pen.text((label[0] + MARGIN, label[1]), text, fill="black", font=font)
+    for (x, y, right, bottom), text, colour in reversed([*zip(labels, texts, colours)]):
+        pen.rectangle((x, y, right, bottom), fill=colour)
+        pen.bitmap((round(x) + MARGIN + text.left, round(y) + text.top), text.ink, fill="black")
     return drawn
 
 
@@ -67,19 +66,21 @@ def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], image: tup
 def _hidden(areas: np.ndarray[Any, Any], placed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Square pixels (n,) of other labels that each of the areas (n, 4) would cover."""
     corners = np.minimum(areas[:, None, 2:], placed[None, :, 2:]) - np.maximum(areas[:, None, :2], placed[None, :, :2])
-    return np.asarray(corners.clip(min=0).prod(axis=2).sum(axis=1))
+    widths, heights = np.maximum(corners, 0).transpose(2, 0, 1)
+    return np.asarray((widths * heights).sum(axis=1))
 
 
-def fitting_text(detection: Detection, pen: ImageDraw.ImageDraw, font: Any, width: int) -> str:
-    """Name and score, the name cut where the image is too narrow for it."""
+def fitting_text(detection: Detection, size: float, width: int) -> Written:
+    """Name and score, the name cut where the image is too narrow for it. size: of the font."""
     name = detection.name
-    text = f"{name} {detection.score:.2f}"
-    while len(name) > 1 and pen.textbbox((0, 0), text, font=font)[2] > width - 1 - 2 * MARGIN:
+    text = written(f"{name} {detection.score:.2f}", detection.name, size)
+    while len(name) > 1 and text.right > width - 1 - 2 * MARGIN:
         name = name[:-1]
-        text = f"{name}... {detection.score:.2f}"
+        text = written(f"{name}... {detection.score:.2f}", detection.name, size)
     return text
 
 
+@cache
 def _colour(category_id: int) -> tuple[int, int, int]:
     """Bright colours, far apart for neighbouring ids (golden-ratio steps around the hue circle)."""
     red, green, blue = colorsys.hsv_to_rgb(category_id * 0.618034 % 1.0, 0.65, 1.0)

@@ -8,10 +8,11 @@ import os
 import threading
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from math import ceil, floor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from PIL import ImageFont
+from PIL import Image, ImageDraw, ImageFont
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,31 @@ FOLDERS = (
 SUFFIXES = (".ttf", ".otf", ".ttc")
 TRIED = 16  # pixels; a font of one fixed size, as of coloured emoji, cannot have it and is left out
 UNKNOWN = "\U0010ffff"  # no character
+
+
+class Written(NamedTuple):
+    """A text as it is drawn; in pixels from where it begins."""
+
+    ink: Image.Image  # mode L: how far each pixel takes the colour of the text
+    left: int  # where the ink lies
+    top: int
+    right: float  # where the text ends
+    bottom: float
+
+
+def written(text: str, name: str, size: float) -> Written:
+    """The text in the font for the name. Texts come again, and FreeType takes longer for one than drawing all else."""
+    return _written(text, _file_for(frozenset(name)), size)
+
+
+@lru_cache(maxsize=1024)
+def _written(text: str, path: Path | None, size: float) -> Written:
+    font = _font(path, size, threading.get_ident())
+    left, top, right, bottom = ImageDraw.Draw(Image.new("L", (1, 1))).textbbox((0, 0), text, font=font)
+    x, y = floor(left), floor(top)
+    ink = Image.new("L", (ceil(right) - x, ceil(bottom) - y))
+    ImageDraw.Draw(ink).text((-x, -y), text, fill=255, font=font)
+    return Written(ink, x, y, right, bottom)
 
 
 def font_for(name: str, size: float) -> Any:

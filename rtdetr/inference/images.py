@@ -104,13 +104,9 @@ class ThereAlready:
     ) -> None:
         """images: (B, 3, H, W) uint8, or (3, H, W) each."""
         self.images, self.size, self.interpolation = images, size, interpolation
-        self.sizes = torch.tensor([each.shape[-2:] for each in images], dtype=torch.float32)
-
-    @property
-    def uniform(self) -> tuple[int, int] | None:
-        """Height and width of all, None where they differ."""
-        shapes = {each.shape for each in self.images}
-        return (self.images[0].shape[1], self.images[0].shape[2]) if len(shapes) == 1 else None
+        alike = [images.shape[2:]] * len(images) if isinstance(images, Tensor) else None
+        sizes = alike or [each.shape[1:] for each in images]
+        self.sizes = torch.from_numpy(np.array(sizes, np.float32))  # (B, 2)
 
     def on(self, device: torch.device) -> Tensor:
         """(B, 3, h, w) uint8"""

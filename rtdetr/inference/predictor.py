@@ -48,6 +48,7 @@ class Found(NamedTuple):
 
 
 MAX_SIZES = 256  # of batches, that are kept on the device
+AT_ONCE = 4  # images that a thread is asked for, at most
 File = Path | str
 Read = Callable[[File], Pixels]  # raises DataError
 
@@ -65,9 +66,9 @@ Batches = Generator[tuple[list[File], Batch, Sequence[Pixels | DataError | None]
 
 
 def _when_read(
-    files: list[File], batch: Batch, reading: list[Future[Pixels | DataError | None]]
+    files: list[File], batch: Batch, reading: list[Future[list[Pixels | DataError | None]]]
 ) -> tuple[list[File], Batch, list[Pixels | DataError | None]]:
-    return files, batch, [each.result() for each in reading]
+    return files, batch, [each for part in reading for each in part.result()]
 
 
 class Predictor:
@@ -117,7 +118,7 @@ class Predictor:
         self.plan = Plan(**{"kernels": cfg.kernels, **options}).on(self.device)
         self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._known_sizes: dict[tuple[int, int, int], Tensor] = {}
+        self._known_sizes: dict[bytes, Tensor] = {}
 
     def predict(self, images: Sequence[AnyImage], threshold: float | None = None) -> list[list[Detection]]:
         """Detections of each image of one batch, best first. Boxes end where the image ends; what lies wholly
@@ -157,7 +158,7 @@ class Predictor:
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file, with_images)
         try:
             for batch, pixels, images in begun:
-                waiting.append((batch, images, self._start(pixels)))
+                waiting.append((batch, images, self._start(pixels, ahead=True)))
                 while len(waiting) > at_work:
                     yield from self._found(*waiting.popleft(), threshold)
             while waiting:
@@ -220,14 +221,15 @@ class Predictor:
     ) -> Batches:
         """Batches of files, what becomes of their pixels and the images; so many are begun before the first one is
         asked for that every thread has two images to go on with."""
-        begun: deque[tuple[list[File], Batch, list[Future[Pixels | DataError | None]]]] = deque()
+        begun: deque[tuple[list[File], Batch, list[Future[list[Pixels | DataError | None]]]]] = deque()
         pool = ThreadPoolExecutor(num_threads, "rtdetr-read")
         try:
             with one_opencv_thread():
                 while batch := list(islice(files, batch_size)):
                     pixels = self._empty_batch(len(batch))
-                    jobs = ((read, file, pixels, i, with_images) for i, file in enumerate(batch))
-                    begun.append((batch, pixels, [pool.submit(self._read, *job) for job in jobs]))
+                    step = max(1, min(AT_ONCE, len(batch) // num_threads))
+                    parts = ((read, batch[i : i + step], pixels, i, with_images) for i in range(0, len(batch), step))
+                    begun.append((batch, pixels, [pool.submit(self._read, *part) for part in parts]))
                     if len(begun) > math.ceil(2 * num_threads / batch_size):
                         yield _when_read(*begun.popleft())
                 while begun:
@@ -249,44 +251,49 @@ class Predictor:
 
     def read_file(self, file: File) -> Pixels:
         """The RGB pixels of a file. Raises DataError."""
-        return read_pixels(Path(file), max_megapixels=self.cfg.data.max_megapixels)
+        path = file if isinstance(file, Path) else Path(file)  # making one takes as long as opening the file
+        return read_pixels(path, max_megapixels=self.cfg.data.max_megapixels)
 
     @staticmethod
     def _read(
-        read: Read, file: File, batch: HostPixels | DevicePixels, index: int, with_images: bool
-    ) -> Pixels | DataError | None:
-        """The image, if it is wanted, after its pixels were put in their place; a place without one stays as it is."""
-        try:
-            pixels = read(file)
-        except DataError as error:
-            return error
-        batch.put(index, pixels)
-        return pixels if with_images else None
+        read: Read, files: list[File], batch: HostPixels | DevicePixels, first: int, with_images: bool
+    ) -> list[Pixels | DataError | None]:
+        """The images, if they are wanted, after their pixels were put in their places; a place without one stays as it
+        is."""
+        images: list[Pixels | DataError | None] = []
+        for index, file in enumerate(files, first):
+            try:
+                pixels = read(file)
+            except DataError as error:
+                images.append(error)
+                continue
+            batch.put(index, pixels)
+            images.append(pixels if with_images else None)
+        return images
 
-    def _start(self, batch: Batch) -> Pending:
-        """Detects in a batch; on a GPU this returns before anything is done."""
+    def _start(self, batch: Batch, ahead: bool = False) -> Pending:
+        """Detects in a batch; on a GPU this returns before anything is done. ahead: while the batch before is at
+        work."""
         if self._upload is None:
             return Pending(self.predict_tensors(batch.on(self.device), batch.sizes), batch.sizes, None)
         with torch.cuda.device(self.device):
             here = torch.cuda.current_stream()
-            if isinstance(batch, ThereAlready):  # made on this stream
-                pixels, sizes = batch.on(self.device), self._sizes_of(batch)
-            else:
-                with torch.cuda.stream(self._upload):  # under the batch before
+            if ahead and not isinstance(batch, ThereAlready):  # which was made on this stream
+                with torch.cuda.stream(self._upload):
                     pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
                 here.wait_stream(self._upload)
                 for each in (pixels, sizes):
                     each.record_stream(here)
+            else:
+                pixels, sizes = batch.on(self.device), self._sizes_of(batch)
             found = self.predict_tensors(pixels, sizes)
             on_host = (torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in found)
             copied = [host.copy_(each, non_blocking=True) for host, each in zip(on_host, found)]
             return Pending(Detections(*copied), batch.sizes, here.record_event())
 
-    def _sizes_of(self, batch: ThereAlready) -> Tensor:
+    def _sizes_of(self, batch: Batch) -> Tensor:
         """(B, 2) on the device; sizes that came before lie there still, as copying them takes as long as an image."""
-        if (size := batch.uniform) is None:
-            return batch.sizes.to(self.device)
-        key = len(batch.sizes), *size
+        key = batch.sizes.numpy().tobytes()
         there = self._known_sizes.get(key)
         if there is None:
             if len(self._known_sizes) >= MAX_SIZES:
@@ -300,8 +307,9 @@ class Predictor:
             pending.done.synchronize()
         # by NumPy: torch would start threads that wait for one another, beside those that read
         scores, labels, boxes = (each.numpy() for each in pending.found)
-        boxes = boxes.clip(0, np.tile(pending.sizes.numpy()[:, None, ::-1], 2))  # width, height, width, height
-        inside = (boxes[..., :2] < boxes[..., 2:]).all(axis=-1)
+        ends = pending.sizes.numpy()[:, None, [1, 0, 1, 0]]  # width, height, width, height
+        boxes = np.minimum(np.maximum(boxes, 0), ends)  # several times as fast as clip
+        inside = (boxes[..., 0] < boxes[..., 2]) & (boxes[..., 1] < boxes[..., 3])
         shown = inside & (scores.astype(np.float64) >= threshold)  # compared with the threshold as it was given
         best = np.where(inside, scores, 0).max(axis=1, initial=0).tolist()
         return [

@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import cv2
@@ -30,12 +30,10 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
         pool.shutdown(cancel_futures=True)
 
 
-def beside(
-    work: Callable[[Item], Made], items: Iterable[Item], number: int, pool: Executor | None = None
-) -> Iterator[tuple[Item, Made]]:
-    """Each item and what `work` makes of it, in their order. So many threads, or the pool, have up to two items each;
-    what `work` raises is raised in its turn."""
-    pool = pool or ThreadPoolExecutor(number, "rtdetr-beside")
+def beside(work: Callable[[Item], Made], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
+    """Each item and what `work` makes of it, in their order. So many threads have up to two items each; what `work`
+    raises is raised in its turn."""
+    pool = ThreadPoolExecutor(number, "rtdetr-beside")
     waiting: deque[tuple[Item, Future[Made]]] = deque()
     try:
         for item in items:

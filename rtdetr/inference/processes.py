@@ -77,14 +77,6 @@ class ReadingProcesses:
             begun.popleft()
 
 
-def forked_pool(number: int) -> ProcessPoolExecutor:
-    """Of so many processes, forked now; they end with it, at the latest with this process."""
-    pool = ProcessPoolExecutor(number, multiprocessing.get_context("fork"), prepare_worker, (0,))
-    with signals_held_back(), memory_shared():
-        pool.submit(int)
-    return pool
-
-
 def _begin(*work: Any) -> None:
     global _work
     _work = work[0], work[1], work[2]

@@ -10,7 +10,6 @@ MAX_THREADS = 8  # that read files, unless more are asked for; 16 are slower, as
 MAX_PROCESSES = 16
 MIN_PROCESSES = 4  # fewer are no faster than threads
 FILES_PER_PROCESS = 256  # from which a process has paid for its start
-DRAWN_PER_PROCESS = 16  # drawing keeps Python's lock
 
 
 class Readers(NamedTuple):
@@ -20,16 +19,14 @@ class Readers(NamedTuple):
     processes: int = 0
 
     @classmethod
-    def choose(
-        cls, num_files: int = 0, on_gpu: bool = False, cores: int | None = None, least: int = FILES_PER_PROCESS
-    ) -> Readers:
-        """For a list of so many files, of which `least` are worth a process. Threads share Python's lock, and processes
-        take time to start; a network on the CPU is slower than either. cores: by default those that this process may
-        use."""
+    def choose(cls, num_files: int = 0, on_gpu: bool = False, cores: int | None = None) -> Readers:
+        """For a list of so many files. Threads share Python's lock, and processes take time to start; a network on the
+        CPU is slower than either. cores: by default those that this process may use."""
         cores = cores or usable_cores()
         can_fork = "fork" in multiprocessing.get_all_start_methods()
-        if can_fork and on_gpu and cores >= MIN_PROCESSES and num_files >= least * min(cores, MAX_PROCESSES):
-            return cls(0, min(cores, MAX_PROCESSES))
+        number = min(cores, MAX_PROCESSES)
+        if can_fork and on_gpu and number >= MIN_PROCESSES and num_files >= FILES_PER_PROCESS * number:
+            return cls(0, number)
         return cls(min(MAX_THREADS, cores))
 
     def __str__(self) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image
@@ -34,7 +35,11 @@ class Result:
         self.height, self.width = size or (size_of(item.image) if item.image is not None else (0, 0))
         # Results of a folder would fill the memory with its images.
         self._image: AnyImage | Path | None = item.file or item.image
-        self.boxes, self.scores, self.class_ids = hits.boxes, hits.scores, hits.class_ids
+        self.boxes, self.scores = hits.boxes, hits.scores
+
+    @property
+    def class_ids(self) -> NDArray[np.int64]:
+        return self.hits.class_ids
 
     @property
     def names(self) -> list[str]:

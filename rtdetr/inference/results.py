@@ -13,7 +13,6 @@ from typing import Any, Literal
 from PIL import Image
 
 from rtdetr.data.classes import Classes
-from rtdetr.data.images import read_pixels
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, Found
@@ -122,7 +121,14 @@ class ResultsFolder:
 
     def draw(self, found: Found, name: Path) -> Path | None:
         """Writes the image with boxes, and crops; for several threads."""
-        return draw_found(self.folder, self.crops, found, name)
+        image = found.as_pil
+        if image is None:
+            return None
+        target = self.folder / f"{name}.jpg"
+        save_jpeg(draw(image, found.detections), target)
+        if self.crops is not None:
+            save_crops(image, found.detections, self.crops / name)
+        return target
 
     def list_found(self, found: Found, name: Path, target: Path | None) -> None:
         """In results.json and the other formats."""
@@ -142,26 +148,6 @@ class ResultsFolder:
             each.close()
 
 
-def draw_found(folder: Path, crops: Path | None, found: Found, name: Path) -> Path | None:
-    """`ResultsFolder.draw`, for processes too."""
-    image = found.as_pil
-    if image is None:
-        return None
-    target = folder / f"{name}.jpg"
-    save_jpeg(draw(image, found.detections), target)
-    if crops is not None:
-        save_crops(image, found.detections, crops / name)
-    return target
-
-
-def draw_file(folder: Path, crops: Path | None, max_megapixels: float, found: Found, name: Path) -> Path | None:
-    """`draw_found` of an image that is read again here, in a process."""
-    if found.error:
-        return None
-    image = read_pixels(Path(found.file), max_megapixels=max_megapixels)
-    return draw_found(folder, crops, found._replace(image=image), name)
-
-
 def save_jpeg(image: Image.Image, target: Path) -> None:
     """A whole file or none, in place of what is there under that name; what a link leads to is left alone."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -169,8 +155,9 @@ def save_jpeg(image: Image.Image, target: Path) -> None:
     try:
         image.save(beside, format="JPEG", quality=92)
         os.replace(beside, target)
-    finally:
+    except BaseException:
         beside.unlink(missing_ok=True)
+        raise
 
 
 def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:

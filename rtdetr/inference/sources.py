@@ -81,8 +81,7 @@ class Opener(NamedTuple):
         if isinstance(source, (list, tuple)):
             if not source:
                 raise DataError(f"source: the list is empty; {EXPECTED}")
-            paths = [Path(each) for each in source if isinstance(each, (str, os.PathLike)) and "://" not in str(each)]
-            files = tuple(paths) if len(paths) == len(source) else ()
+            files = tuple(map(Path, source)) if all(map(_is_path, source)) else ()
             return Source("list", map(self._listed, source), files)
         if isinstance(source, Iterable) and not isinstance(source, NO_SERIES):
             return Source("stream", map(self._listed, source))
@@ -215,6 +214,10 @@ def is_film(source: str) -> bool:
     return is_camera or (path.suffix.lower() in video.ENDINGS and path.is_file())
 
 
+def _is_path(source: Any) -> bool:
+    return isinstance(source, (str, os.PathLike)) and "://" not in str(source)
+
+
 def _is_stream(url: str) -> bool:
     return urlsplit(url).scheme.lower() in STREAMS or Path(urlsplit(url).path).suffix.lower() in PLAYLISTS
 
@@ -236,8 +239,8 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
 def _of_tensor(tensor: Tensor) -> Source:
     """Of one (3, H, W) or several (B, 3, H, W)."""
     if tensor.ndim != 4:
-        batch = _uint8_tensor(tensor)[None]
-        return Source("one", iter([Item("tensor", batch[0])]), batch=batch)
+        image = _uint8_tensor(tensor)
+        return Source("one", iter([Item("tensor", image)]), batch=image[None])
     if len(tensor) == 0:
         raise DataError(f"source: the list is empty; {EXPECTED}")
     batch = _uint8_tensor(tensor)

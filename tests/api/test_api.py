@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_cases import IDS, NAMES, write_checkpoint, write_images
+from api_cases import IDS, NAMES, write_images
 from engine_helpers import NANO
 
 import rtdetr
@@ -25,11 +25,6 @@ from rtdetr.data.data_arguments import data_updates
 from rtdetr.extras import MissingPackage
 from rtdetr.shipped_configs import find_config
 from rtdetr.weights.checkpoint import CheckpointError
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -7,23 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_cases import write_checkpoint
 from engine_helpers import NANO
 
 from rtdetr import RTDETRv3
 from rtdetr.cli import main
 from rtdetr.data.classes import DataError
 from rtdetr.weights.checkpoint import CheckpointError
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def model(checkpoint: Path) -> RTDETRv3:
-    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
 
 
 @pytest.mark.parametrize(

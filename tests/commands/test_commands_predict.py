@@ -19,23 +19,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from api_cases import PIXELS, Web, write_checkpoint
+from api_cases import PIXELS, Web
 from PIL import Image, ImageDraw
 
 from rtdetr import cli
-from rtdetr.commands.detection import Search
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import Predictor
-from rtdetr.inference.readers import Readers
 
 NUM_IMAGES = 2000
 TIMES = [33 * number + 5 * (number % 3) for number in range(300)]  # milliseconds; no two gaps need be the same
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
@@ -362,7 +354,6 @@ def test_the_arguments_reach_the_predictor(
     given: list[Any] = []
     monkeypatch.setattr(Predictor, "__init__", lambda self, *_, **options: given.append(options))
     monkeypatch.setattr(Predictor, "classes", None, raising=False)
-    monkeypatch.setattr(Predictor, "device", torch.device("cpu"), raising=False)
     monkeypatch.setattr(Predictor, "cfg", type("", (), {"data": type("", (), {"max_megapixels": 1})}), raising=False)
     monkeypatch.setattr(Predictor, "predict_files", lambda self, files, size, **_: given.append(size) or iter(()))
     assert run(checkpoint, "a.png", "--half", "off", "--compile", "--batch-size", "3", "--output-dir", "new") == 0
@@ -383,26 +374,6 @@ def test_a_list_read_by_processes(checkpoint: Path, folder: Path, capsys: pytest
     capsys.readouterr()
     assert run(checkpoint, "1.png", "--processes", "2") == 2
     assert "--processes goes with --manifest alone" in capsys.readouterr().err
-
-
-def test_drawing_processes_leave_what_threads_leave(
-    checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "in").mkdir()
-    for i in range(5):
-        Image.new("RGB", (60 + i, 50), (9 * i, 0, 99)).save(folder / "in" / f"{i}.png")
-    (folder / "in" / "3.png").write_text("no image")
-    arguments = ["in", "--threshold", "0", "--crops", "--format", "yolo", "--batch-size", "2", "--verbose"]
-    assert run(checkpoint, *arguments, "--output-dir", "threads") == 1
-    monkeypatch.setattr(Search, "on_gpu", True)
-    monkeypatch.setattr(Readers, "choose", classmethod(lambda cls, *_, least=0, **__: cls(2, 2 if least else 0)))
-    assert run(checkpoint, *arguments, "--output-dir", "processes") == 1
-    said = capsys.readouterr().err
-    left = [{str(file.relative_to(folder / name)): file.read_bytes() for file in (folder / name).rglob("*.*g")}
-            for name in ("threads", "processes")]  # fmt: skip
-    assert left[0] == left[1] and len(left[0]) > 4
-    texts = [(folder / name / "results.json").read_text().replace(name, "") for name in ("threads", "processes")]
-    assert texts[0] == texts[1] and len(json.loads(texts[0])) == 5 and "3.png" in said
 
 
 def test_a_killed_list_is_resumed_exactly(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

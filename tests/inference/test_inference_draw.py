@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -60,11 +61,32 @@ def test_labels_of_one_place_do_not_hide_each_other() -> None:
         assert min(a[2], b[2]) <= max(a[0], b[0]) or min(a[3], b[3]) <= max(a[1], b[1]), (a, b)
 
 
-def test_a_name_too_long_for_the_image_is_cut() -> None:
-    pen, font = ImageDraw.Draw(Image.new("RGB", (100, 640))), ImageFont.load_default(size=14.0)
-    short, long = (fitting_text(Detection(1, "mug" * n, 0.5, (0.0, 0.0, 9.0, 9.0)), pen, font, 100) for n in (1, 20))
-    assert short == "mug 0.50" and long.startswith("mug") and long.endswith("... 0.50")
-    assert pen.textlength(long, font=font) < 100
+def test_a_name_too_long_for_the_image_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts: list[str] = []
+    monkeypatch.setattr("rtdetr.inference.draw.written", lambda *given: texts.append(given[0]) or fonts.written(*given))
+    for repeats, end in ((1, "mug 0.50"), (20, "... 0.50")):
+        fitted = fitting_text(Detection(1, "mug" * repeats, 0.5, (0.0, 0.0, 9.0, 9.0)), 14.0, 100)
+        assert texts[-1].startswith("mug") and texts[-1].endswith(end) and fitted.right < 100
+
+
+@pytest.mark.parametrize("name", ["dog", "jAVa", "a\nb", "ямжу"])
+@pytest.mark.parametrize("size", [10.0, 14.0, 33.3])
+def test_a_text_is_drawn_as_pillow_draws_it(name: str, size: float) -> None:
+    """The second time, too, and in another thread, when it is known."""
+    text = f"{name} 0.87"
+    plain = Image.new("RGB", (300, 100), "orange")
+    ImageDraw.Draw(plain).text((20, 10), text, fill="black", font=fonts.font_for(name, size))
+
+    def by_us(_: int) -> Image.Image:
+        drawn, ours = Image.new("RGB", (300, 100), "orange"), fonts.written(text, name, size)
+        ImageDraw.Draw(drawn).bitmap((20 + ours.left, 10 + ours.top), ours.ink, fill="black")
+        assert (ours.right, ours.bottom) == ImageDraw.Draw(drawn).textbbox((0, 0), text, fonts.font_for(name, size))[2:]
+        return drawn
+
+    with ThreadPoolExecutor(2) as pool:
+        for drawn in (by_us(0), *pool.map(by_us, range(4))):
+            np.testing.assert_array_equal(np.asarray(drawn), np.asarray(plain))
+    assert fonts.written(text, name, size) is fonts.written(text, name, size)
 
 
 def test_no_labels_without_boxes() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from api_cases import PIXELS, write_checkpoint, write_images
+from api_cases import PIXELS, write_images
 from PIL import Image
 from torch import nn
 
@@ -34,16 +34,6 @@ from rtdetr.weights.checkpoint import CheckpointError
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TENSOR = torch.from_numpy(PIXELS).permute(2, 0, 1)  # (3, 70, 90); the network takes 64 x 64
 FITTING = torch.randint(256, (3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture
-def model(checkpoint: Path) -> RTDETRv3:
-    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
 
 
 def scores(model: RTDETRv3) -> np.ndarray[Any, Any]:
@@ -331,6 +321,25 @@ def test_a_list_by_processes_is_the_list_by_threads(
     by_threads = [each.to_json() for each in model.predict(tmp_path, threshold=0)]
     monkeypatch.setattr(Readers, "choose", classmethod(lambda cls, *_: cls(1, 2)))
     assert [each.to_json() for each in model.predict(tmp_path, threshold=0)] == by_threads and len(by_threads) == 3
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_that_read_several_images_at_once(model: RTDETRv3, tmp_path: Path, threads: int) -> None:
+    files = [tmp_path / f"{i}.png" for i in range(19)]
+    for i, file in enumerate(files):
+        Image.fromarray(np.roll(PIXELS[: 40 + i], 5 * i)).save(file)
+    files[6].write_text("no image")
+    found, one_by_one = (
+        list(model._predictors.get().predict_files(files, 16, num_threads=each, threshold=0)) for each in (threads, 16)
+    )
+    assert [each.file for each in found] == files and [each.error != "" for each in found] == [
+        i == 6 for i in range(19)
+    ]
+    for i, (each, other) in enumerate(zip(found, one_by_one)):
+        assert each.error == other.error and each.detections == other.detections
+        if not each.error:
+            assert each.size == (90, 40 + i) and isinstance(each.image, np.ndarray)
+            np.testing.assert_array_equal(each.image, np.roll(PIXELS[: 40 + i], 5 * i))
 
 
 def test_hits_are_detections() -> None:

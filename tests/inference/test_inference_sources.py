@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from api_cases import PIXELS, Web, write_checkpoint, write_images
+from api_cases import PIXELS, Web, write_images
 from PIL import Image
 
 from rtdetr import RTDETRv3
@@ -22,11 +22,6 @@ from rtdetr.extras import MissingPackage
 from rtdetr.inference import fetch, slicing, video
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.sources import Opener
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
