@@ -43,7 +43,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "deployed + compile max + graph": {"compile": "max"},
 }
 SLOW = "deployed + compile max + graph"  # takes minutes, so only when it is named
-FILES: dict[str, dict[str, Any]] = {"files": {}, "files, resized on the device": {"resize": "device"}}
+FILES: dict[str, dict[str, Any]] = {
+    "files": {},
+    "files, resized on the device": {"resize": "device"},
+    "files, decoded on the device": {"decode": "device"},
+}
 # Through `RTDETRv3.predict`, see public.py.
 PUBLIC = ("predict, tensor", "predict, 8 tensors", "predict, array", "predict, JPEG", "predict, list of JPEGs")
 ON_CPU = ("float32 eager", "deployed eager", "files", "predict, array", "predict, JPEG")
@@ -287,7 +291,7 @@ def measure_files(
     cores = usable_cores()
     rates = []
     choices: list[dict[str, Any]] = [{"num_threads": 1}, {"num_threads": cores}, {"num_processes": cores}]
-    for readers in choices:
+    for readers in choices[:2] if predictor.plan.decode == "device" else choices:
         least = files if cores in readers.values() else files[: max(batch, number // 8)]
         start = time.perf_counter()
         done = sum(not each.error for each in predictor.predict_files(least, batch, **readers))

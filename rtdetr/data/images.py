@@ -90,13 +90,19 @@ def read_pixels(
     path: Path, annotated: tuple[int, int] | None = None, max_megapixels: float = MAX_MEGAPIXELS
 ) -> NDArray[np.uint8]:
     """The pixels (h, w, 3) of `read_image`, for training: most JPEGs are decoded by OpenCV, without PIL's copies."""
-    pixels = _ordinary_jpeg(path, max_megapixels)
+    jpeg = ordinary_jpeg(path, max_megapixels)
+    pixels = None if jpeg is None else _decoded(jpeg)
     return np.asarray(read_image(path, annotated, max_megapixels)) if pixels is None else pixels
 
 
-def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | None:
-    """RGB pixels of a JPEG in colour that lies upright and is whole. None for all others, which PIL tells apart: what
-    is cut off or broken off OpenCV fills up with grey."""
+class Jpeg(NamedTuple):
+    content: NDArray[np.uint8]  # the bytes of the file
+    size: tuple[int, int]  # (w, h)
+
+
+def ordinary_jpeg(path: Path, max_megapixels: float) -> Jpeg | None:
+    """A JPEG in colour that lies upright and is whole. None for all others, which PIL tells apart: what is cut off or
+    broken off OpenCV fills up with grey."""
     content = _if_jpeg(path)
     if content is None:
         return None
@@ -110,11 +116,16 @@ def _ordinary_jpeg(path: Path, max_megapixels: float) -> NDArray[np.uint8] | Non
     last_scan = np.flatnonzero(markers == 0xDA)[-1:]
     if len(last_scan) == 0 or markers[last_scan[0] + 1 :].tolist() != [0xD9]:  # the end, and nothing before it
         return None
+    return Jpeg(stored, size)
+
+
+def _decoded(jpeg: Jpeg) -> NDArray[np.uint8] | None:
+    """RGB pixels, None where OpenCV makes none."""
     try:
-        pixels = cv2.imdecode(stored, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        pixels = cv2.imdecode(jpeg.content, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:  # more pixels than OpenCV takes
         return None
-    if pixels is None or pixels.shape[1::-1] != size:
+    if pixels is None or pixels.shape[1::-1] != jpeg.size:
         return None
     return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
 

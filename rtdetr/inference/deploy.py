@@ -51,7 +51,8 @@ class Plan(NamedTuple):
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
     `DeployOptions`; "auto": with half. resize: where images get the network's size, on the host or on the device;
-    "auto": tensors of a GPU there, all others on the host. kernels: plain is the model as it is, without all these.
+    "auto": tensors of a GPU there, all others on the host. decode: where JPEG files are decoded; on the device also
+    resized. kernels: plain is the model as it is, without all these.
     """
 
     fold: bool = True
@@ -60,6 +61,7 @@ class Plan(NamedTuple):
     compile: Compile = False
     fuse_relu: Auto = "auto"
     resize: Literal["auto", "host", "device"] = "auto"
+    decode: Literal["host", "device"] = "host"
     kernels: Kernels = "auto"
 
     def on(self, device: torch.device) -> Plan:
@@ -84,6 +86,8 @@ class Plan(NamedTuple):
                 raise ConfigError(f"{name}: expected auto or False on {device}")
         if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
+        if self.decode not in ("host", "device") or (self.decode == "device" and not cuda):
+            raise ConfigError(f"decode: expected host, or device on a GPU, got {self.decode!r} on {device}")
         if self.resize not in ("auto", "host", "device"):
             raise ConfigError(f"resize: expected auto, host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from rtdetr.config import Resize
+from rtdetr.config import ConfigError, Resize
+from rtdetr.data.classes import DataError
+from rtdetr.data.images import Jpeg
 from rtdetr.data.preprocess import as_rgb_array, resize, resize_planes_there, resize_there
 
 Pixels = NDArray[np.uint8]  # (H, W, 3) RGB
@@ -115,4 +117,49 @@ class ThereAlready:
         return torch.cat([resize_planes_there(each[None], self.size, self.interpolation) for each in self.images])
 
 
-Batch = HostPixels | DevicePixels | ThereAlready
+class DeviceJpegs:
+    """A batch of files. JPEGs come as they are stored; torchvision decodes them on the device by nvJPEG. All get the
+    network's size there."""
+
+    def __init__(self, number: int, size: tuple[int, int], interpolation: Resize = "cubic") -> None:
+        self.size, self.interpolation = size, interpolation
+        self.images: list[Tensor | None] = [None] * number  # bytes of a JPEG (n,), or pixels (H, W, 3)
+        self.sizes = torch.ones(number, 2, pin_memory=True)  # height, width of the images
+
+    def put(self, index: int, image: Jpeg | Pixels) -> None:
+        self.images[index] = torch.tensor(image.content if isinstance(image, Jpeg) else image)
+        self.sizes[index].numpy()[:] = image.size[::-1] if isinstance(image, Jpeg) else image.shape[:2]
+
+    def on(self, device: torch.device) -> Tensor:
+        """(B, 3, h, w) uint8; a place without an image is black."""
+        from torchvision.io import ImageReadMode, decode_jpeg  # here: it takes as long as torch to import
+
+        stored = [each for each in self.images if each is not None and each.dim() == 1]
+        # The decoder has a stream of its own, and does not wait for this one before it writes into memory of this one.
+        torch.cuda.current_stream(device).synchronize()
+        try:
+            decoded = iter(decode_jpeg(stored, ImageReadMode.RGB, device) if stored else [])
+        except RuntimeError as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"decode: {device} cannot decode one of the JPEG files ({reason}); host can") from error
+        batch = torch.zeros(len(self.images), 3, *self.size, dtype=torch.uint8, device=device)
+        for place, image in zip(batch, self.images):
+            if image is not None:
+                planes = next(decoded) if image.dim() == 1 else image.to(device).permute(2, 0, 1)
+                place.copy_(resize_planes_there(planes[None], self.size, self.interpolation)[0])
+        return batch
+
+
+def check_decoder(device: torch.device) -> None:
+    """Raises ConfigError where torchvision decodes no JPEG on the device."""
+    from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
+
+    try:
+        decode_jpeg([encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))], ImageReadMode.RGB, device)
+    except RuntimeError as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"decode: expected host, as torchvision decodes no JPEG on {device} ({reason})") from error
+
+
+FileBatch = HostPixels | DevicePixels | DeviceJpegs
+Batch = FileBatch | ThereAlready

@@ -17,11 +17,22 @@ from torch import Tensor
 
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.images import read_pixels
+from rtdetr.data.images import Jpeg, ordinary_jpeg, read_pixels
 from rtdetr.inference.deploy import RECORD_AT, Plan, build_detector, waking
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.hits import Hits
-from rtdetr.inference.images import AnyImage, Batch, DevicePixels, HostPixels, Pixels, ThereAlready, as_image
+from rtdetr.inference.images import (
+    AnyImage,
+    Batch,
+    DeviceJpegs,
+    DevicePixels,
+    FileBatch,
+    HostPixels,
+    Pixels,
+    ThereAlready,
+    as_image,
+    check_decoder,
+)
 from rtdetr.inference.prefetch import one_opencv_thread
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
@@ -50,7 +61,7 @@ class Found(NamedTuple):
 MAX_SIZES = 256  # of batches, that are kept on the device
 AT_ONCE = 4  # images that a thread is asked for, at most
 File = Path | str
-Read = Callable[[File], Pixels]  # raises DataError
+Read = Callable[[File], Any]  # Pixels, or what a batch takes in their place; raises DataError
 
 
 class Pending(NamedTuple):
@@ -119,6 +130,8 @@ class Predictor:
         self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._known_sizes: dict[bytes, Tensor] = {}
+        if self.plan.decode == "device":
+            check_decoder(self.device)
 
     def predict(self, images: Sequence[AnyImage], threshold: float | None = None) -> list[list[Detection]]:
         """Detections of each image of one batch, best first. Boxes end where the image ends; what lies wholly
@@ -147,12 +160,15 @@ class Predictor:
         num_threads: that read the next batches while the present one is at work; by default as `Readers.choose` says.
         num_processes: that do so instead; they do not share Python's lock, and what is found comes without its image.
         threshold: for this call, in place of the predictor's. with_images: keep them for what is found.
+        Where the device decodes, threads only read, and what is found comes without its image.
         """
         threshold = self.threshold if threshold is None else threshold
         num_threads = num_threads or Readers.choose().threads
         waiting: deque[tuple[list[File], Sequence[Pixels | DataError | None], Pending]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
-        if num_processes:
+        if self.plan.decode == "device":
+            begun = self._read_ahead(iter(files), batch_size, num_threads, read or self._read_stored, False)
+        elif num_processes:
             begun = self._read_by_processes(iter(files), batch_size, num_processes, read or self.read_file)
         else:
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file, with_images)
@@ -200,6 +216,11 @@ class Predictor:
         data = self.cfg.data
         return kind(number, data.image_size, self._upload is not None, data.interpolation)
 
+    def _batch_of_files(self, number: int) -> FileBatch:
+        if self.plan.decode == "device":
+            return DeviceJpegs(number, self.cfg.data.image_size, self.cfg.data.interpolation)
+        return self._empty_batch(number)
+
     def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
         """Tensors of the device as they are, if all images are that; else what the host makes of them."""
         if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
@@ -226,7 +247,7 @@ class Predictor:
         try:
             with one_opencv_thread():
                 while batch := list(islice(files, batch_size)):
-                    pixels = self._empty_batch(len(batch))
+                    pixels = self._batch_of_files(len(batch))
                     step = max(1, min(AT_ONCE, len(batch) // num_threads))
                     parts = ((read, batch[i : i + step], pixels, i, with_images) for i in range(0, len(batch), step))
                     begun.append((batch, pixels, [pool.submit(self._read, *part) for part in parts]))
@@ -254,9 +275,13 @@ class Predictor:
         path = file if isinstance(file, Path) else Path(file)  # making one takes as long as opening the file
         return read_pixels(path, max_megapixels=self.cfg.data.max_megapixels)
 
+    def _read_stored(self, file: File) -> Jpeg | Pixels:
+        """A JPEG as it is stored, the pixels of any other file. Raises DataError."""
+        return ordinary_jpeg(Path(file), self.cfg.data.max_megapixels) or self.read_file(file)
+
     @staticmethod
     def _read(
-        read: Read, files: list[File], batch: HostPixels | DevicePixels, first: int, with_images: bool
+        read: Read, files: list[File], batch: FileBatch, first: int, with_images: bool
     ) -> list[Pixels | DataError | None]:
         """The images, if they are wanted, after their pixels were put in their places; a place without one stays as it
         is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import subprocess
@@ -16,11 +17,13 @@ import numpy as np
 import pytest
 import torch
 from api_cases import PIXELS, write_images
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import nn
 
 import rtdetr.api
 from rtdetr import Result, RTDETRv3
+from rtdetr.benchmarks.infer import make_images
+from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference import images as image_module
 from rtdetr.inference.deploy import WithFastProducts
@@ -340,6 +343,45 @@ def test_threads_that_read_several_images_at_once(model: RTDETRv3, tmp_path: Pat
         if not each.error:
             assert each.size == (90, 40 + i) and isinstance(each.image, np.ndarray)
             np.testing.assert_array_equal(each.image, np.roll(PIXELS[: 40 + i], 5 * i))
+
+
+def test_a_processor_decodes_on_the_host(model: RTDETRv3) -> None:
+    for asked in ("device", "gpu"):
+        with pytest.raises(ConfigError, match=f"^decode: expected host, or device on a GPU, got '{asked}' on cpu$"):
+            Predictor.of(model.model, model.cfg, model.classes, "cpu", decode=asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_the_gpu_decodes_jpegs_and_leaves_the_rest_to_the_host(checkpoint: Path, tmp_path: Path) -> None:
+    make_images(tmp_path, 3)
+    (tmp_path / "0_turned.jpg").write_bytes(turned(PIXELS))
+    (tmp_path / "1_broken.jpg").write_bytes((tmp_path / "00000.jpg").read_bytes()[:-99])
+    Image.fromarray(PIXELS).save(tmp_path / "2.png")
+    Image.fromarray(PIXELS[..., 0]).save(tmp_path / "3_grey.jpg")
+    files = sorted(tmp_path.iterdir())
+    there, here = (Predictor(checkpoint, "cuda", threshold=0, half=False, decode=place) for place in ("device", "host"))
+    batches = []
+    for each in (there, here):
+        batch = each._batch_of_files(len(files))
+        results = each._read(each._read_stored if each is there else each.read_file, files, batch, 0, False)
+        assert [file.name for file, result in zip(files, results) if result] == ["1_broken.jpg"]
+        batches.append(batch.on(each.device).cpu().float())
+    for file, ours, plain in zip(files, *batches):
+        if "broken" not in file.name:  # nvJPEG repeats the samples of colour that libjpeg interpolates
+            assert (ours - plain).abs().mean() < (4 if file.name.startswith("0000") else 1), file
+    found, expected = ([*each.predict_files(files, 4)] for each in (there, here))
+    for ours, plain in zip(found, expected):
+        assert (ours.file, ours.error, ours.size) == (plain.file, plain.error, plain.size)
+        np.testing.assert_allclose([each.score for each in ours.detections[:3]],
+                                   [each.score for each in plain.detections[:3]], atol=0.05)  # fmt: skip
+
+
+def turned(pixels: np.ndarray[Any, Any]) -> bytes:
+    """A JPEG that EXIF lays on its side."""
+    exif, stored = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.Orientation] = 6
+    Image.fromarray(pixels).save(stored, format="JPEG", exif=exif)
+    return stored.getvalue()
 
 
 def test_hits_are_detections() -> None:
