@@ -14,6 +14,7 @@ ABOUT = """Write a model in a format that runs without this program, and prove t
     rtdetr export best.pth --format onnx               one file; batch, height and width stay open
     rtdetr export best.pth --format onnx --half        float16
     rtdetr export best.pth --int8 --calibrate IMAGES 8 bits (onnx)
+    rtdetr export best.pth --portable --operators      for small runtimes: one size, no GridSample, no TopK
     rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
     rtdetr export best.pth --check best.onnx           compare a file that is there already
 
@@ -32,12 +33,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     targets.check_source(weights)
     if args.check:
+        _check_operators(args.operators, args.check)
         with writing(args.check):
             check_file(weights, args.check, args.images, say=print)
         print(f"{args.check}: agrees with {weights}")
+        if args.operators:
+            _say_operators(args.check)
         return 0
-    output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw)
+    portable = args.sampling if args.portable else None
+    output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw, portable)
     targets.check(output, args.format)
+    _check_operators(args.operators, output)
     check_outputs(targets.of(output, args.format), [weights], args.overwrite)
     with writing(output):
         exported = export_model(
@@ -49,13 +55,31 @@ def run(arguments: Sequence[str] | None = None) -> int:
             int8=args.int8,
             calibrate=args.calibrate,
             input_type=args.input,
+            portable=portable,
+            opset=args.opset,
             images=args.images,
             say=print,
         )
     print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, agrees with {weights}")
+    if args.operators:
+        _say_operators(exported.path)
     if args.int8:
         print(f"what 8 bits cost in AP differs from model to model: rtdetr eval -w {exported.path} measures it")
     return 0
+
+
+def _check_operators(asked: bool, path: Path) -> None:
+    from rtdetr.config import ConfigError
+
+    if asked and path.suffix != ".onnx":
+        raise ConfigError(f"--operators: expected an ONNX file, got {path}")
+
+
+def _say_operators(path: Path) -> None:
+    from rtdetr.export.onnx import operators
+
+    found = operators(path)
+    print(f"operators: {', '.join(f'{name} {count}' for name, count in found.items())}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--raw", action="store_true", help=text)
     text = "what the file takes: uint8 images or float32 in [0, 1]; default: uint8"
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
+    text = "for one image of one size, without GridSample, TopK, GatherND, tensors of 5 axes, infinite numbers"
+    parser.add_argument("--portable", action="store_true", help=text)
+    text = "how --portable looks rows up: gather, or products of matrices, for runtimes without Gather; default: gather"
+    parser.add_argument("--sampling", choices=("gather", "products"), default="gather", help=text)
+    text = "ONNX opset of --portable: 13, 17 or 18; default: 17"
+    parser.add_argument("--opset", type=int, metavar="N", help=text)
+    parser.add_argument("--operators", action="store_true", help="list the operators of an ONNX file")
     text = "compare on images of this folder; default: those of --calibrate, else generated ones"
     parser.add_argument("--images", "--pictures", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")

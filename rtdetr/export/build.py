@@ -20,9 +20,10 @@ from rtdetr.config import ConfigError
 from rtdetr.export import targets
 from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
-from rtdetr.export.graph import make_graph, set_backend
+from rtdetr.export.graph import Graph, make_graph, make_portable_graph, set_backend
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
+from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
 from rtdetr.export.quantize import quantize
 from rtdetr.export.targets import FORMATS, Source
 from rtdetr.export.tensorrt import check_script, write_script
@@ -31,8 +32,9 @@ from rtdetr.export.transformers import write_folder
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
+from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import RTDETRv3
-from rtdetr.ops import why_not_compiled
+from rtdetr.ops import Backend, why_not_compiled
 from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import weights_sha256
@@ -67,6 +69,8 @@ def export_model(
     int8: bool = False,
     calibrate: str | Path | None = None,
     input_type: InputType = "uint8",
+    portable: Sampling | None = None,
+    opset: int | None = None,
     images: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
@@ -75,23 +79,27 @@ def export_model(
     weights: a checkpoint, or (model, config, classes). format: a key of FORMATS. output: default: beside the
     checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of images to calibrate on (onnx
     alone). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 images or float32
-    in [0, 1]. images: a folder to compare on, by default that of
-    `calibrate`, else generated ones. say: gets lines on what is done. What is at `output` is replaced.
+    in [0, 1]. portable: one image of one size at a time, by operators that small runtimes have (onnx, torch-export,
+    openvino), which look rows up by gather or products. opset: of a portable ONNX file, 13, 17 (default) or 18.
+    images: a folder to compare on, by default that of `calibrate`, else generated ones. say: gets lines on
+    what is done. What is at `output` is replaced.
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
     _check(format, half, int8, calibrate, input_type)
+    _check_portable(format, half, portable, opset)
     if format == "transformers" and (half or raw or input_type != "uint8"):
         raise ConfigError(
             "half, raw, input_type: a folder for transformers is always float32 and as transformers runs it"
         )
-    target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw)
+    target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw, portable)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
+    metadata = replace(metadata, fixed=portable is not None)
     examples = example_images(images or calibrate, metadata.config)  # 8 bits hold for images of their kind alone
     calibration = calibration_images(calibrate, metadata.config) if calibrate is not None else []
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
-        _write(format, model, metadata, calibration, path)
+        _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
         say(f"comparing with PyTorch on {examples.says}, and on random ones")
         certificate = certify(path, format, model, metadata, examples)
         _complete(certificate, format, path)
@@ -178,23 +186,45 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
         optional(package, format if format in ("openvino", "transformers") else "onnx", f"the format {format}")
 
 
-def _write(format: str, model: RTDETRv3, metadata: Metadata, calibration: list[Image.Image], path: Path) -> None:
+def _check_portable(format: str, half: bool, portable: Sampling | None, opset: int | None) -> None:
+    """Raises ConfigError for arguments that do not go together."""
+    if portable not in (None, *get_args(Sampling)):
+        raise ConfigError(f"portable: expected one of {', '.join(get_args(Sampling))}, got {portable!r}")
+    if portable and (half or format not in ("onnx", "torch-export", "openvino")):
+        raise ConfigError(f"portable: expected onnx, torch-export or openvino in float32 or int8, got format {format}")
+    if opset is not None and (opset not in OPSETS or not portable or format != "onnx"):
+        raise ConfigError(f"opset: expected one of {', '.join(map(str, OPSETS))} with portable and onnx, got {opset}")
+
+
+def _write(
+    format: str,
+    model: RTDETRv3,
+    metadata: Metadata,
+    calibration: list[Image.Image],
+    path: Path,
+    portable: Sampling | None,
+    opset: int,
+) -> None:
     """Everything of the export, at `path` and beside it."""
+
+    def graph_of(metadata: Metadata, backend: Backend) -> Graph:
+        return make_portable_graph(model, metadata, portable) if portable else make_graph(model, metadata, backend)
+
     if format == "transformers":
         write_folder(model, metadata, path)
         return
     if format in ("torch-export", "aot"):
         with_op = format == "aot" and why_not_compiled(torch.empty(0)) is None
-        graph = make_graph(model, metadata, "cpu" if with_op else "torch")
+        graph = graph_of(metadata, "cpu" if with_op else "torch")
         if format == "aot":
             write_package(graph, metadata, path, with_op)
         else:
             write_program(graph, metadata, path)
         return
     converted = format == "openvino" or metadata.precision == "int8"  # from a float32 ONNX file
-    graph = make_graph(model, replace(metadata, precision="fp32") if converted else metadata, "torch")
+    graph = graph_of(replace(metadata, precision="fp32") if converted else metadata, "torch")
     first = path.with_name("float32.onnx") if format == "openvino" or metadata.precision == "int8" else path
-    write_onnx(graph, metadata, first)
+    write_onnx(graph, metadata, first, opset)
     if format == "openvino":
         write_openvino(first, metadata, path)
     elif format == "tensorrt":

@@ -48,16 +48,19 @@ def example_images(folder: str | Path | None, cfg: Config) -> Images:
     return Images(images, f"{len(images)} images of {folder}", how)
 
 
-def cases(images: Images, size: tuple[int, int], num_queries: int) -> Iterator[Case]:
-    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from images and from noise."""
+def cases(images: Images, size: tuple[int, int], num_queries: int, fixed: bool = False) -> Iterator[Case]:
+    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from images and from noise. fixed: batches of
+    the own size alone."""
     height, width = size
     own, wide, flat = (fitting(height * h, width * w, num_queries) for h, w in ((1, 1), (0.8, 1.2), (0.5, 1.6)))
+    if fixed:
+        wide = flat = own
     endless = cycle(images.images)
     for batch, sides in ((1, own), (3, wide), (1, flat), (8, own)):
         chosen = list(islice(endless, batch))
         sizes = torch.tensor([(each.height, each.width) for each in chosen])
         yield Case("pictures", stack(chosen, sides, images.interpolation), sizes)
-    for seed, (batch, sides) in enumerate(((3, own), (1, wide[::-1]))):
+    for seed, (batch, sides) in enumerate(((3, own), (1, own if fixed else wide[::-1]))):
         pixels = torch.randint(0, 256, (batch, 3, *sides), generator=torch.Generator().manual_seed(seed))
         yield Case("random", pixels.to(torch.uint8), torch.tensor([sides] * batch))
 

@@ -199,7 +199,8 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, images
         fault=fault,
     )
     size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
-    for case in cases(images, size, num_queries) if files else ():
+    fixed = isinstance(files[0], ExportedModel) and files[0].metadata.fixed if files else False
+    for case in cases(images, size, num_queries, fixed) if files else ():
         expected, gaps = reference(model, case, metadata.config.eval.max_detections)
         certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
     certificate.comparisons = together(certificate.comparisons, certificate.bounds)

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from rtdetr.config import ConfigError
 from rtdetr.data.preprocess import SCALE
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.inference.runtimes import SMALLEST, STRIDE
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.deployed import DeployedModel, DeployOptions
+from rtdetr.models.portable import Portable, Sampling, portable_postprocess
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.ops.backend import Backend
@@ -28,7 +30,7 @@ class Graph(NamedTuple):
     """What the writers of all formats start from."""
 
     module: nn.Module  # in eval mode
-    inputs: tuple[Tensor, ...]  # examples: images (2, 3, H, W) and, unless raw, sizes (2, 2)
+    inputs: tuple[Tensor, ...]  # examples: images (B, 3, H, W) and, unless raw, sizes (B, 2)
     names: tuple[str, ...]  # of the inputs
     outputs: tuple[str, ...]
     shapes: tuple[dict[int, torch.export.Dim], ...]  # the dynamic dimensions of each input
@@ -62,6 +64,38 @@ class Detector(RawModel):
         """sizes: (B, 2) int64, height and width of the originals in pixels."""
         found = postprocess(self.predictions(images), sizes, self.max_detections)
         return found.labels, found.boxes, found.scores
+
+
+class PortableDetector(Detector):
+    """A Detector of the operators that rtdetr/models/portable.py is made of."""
+
+    def __init__(self, model: DeployedModel, max_detections: int, sampling: Sampling) -> None:
+        super().__init__(model, max_detections)
+        self.sampling = sampling
+
+    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        found = portable_postprocess(self.predictions(images), sizes, self.max_detections, self.sampling)
+        return found.labels, found.boxes, found.scores
+
+
+def make_portable_graph(model: RTDETRv3, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
+    """The model, folded, for one image of its own size, of operators that small runtimes have, too; float32.
+
+    metadata: with `fixed`. Raises ConfigError for an image size that is none of exported files.
+    """
+    height, width = size = metadata.config.data.image_size
+    if fitting(height, width, model.decoder.selector.num_queries) != size:
+        raise ConfigError(
+            f"data.image_size: a file for one size takes multiples of {STRIDE} from {SMALLEST} with a cell for every "
+            f"query, got {height} x {width}"
+        )
+    portable = Portable(height=height, width=width, sampling=sampling)
+    deployed = model.deploy(DeployOptions(channels_last=False, portable=portable))
+    images = torch.zeros(1, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
+    if metadata.raw:
+        return Graph(RawModel(deployed), (images,), ("images",), RAW, ({},))
+    module = PortableDetector(deployed, metadata.config.eval.max_detections, sampling)
+    return Graph(module, (images, torch.tensor([[height, width]])), ("images", "sizes"), DETECTIONS, ({}, {}))
 
 
 def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:

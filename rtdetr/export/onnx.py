@@ -7,6 +7,7 @@ import hashlib
 import io
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,23 +15,23 @@ from typing import Any
 import torch
 
 from rtdetr.export.graph import Graph
+from rtdetr.export.opset import NEWEST, lower, without_layer_norms
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import Metadata
 
-OPSET = 18
 HASH = "initializers_sha256"  # metadata entry, see initializers_sha256()
 
 
-def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
-    """One file with weights and metadata. Raises MissingPackage."""
+def write_onnx(graph: Graph, metadata: Metadata, path: Path, opset: int = NEWEST) -> None:
+    """One file with weights and metadata. opset: a key of OPSETS. Raises MissingPackage."""
     onnx = optional("onnx", "onnx", "an ONNX file")
     optional("onnxscript", "onnx", "an ONNX file")
     with quiet(), torch.no_grad():
         program = torch.onnx.export(
-            graph.module,
+            graph.module if opset >= 17 else without_layer_norms(graph),
             graph.inputs,
             dynamo=True,
-            opset_version=OPSET,
+            opset_version=NEWEST,
             input_names=graph.names,
             output_names=graph.outputs,
             dynamic_shapes=graph.shapes,
@@ -39,6 +40,8 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path) -> None:
     assert program is not None  # it is where no path is given
     model = program.model_proto
     _forget_source(model.graph)
+    if opset < NEWEST:
+        lower(model, opset)
     note(model, metadata)
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
@@ -92,6 +95,13 @@ def onnx_facts(path: Path) -> str:
     model = onnx.load(str(path))
     opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
     return f"opset {opset}, {len(model.graph.node)} nodes, {len(model.graph.initializer)} weights"
+
+
+def operators(path: Path) -> dict[str, int]:
+    """How often each operator stands in a file, by name."""
+    onnx = optional("onnx", "onnx", str(path))
+    nodes = onnx.load(str(path), load_external_data=False).graph.node
+    return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 
 def float32_nodes(path: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
 from rtdetr.inference.runtimes import is_exported
+from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
@@ -17,14 +18,15 @@ FORMATS |= {"transformers": "_transformers"}  # a folder
 Source = str | Path | tuple[RTDETRv3, Config, Classes]  # of the model: a checkpoint, or the model itself
 
 
-def default(weights: Source, format: str, half: bool, int8: bool, raw: bool) -> Path:
+def default(weights: Source, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None) -> Path:
     """Beside the checkpoint, under its name; in the current folder for a model that came from none."""
     folder, name = Path(), "model"
     if isinstance(weights, tuple):
         name = weights[1].name
     else:
         folder, name = Path(weights).parent, Path(weights).stem
-    parts = [name, *(word for word, asked in (("fp16", half), ("int8", int8), ("raw", raw)) if asked)]
+    words = (("portable", portable), ("fp16", half), ("int8", int8), ("raw", raw))
+    parts = [name, *(word for word, asked in words if asked)]
     return folder / ("-".join(parts) + FORMATS[format])
 
 

@@ -37,6 +37,7 @@ class Metadata:
     weights_sha256: str  # of the weights' names and numbers, see rtdetr/weights/digest.py
     checkpoint_sha256: str = ""  # of the weight file; empty for a model that came from none
     version: str = rtdetr.__version__
+    fixed: bool = False  # one image at a time, of the config's size alone
 
     def entries(self) -> dict[str, str]:
         """Text for every key, as files of all formats can carry it."""
@@ -56,6 +57,7 @@ class Metadata:
             "preprocess": json.dumps(preprocess),
             "outputs": "raw" if self.raw else "detections",
             "precision": self.precision,
+            "fixed": "yes" if self.fixed else "no",
             "weights_sha256": self.weights_sha256,
             "checkpoint_sha256": self.checkpoint_sha256,
             "config": json.dumps(config_to_dict(self.config)),
@@ -81,6 +83,7 @@ def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:
             entries["weights_sha256"],
             entries["checkpoint_sha256"],
             entries["rtdetr.version"],
+            {"yes": True, "no": False}[entries.get("fixed", "no")],  # older files do not say it
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its metadata are damaged ({error}); export it again") from error

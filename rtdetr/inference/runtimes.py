@@ -49,6 +49,15 @@ class ExportedModel(EndToEnd):
                 f"{self.path}: takes images whose sides are multiples of {STRIDE} from {SMALLEST}, got {height} x "
                 f"{width}; data.image_size sets them"
             )
+        if not self.metadata.fixed:
+            return self._run(images, sizes)
+        own = self.metadata.config.data.image_size
+        if (height, width) != own:
+            raise ConfigError(f"{self.path}: takes images of {own[0]} x {own[1]} alone, got {height} x {width}")
+        found = [self._run(*one) for one in zip(images.split(1), sizes.split(1))]
+        return Detections(*(torch.cat(each) for each in zip(*found)))
+
+    def _run(self, images: Tensor, sizes: Tensor) -> Detections:
         device = images.device
         images = images.cpu()
         if self.metadata.input == "uint8":

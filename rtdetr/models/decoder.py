@@ -144,14 +144,14 @@ def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Sel
 class DecoderLayer(nn.Module):
     """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward.
 
-    self_attn: a SelfAttention, or what does the same; linear1: with its ReLU.
+    self_attn, cross_attn: a SelfAttention and an MSDeformAttn, or what does the same; linear1: with its ReLU.
     """
 
     def __init__(
         self,
         self_attn: nn.Module,
         norm1: LayerNorm,
-        cross_attn: MSDeformAttn,
+        cross_attn: nn.Module,
         norm2: LayerNorm,
         linear1: nn.Module,
         linear2: nn.Module,

@@ -27,6 +27,7 @@ from rtdetr.models.decoder import (
     gather_rows,
     make_anchors,
 )
+from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.deployed_layers import (
     ExactLinear,
     FirstInFloat32,
@@ -43,6 +44,13 @@ from rtdetr.models.deployed_layers import (
 from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
 from rtdetr.models.folding import fold_norm
 from rtdetr.models.layers import MLP, in_weight_type, position_code
+from rtdetr.models.portable import (
+    ConstantAnchors,
+    Portable,
+    PortableAttention,
+    PortableSelector,
+    constant_position_code,
+)
 from rtdetr.ops.fused.top_k import top_k
 from rtdetr.types import Predictions, as_floats
 
@@ -59,6 +67,7 @@ class DeployOptions:
     for_compiler: products with four columns or rows are written as sums, which torch.compile makes part of what stands
     around them. exact_ends: images, the first convolution (see FirstInFloat32), the selector and whole box heads
     stay in float32, too; not with fuse_relu. in_place: the trained model's own weights are taken, which uses it up.
+    portable: of other operators, and for one image size, see rtdetr/models/portable.py; in float32 alone, for export.
     """
 
     dtype: torch.dtype = torch.float32
@@ -69,6 +78,7 @@ class DeployOptions:
     for_compiler: bool = False
     exact_ends: bool = False
     in_place: bool = False
+    portable: Portable | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.dtype, torch.dtype) or not self.dtype.is_floating_point:
@@ -96,7 +106,7 @@ class DeployedModel(nn.Module):
         maps = self.encoder(self.backbone(scaled))
         memory = self.decoder.remember(maps)
         decoded = self.decoder(*self.decoder.selector(memory), memory)
-        return Predictions(decoded.logits[-1], decoded.boxes[-1])
+        return Predictions(decoded.logits.squeeze(0), decoded.boxes.squeeze(0))
 
 
 @torch.no_grad()
@@ -140,6 +150,9 @@ class DeployedEncoder(nn.Module):
         super().__init__()
         self.official_rectangles = encoder.official_rectangles
         self.position_code = Remembered(position_code) if options.remember_sizes else position_code
+        if options.portable:
+            dim = encoder.aifi.norm1.normalized_shape[0]
+            self.position_code = constant_position_code(options.portable, dim, encoder.official_rectangles)
         *projections, self.coarsest_proj = map(fold_norm, encoder.input_proj)
         self.aifi = encoder.aifi
         self.lateral = nn.ModuleList(map(folded, encoder.lateral))
@@ -167,8 +180,10 @@ class DeployedDecoder(nn.Module):
         super().__init__()
         self.official_rectangles = decoder.official_rectangles
         self.make_anchors = Remembered(make_anchors) if options.remember_sizes else make_anchors
+        if options.portable:
+            self.make_anchors = ConstantAnchors(options.portable.shapes, decoder.official_rectangles)
         self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
-        self.selector = DeployedSelector(decoder.selector, options)
+        self.selector = deployed_selector(decoder.selector, options)
         first, last = decoder.query_pos.linears()
         hidden = SummedLinearReLU(first) if options.for_compiler else linear_with_relu(first, options)
         self.query_pos = MLP([hidden, last])
@@ -226,11 +241,21 @@ class DeployedSelector(nn.Module):
         return content, box_logits
 
 
+def deployed_selector(selector: QuerySelector, options: DeployOptions) -> nn.Module:
+    if options.portable:
+        return PortableSelector(selector, deployed_box_head(selector.box_head, options), options.portable.sampling)
+    return DeployedSelector(selector, options)
+
+
 def deployed_layer(layer: nn.Module, options: DeployOptions) -> DecoderLayer:
     assert isinstance(layer, DecoderLayer)
     attention = MergedAttention(layer.self_attn) if options.fuse_linear else layer.self_attn
     first = linear_with_relu(layer.linear1, options)
-    return DecoderLayer(attention, layer.norm1, layer.cross_attn, layer.norm2, first, layer.linear2, layer.norm3)
+    sampler = layer.cross_attn
+    if options.portable:
+        assert isinstance(sampler, MSDeformAttn)
+        sampler = PortableAttention(sampler, options.portable.sampling)
+    return DecoderLayer(attention, layer.norm1, sampler, layer.norm2, first, layer.linear2, layer.norm3)
 
 
 def deployed_box_head(head: nn.Module, options: DeployOptions) -> MLP:
