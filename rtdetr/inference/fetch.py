@@ -27,14 +27,14 @@ NOT_PUBLIC = ("192.0.0.0/24", "3fff::/20")  # though some versions of Python cou
 
 
 class Limits(NamedTuple):
-    what: str
+    what: str  # with its article
     max_bytes: int
     seconds: float  # for all of it, names and redirects included
     types: tuple[str, ...]  # how its Content-Type may begin
 
 
-IMAGE = Limits("image", 100_000_000, 30.0, ("image/", *ANY_BYTES))
-VIDEO = Limits("video", 2_000_000_000, 600.0, ("video/", *ANY_BYTES))
+IMAGE = Limits("an image", 100_000_000, 30.0, ("image/", *ANY_BYTES))
+VIDEO = Limits("a video", 2_000_000_000, 600.0, ("video/", *ANY_BYTES))
 
 
 def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -> None:
@@ -287,20 +287,20 @@ def _check_head(response: http.client.HTTPResponse, url: str, limits: Limits) ->
     kind = (response.headers.get("Content-Type") or ANY_BYTES[0]).partition(";")[0].strip().lower()
     if not kind.startswith(limits.types):
         page = ", a web page" if kind == "text/html" else ""
-        raise DataError(f"{url}: the server sends {kind}{page}, expected a {limits.what} ({limits.types[0]}...)")
+        raise DataError(f"{url}: the server sends {kind}{page}, expected {limits.what} ({limits.types[0]}...)")
     if response.length is not None and response.length > limits.max_bytes:
         raise DataError(_too_large(url, limits, f"{response.length:,}"))
 
 
 def _too_large(url: str, limits: Limits, size: str) -> str:
     return (
-        f"{url}: {size} bytes, more than the {limits.max_bytes:,} that a {limits.what} from the web may have; download "
+        f"{url}: {size} bytes, more than the {limits.max_bytes:,} that {limits.what} from the web may have; download "
         "it yourself and give the file"
     )
 
 
 def _too_slow(url: str, limits: Limits) -> str:
     return (
-        f"{url}: not here after {limits.seconds:g} s, the time that a {limits.what} from the web may take; download it "
+        f"{url}: not here after {limits.seconds:g} s, the time that {limits.what} from the web may take; download it "
         "yourself and give the file"
     )
