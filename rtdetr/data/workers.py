@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,11 +15,6 @@ import torch
 
 ASKED_TO_STOP = (signal.SIGINT, signal.SIGTERM)
 SECONDS = 2.0  # between two looks at the main process
-
-# Of glibc, which keeps the memory of images that are gone in every hole it ever used, also in those that a worker was
-# born with: 10 MB a worker within an hour. That it asks the system for each image's memory instead (M_MMAP_THRESHOLD)
-# would double the time of an image. None with other C libraries.
-malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
 
 @contextmanager
@@ -65,13 +58,10 @@ def prepare_worker(worker_id: int) -> None:
 
 def _leave_with_main() -> None:
     """Ends this worker, whatever it is doing, when the main process asks for it or has died. SIGTERM stays blocked for
-    the other threads, and from any other sender it means nothing. Between two looks the system gets back what memory is
-    free."""
+    the other threads, and from any other sender it means nothing."""
     main, started_by = multiprocessing.parent_process(), os.getppid()
     while main is not None and os.getppid() == started_by and main.is_alive():
         received = signal.sigtimedwait([signal.SIGTERM], SECONDS)
         if received is not None and received.si_pid == main.pid:
             break
-        if malloc_trim is not None:
-            malloc_trim(0)
     os._exit(0)

@@ -212,7 +212,11 @@ def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
 
 def _load_op(path: Path, library: str) -> None:
     """Makes the deformable op known to torch, from the library beside a package that calls it."""
-    if not library or hasattr(torch.ops.rtdetr, "ms_deform_attn"):  # ours, which may be an older one, has declared it
+    if not library:
+        return
+    from rtdetr.ops import compiled  # noqa: F401  here, because it loads our library, which declares the same op
+
+    if hasattr(torch.ops.rtdetr, "ms_deform_attn"):
         return
     try:
         torch.ops.load_library(str(path.with_name(library)))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rtdetr.ops import compiled, kernels
+from rtdetr.ops import kernels
 from rtdetr.ops.backend import check_name, check_readable, check_tensors, run, why_not_compiled
 
 AssignmentBackend = Literal["auto", "scipy", "cpu", "cuda"]
@@ -135,17 +135,3 @@ def _by_scipy(cost: Tensor, counts: list[int], repeats: int) -> tuple[Tensor, Te
             rows, queries = linear_sum_assignment(np.tile(own, (repeats, 1)))
             index[at][queries] = rows % len(own)  # row r of the tiled cost is a copy of box r % n
     return torch.from_numpy(index).to(cost.device), torch.from_numpy(bad).to(cost.device)
-
-
-def _fake(cost: Tensor, counts: Sequence[int], repeats: int) -> tuple[Tensor, Tensor]:
-    shape = (*cost.shape[:-2], len(counts))
-    return cost.new_empty((*shape, cost.shape[-1]), dtype=torch.int64), cost.new_empty(shape, dtype=torch.bool)
-
-
-def _fake_padded(cost: Tensor, counts: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-    return _fake(cost, range(counts.shape[0]), repeats)
-
-
-if compiled.WHY_NOT["cpu"] is None:
-    torch.library.register_fake("rtdetr::linear_assignment")(_fake)
-    torch.library.register_fake("rtdetr::linear_assignment_padded")(_fake_padded)

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from rtdetr.ops import compiled, kernels
+from rtdetr.ops import kernels
 
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
@@ -25,12 +25,14 @@ logger = logging.getLogger("rtdetr")
 
 def why_not_compiled(value: Tensor, host_levels: int = 0) -> str | None:
     """Return None if a compiled kernel can take this value and so many levels whose sizes are integers on the host (0:
-    they are in a tensor), else a sentence that says why not."""
+    they are in a tensor), else a sentence that says why not. The first call loads the libraries."""
     device = value.device.type
     if device not in ("cuda", "cpu"):
         return f"there is no compiled kernel for the device type {device!r}"
     if value.dtype not in DTYPES:
         return f"the compiled kernels take float32, float64, float16 and bfloat16 values, got {value.dtype}"
+    from rtdetr.ops import compiled  # here: who computes with kernels=plain never loads the libraries
+
     if compiled.WHY_NOT[device] is None and device == "cuda":
         if host_levels > MAX_HOST_LEVELS:
             return (
@@ -53,6 +55,8 @@ vars(_why_not_this_gpu)["_dynamo_marked_constant"] = True
 
 @cache
 def _compare_architectures(index: int | None) -> str | None:
+    from rtdetr.ops import compiled
+
     major, minor = torch.cuda.get_device_capability(index)
     archs = compiled.INFO.get("cuda", {}).get("archs", [])
     if covers(archs, major, minor):

@@ -1,6 +1,6 @@
-"""Loads the compiled libraries and tells PyTorch everything about their operators that is not a kernel: fake tensors,
-gradients, autocast, vmap, FLOPs. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`, `..._fused`,
-`..._fused_backward`, `torch.ops.rtdetr.deformable_aggregation`, `..._backward` (CUDA only).
+"""Loads the compiled libraries when it is imported, and tells PyTorch everything about their operators that is not a
+kernel: fake tensors, gradients, autocast, vmap. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`,
+`..._fused`, `..._fused_backward`, `torch.ops.rtdetr.deformable_aggregation`, `..._backward` (CUDA only).
 
 hw: 2 * L integers height, width; or empty, and the tensors `shapes` (L, 2) and `starts` (L,) are given.
 """
@@ -12,9 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from rtdetr.ops.reference import compute_dtype
 HERE = Path(__file__).parent
 BUILD = "pip install ."  # in the source tree
 Hw = list[int]
-FLOP_COUNTER = "torch.utils.flop_counter"
 
 
 def library_folder() -> Path:
@@ -87,6 +84,10 @@ INFO = build_info(FOLDER)
 WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
 # _cpu.so declares the operators, _cuda.so only adds kernels to them.
 WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)
+FUSED = (  # kernels of rtdetr/ops/fused
+    "box_losses", "channel_norm", "column_sums", "matching_cost", "max_pool", "token_norm", "top_k", "varifocal"
+)  # fmt: skip
+BUILT = frozenset(name for name in FUSED if hasattr(torch.ops.rtdetr, name))  # older libraries lack some
 
 
 def _forward_fake(
@@ -165,43 +166,24 @@ def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
     raise NotImplementedError("the compiled backends of this operator have no second derivative")
 
 
-def _flops(per_channel: int) -> Any:
-    """FLOP formula: `per_channel` operations for each channel of each sampled point."""
-
-    def formula(value_shape: Any, hw: Any, shapes: Any, starts: Any, points_shape: Any, *_: Any, **__: Any) -> int:
-        batch, queries, heads, levels, points = points_shape[:5]
-        return batch * queries * heads * levels * points * value_shape[3] * per_channel
-
-    return formula
+def _assignment_fake(cost: Tensor, counts: Sequence[int], repeats: int) -> tuple[Tensor, Tensor]:
+    shape = (*cost.shape[:-2], len(counts))
+    return cost.new_empty((*shape, cost.shape[-1]), dtype=torch.int64), cost.new_empty(shape, dtype=torch.bool)
 
 
-def _backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> int:
-    # Per channel: four corners times (dot product 2, its two slopes and blend 6, scatter 2).
-    return int(_flops(40)(*args))
+def _padded_assignment_fake(cost: Tensor, counts: Tensor, repeats: int) -> tuple[Tensor, Tensor]:
+    return _assignment_fake(cost, range(counts.shape[0]), repeats)
 
 
-def _fused_flops(
-    value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
-) -> int:
-    return int(_flops(8)(value_shape, hw, shapes, starts, *rest))
+def _top_k_fake(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    return values.new_empty(values.shape[0], k), values.new_empty(values.shape[0], k, dtype=torch.int64)
 
 
-def _fused_backward_flops(
-    grad_shape: Any, value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
-) -> int:
-    return int(_flops(40)(value_shape, hw, shapes, starts, *rest))
-
-
-def _aggregation_flops(per_channel: int) -> Any:
-    def formula(features_shape: Any, hw: Any, shapes: Any, starts: Any, *points: Any, **__: Any) -> int:
-        batch, anchors, number, cameras, levels, _ = points[1]
-        return batch * anchors * number * cameras * levels * features_shape[2] * per_channel
-
-    return formula
-
-
-def _aggregation_backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> int:
-    return int(_aggregation_flops(40)(*args))
+def _matching_cost_fake(
+    logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], *_: float
+) -> Tensor:
+    layers, groups, _images, queries, _classes = logits.shape
+    return boxes.new_empty(layers, groups, sum(counts) if counts else labels.numel(), queries)
 
 
 def _autocast_forward(
@@ -247,44 +229,13 @@ def _register() -> None:
     library.register_autograd(forward, _aggregation_backward, setup_context=_setup_forward)
     library.register_autograd(f"{forward}_backward", _no_double_backward)
     library.register_vmap(forward, _vmap(ops.deformable_aggregation))
+    library.register_fake("rtdetr::linear_assignment")(_assignment_fake)
+    library.register_fake("rtdetr::linear_assignment_padded")(_padded_assignment_fake)
+    for name, fused_fake in {"top_k": _top_k_fake, "matching_cost": _matching_cost_fake}.items():
+        if name in BUILT:
+            library.register_fake(f"rtdetr::{name}")(fused_fake)
     for key in ("AutocastCPU", "AutocastCUDA"):
         _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
-    if FLOP_COUNTER in sys.modules:
-        _register_flops()
-    else:
-        sys.meta_path.insert(0, _WithFlops())
-
-
-def _register_flops() -> None:
-    register, ops = sys.modules[FLOP_COUNTER].register_flop_formula, torch.ops.rtdetr
-    # Four corners of multiply and add.
-    register(ops.ms_deform_attn)(_flops(8))
-    register(ops.ms_deform_attn_backward)(_backward_flops)
-    register(ops.ms_deform_attn_fused)(_fused_flops)
-    register(ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
-    register(ops.deformable_aggregation)(_aggregation_flops(8))
-    register(ops.deformable_aggregation_backward)(_aggregation_backward_flops)
-
-
-class _WithFlops(MetaPathFinder):
-    """Adds our formulas when somebody imports the counter. It imports Triton, which takes as long as the rest of this
-    package, and few count."""
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if fullname != FLOP_COUNTER:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        assert spec is not None and spec.loader is not None
-        load: Any = spec.loader
-        execute = load.exec_module
-
-        def execute_and_register(module: Any) -> None:
-            execute(module)
-            _register_flops()
-
-        load.exec_module = execute_and_register
-        return spec
 
 
 if WHY_NOT["cpu"] is None:

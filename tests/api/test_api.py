@@ -43,16 +43,13 @@ def test_importing_the_package_imports_no_torch() -> None:
 
 
 def test_importing_the_class_imports_what_detecting_needs_alone() -> None:
-    """Each of these takes long; `from rtdetr import RTDETRv3` is to take little longer than `import torch`.
-    Our formulas join the registry of FLOPs whenever that is imported."""
+    """Each of these takes long; `from rtdetr import RTDETRv3` is to take little longer than `import torch`."""
     slow = "torchvision torch._dynamo triton torch.utils.flop_counter scipy matplotlib tensorboard pycocotools "
     slow += "faster_coco_eval tqdm safetensors huggingface_hub onnx onnxruntime av rtdetr.data.formats.sources "
     slow += "rtdetr.data.loader rtdetr.engine.trainer rtdetr.losses rtdetr.export rtdetr.serve"
     code = (
         "import sys, torch; before = set(sys.modules); from rtdetr import RTDETRv3; "
-        f"found = set({slow!r}.split()) & set(sys.modules) - before; assert not found, found; "
-        "from rtdetr.ops import why_not_compiled; from torch.utils.flop_counter import flop_registry; "
-        "assert why_not_compiled(torch.empty(0)) or torch.ops.rtdetr.ms_deform_attn_backward in flop_registry"
+        f"found = set({slow!r}.split()) & set(sys.modules) - before; assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -17,11 +17,9 @@ import pytest
 import torch
 from PIL import Image
 from test_data_images import BAD
-from torch.utils.data import DataLoader, Dataset
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
-from rtdetr.data import workers
 from rtdetr.data.classes import DataError
 from rtdetr.data.loader import (
     DetectionLoader,
@@ -337,30 +335,3 @@ def test_garbage_collectors_do_not_copy_the_memory_that_workers_share(
     next(batches)
     assert copied_by_collecting() < 20
     loader.close()
-
-
-class Holes(Dataset[float]):
-    """What a worker holds, in MiB: 60 more at its first answer, of which it keeps a tenth, and a second later."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> float:
-        if index == 0:
-            pieces = [b"x" * 100_000 for _ in range(600)]
-            most = held()
-            self.kept = pieces[::10]
-            return most
-        time.sleep(1)
-        return held()
-
-
-def held() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
-@pytest.mark.skipif(workers.malloc_trim is None, reason="only glibc keeps holes, and can give them back")
-def test_workers_give_back_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "SECONDS", 0.1)
-    first, later = DataLoader(Holes(), batch_size=None, num_workers=1, worker_init_fn=workers.prepare_worker)
-    assert later < first - 40

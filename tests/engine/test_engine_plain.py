@@ -20,16 +20,19 @@ from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.ops.kernels import are_plain, using
 
 CPU = torch.device("cpu")
-# Trains, and prints which of our operators ran, and how often SciPy matched.
+# Trains, and prints which of our libraries are loaded, which of our operators ran, and how often SciPy matched.
 SCRIPT = """
 import sys
+from pathlib import Path
 import scipy.optimize
+import torch
 from plain_kernels import OurOperators
 from rtdetr import cli
 solve, solved = scipy.optimize.linear_sum_assignment, []
 scipy.optimize.linear_sum_assignment = lambda cost: (solved.append(cost.shape), solve(cost))[1]
 with OurOperators() as called:
     code = cli.main(["train", "-c", "rtdetrv3_nano_shapes", "--device", "cpu", *sys.argv[1:]])
+print("libraries:", sorted({"_cpu.so", "_cuda.so"} & {Path(each).name for each in torch.ops.loaded_libraries}))
 print(*sorted(called.names), "SciPy:", len(solved))
 sys.exit(code)
 """
@@ -51,10 +54,12 @@ def test_a_plain_run_calls_no_operator_of_ours(data: Path, tmp_path: Path, kerne
     )
     assert done.returncode == 0, done.stderr
     ours, _, solved = done.stdout.splitlines()[-1].rpartition("SciPy: ")
+    libraries = done.stdout.splitlines()[-2]
     if kernels == "plain":
-        assert not ours.strip() and int(solved) > 0
+        assert not ours.strip() and int(solved) > 0 and libraries == "libraries: []"
     elif WHY_NOT["cpu"] is None:
         assert "rtdetr.ms_deform_attn_backward" in ours and "rtdetr.linear_assignment" in ours and solved == "0"
+        assert "_cpu.so" in libraries
 
 
 def test_losses_of_plain_steps_are_those_of_auto(data: Path, tmp_path: Path) -> None:

@@ -194,9 +194,7 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
         "    conv_relu.conv_relu(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), torch.ones(1))\n"
         "    conv_relu.linear_relu(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1))\n"
         "slow = {'torchvision', 'torch._dynamo', 'scipy', 'matplotlib', 'triton', 'torch.utils.flop_counter'}\n"
-        "print(*sorted(slow & set(sys.modules)))\n"
-        "from torch.utils.flop_counter import flop_registry; from rtdetr.ops.compiled import WHY_NOT\n"
-        "assert WHY_NOT['cpu'] or torch.ops.rtdetr.ms_deform_attn in flop_registry"
+        "print(*sorted(slow & set(sys.modules)))"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)

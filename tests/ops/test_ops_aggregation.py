@@ -11,7 +11,7 @@ import torch
 from ops_cases import BACKENDS, TOLERANCE, relative, require
 from torch import Tensor
 
-from rtdetr.ops import Backend, DeformableFeatureAggregation, deformable_aggregation
+from rtdetr.ops import Backend, DeformableFeatureAggregation, compiled, deformable_aggregation
 from rtdetr.ops import backend as backend_module
 from rtdetr.ops.deformable_aggregation import project_points
 
@@ -437,7 +437,7 @@ def test_block_has_the_weight_names_of_sparse4d() -> None:
 
 
 def test_block_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setitem(backend_module.compiled.WHY_NOT, "cpu", "the cpu kernels are not built (no C++ compiler)")
+    monkeypatch.setitem(compiled.WHY_NOT, "cpu", "the cpu kernels are not built (no C++ compiler)")
     backend_module._log_once.cache_clear()
     with caplog.at_level(logging.WARNING, "rtdetr"):
         output = block()(*block_inputs())

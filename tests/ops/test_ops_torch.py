@@ -232,6 +232,8 @@ def test_vmap(compiled: str) -> None:
 
 
 def test_flop_formula(compiled: str) -> None:
+    import rtdetr.ops.flops  # noqa: F401  which registers the formulas
+
     levels, (value, locations, weights), _ = opcheck_arguments(compiled, False)
     channels_of_points = 2 * 5 * 3 * 3 * 2 * 8
     with FlopCounterMode(display=False) as counter:

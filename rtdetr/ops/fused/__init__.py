@@ -11,18 +11,6 @@ from torch import Tensor
 from rtdetr.ops import kernels
 from rtdetr.ops.backend import why_not_compiled
 
-OPERATORS = (
-    "box_losses",
-    "channel_norm",
-    "column_sums",
-    "matching_cost",
-    "max_pool",
-    "token_norm",
-    "top_k",
-    "varifocal",
-)
-BUILT = frozenset(name for name in OPERATORS if hasattr(torch.ops.rtdetr, name))  # older libraries lack some
-
 
 def why_not_fused(operator: str, x: Tensor, compiler_too: bool = False) -> str | None:
     """None where the kernels of torch.ops.rtdetr.<operator> may run on `x`, else a sentence that says why not.
@@ -33,11 +21,13 @@ def why_not_fused(operator: str, x: Tensor, compiler_too: bool = False) -> str |
         return "kernels=plain"
     if not x.is_cuda:
         return "the kernel needs a GPU"
-    if operator not in BUILT:
-        return "the kernel needs a library built with it"
     if not compiler_too and torch.compiler.is_compiling():
         return "torch.compile does as well as the kernel"
-    return why_not_compiled(x)
+    if (reason := why_not_compiled(x)) is not None:
+        return reason
+    from rtdetr.ops.compiled import BUILT  # here, as in why_not_compiled
+
+    return None if operator in BUILT else "the kernel needs a library built with it"
 
 
 def prefer_gpu_form(x: Tensor) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rtdetr.ops.fused import BUILT, why_not_fused
+from rtdetr.ops.fused import why_not_fused
 
 MAX_IMAGES, MAX_SETS = 512, 65535  # kMaxCostImages and kMaxCostSets of csrc/matching_cost.h
 
@@ -38,12 +38,3 @@ def why_not(logits: Tensor, counts: Sequence[int]) -> str | None:
     if reason is None and (len(counts) > MAX_IMAGES or logits.shape[0] * logits.shape[1] > MAX_SETS):
         return f"the kernel takes {MAX_IMAGES} images, and {MAX_SETS} layers and groups"
     return reason
-
-
-def _fake(logits: Tensor, boxes: Tensor, labels: Tensor, targets: Tensor, counts: Sequence[int], *_: float) -> Tensor:
-    layers, groups, _images, queries, _classes = logits.shape
-    return boxes.new_empty(layers, groups, sum(counts) if counts else labels.numel(), queries)
-
-
-if "matching_cost" in BUILT:
-    torch.library.register_fake("rtdetr::matching_cost")(_fake)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rtdetr.ops.fused import BUILT, why_not_fused
+from rtdetr.ops.fused import why_not_fused
 
 MAX_ROW, MAX_K = 32 * 1024, 1024  # kMaxTopKRow and kMaxTopK of csrc/top_k.h
 
@@ -29,11 +29,3 @@ def why_not(values: Tensor, k: int) -> str | None:
     if values.dtype not in (torch.float32, torch.float16) or values.shape[1] > MAX_ROW or k > MAX_K:
         return f"the kernel takes float32 and float16, rows of {MAX_ROW} and {MAX_K} results"
     return "the kernel has no gradient" if values.requires_grad else None
-
-
-def _fake(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    return values.new_empty(values.shape[0], k), values.new_empty(values.shape[0], k, dtype=torch.int64)
-
-
-if "top_k" in BUILT:
-    torch.library.register_fake("rtdetr::top_k")(_fake)
