@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rtdetr.engine.callbacks import Run
 from rtdetr.engine.run_files.loggers import TensorBoardLogger
 from rtdetr.engine.run_files.metrics import MetricsLog, curves, draw_curves, read_rows
-from rtdetr.engine.run_files.tensorboard import FOUND, OBJECT, SIDE, EventFile, album
+from rtdetr.engine.run_files.tensorboard import FOUND, OBJECT, SIDE, TensorBoard, album
 from rtdetr.engine.trainer import Trainer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "training.md"
@@ -29,7 +29,7 @@ NEW = "kind,iteration,epoch,class,l1_aux_dn,giou_aux_o2m,dense_class,dense,loss,
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    events = EventAccumulator(str(folder)).Reload()
     return {
         tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in events.Tags()["scalars"]
     }  # fmt: skip
@@ -43,20 +43,30 @@ def test_figures_that_do_not_exist_are_empty(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.csv").read_text().splitlines() == lines
 
 
-def test_the_board_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
-    board = EventFile(tmp_path / "tensorboard", None)
-    board.add_numbers(1, {"train/loss": 3.0})
+def add_loss(board: TensorBoard, iteration: int, loss: float) -> None:
+    with board.writing() as writer:
+        writer.add_scalar("train/loss", loss, iteration)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the writer, on a full disk
+def test_tensorboard_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path, None)
+    add_loss(board, 1, 3.0)
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (board.path.stat().st_size + 20, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.iterdir()).stat().st_size + 20, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            board.add_numbers(2, {"train/loss": 2.0})
+            add_loss(board, 2, 2.0)
+        with pytest.raises(OSError, match="File too large"):
+            for _ in range(9):  # a new file has room for a little
+                add_loss(board, 2, 2.0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    board.add_numbers(3, {"train/loss": 1.0})
-    EventFile(tmp_path / "tensorboard", 3).add_numbers(3, {"train/loss": 0.5})  # a run that goes on from step 2
-    assert scalars(tmp_path) == {"train/loss": [(1, 3.0), (3, 0.5)]}
+    add_loss(board, 3, 1.0)
+    add_loss(TensorBoard(tmp_path, 3), 3, 0.5)  # a run that goes on from step 2
+    found = scalars(tmp_path)["train/loss"]
+    assert found[0] == (1, 3.0) and found[-1] == (3, 0.5) and set(found[1:-1]) <= {(2, 2.0)}
 
 
 def test_a_folder_that_somebody_moved_away_is_made_again(tmp_path: Path) -> None:
@@ -68,17 +78,17 @@ def test_a_folder_that_somebody_moved_away_is_made_again(tmp_path: Path) -> None
     assert [row["iteration"] for row in read_rows(tmp_path / "run" / "metrics.csv")] == ["2", "3"]
 
 
-def test_the_board_of_a_folder_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
+def test_tensorboard_of_a_folder_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
     board = TensorBoardLogger()
     board.on_start(Run("nano", tmp_path / "run", {}, ["circle"], 0, 9, [], False))
     board.on_step(1, 0, {"loss": 3.0})
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     board.on_step(2, 0, {"loss": 2.0})
     board.on_evaluation(2, 1, {"AP": 0.5})
-    assert scalars(tmp_path / "run") == {"train/loss": [(2, 2.0)], "eval/AP": [(2, 0.5)]}
+    assert scalars(tmp_path / "run" / "tensorboard") == {"train/loss": [(2, 2.0)], "eval/AP": [(2, 0.5)]}
 
 
-def test_the_board_shows_images_of_every_evaluation(tmp_path: Path) -> None:
+def test_tensorboard_shows_images_of_every_evaluation(tmp_path: Path) -> None:
     data = tiny_data(tmp_path / "shapes")
     updates = ("train.max_iterations=6", "train.eval_every=1", "data.augment.crop_prob=0")
     trainer = Trainer(tiny_config(data, *updates), tmp_path / "run", torch.device("cpu"))

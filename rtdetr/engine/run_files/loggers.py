@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from rtdetr.engine.callbacks import Callback, Run
 from rtdetr.engine.log import say
 from rtdetr.extras import optional
@@ -38,9 +40,10 @@ class TensorBoardLogger(Callback):
         self._has_gap = False
 
     def on_start(self, run: Run) -> None:
-        from rtdetr.engine.run_files.tensorboard import EventFile
+        from rtdetr.engine.run_files.tensorboard import TensorBoard
 
-        self._board = EventFile(run.folder / "tensorboard", run.iteration + 1 if run.iteration else None)
+        self._folder = run.folder / "tensorboard"
+        self._board = TensorBoard(self._folder, run.iteration + 1 if run.iteration else None)
 
     def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
         self._add(iteration, "train", values)
@@ -49,13 +52,14 @@ class TensorBoardLogger(Callback):
         self._add(iteration, "eval", figures)
 
     def on_images(self, iteration: int, images: Mapping[str, Image.Image]) -> None:
-        with self._gaps():
+        with self._gaps(), self._board.writing() as writer:
             for tag, image in images.items():
-                self._board.add_image(iteration, tag, image)
+                writer.add_image(tag, np.asarray(image), iteration, dataformats="HWC")
 
     def _add(self, iteration: int, kind: str, values: Mapping[str, float]) -> None:
-        with self._gaps():
-            self._board.add_numbers(iteration, {f"{kind}/{name}": value for name, value in values.items()})
+        with self._gaps(), self._board.writing() as writer:
+            for name, value in values.items():
+                writer.add_scalar(f"{kind}/{name}", value, iteration)
 
     @contextmanager
     def _gaps(self) -> Iterator[None]:
@@ -63,5 +67,5 @@ class TensorBoardLogger(Callback):
             yield
         except OSError as error:
             if not self._has_gap:
-                say(f"{self._board.path.parent}: cannot be written ({error.strerror or error}); TensorBoard has a gap")
+                say(f"{self._folder}: cannot be written ({error.strerror or error}); TensorBoard has a gap")
             self._has_gap = True

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+from torch.utils.tensorboard import SummaryWriter
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.dataset import DetectionSet
@@ -23,44 +19,25 @@ SURE = 0.3  # score of the detections that are drawn
 OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
 
 
-class EventFile:
-    """A file of events. torch's SummaryWriter has a thread write it, which a full disk ends for good.
-
-    purge_step: what older files of the folder say from that step on no longer counts. Raises OSError.
-    """
+class TensorBoard:
+    """torch's SummaryWriter, and another one after a full disk, which ends its thread, or where somebody has moved the
+    folder away. purge_step: what older files of the folder say from that step on no longer counts."""
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
-        self.path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
-        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
-        if purge_step is not None:
-            started = SessionLog(status=SessionLog.START)
-            self._write(Event(wall_time=time.time(), step=purge_step, session_log=started))
+        self._folder = folder
+        self._writer: SummaryWriter | None = SummaryWriter(str(folder), purge_step=purge_step)
 
-    def add_numbers(self, iteration: int, numbers: Mapping[str, float]) -> None:
-        """Raises OSError; the file stays whole."""
-        self._add(iteration, [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()])
-
-    def add_image(self, iteration: int, tag: str, image: Image.Image) -> None:
-        """Raises OSError; the file stays whole."""
-        packed = io.BytesIO()
-        image.save(packed, "PNG")
-        size = {"height": image.height, "width": image.width, "colorspace": 3}
-        summary = Summary.Image(**size, encoded_image_string=packed.getvalue())
-        self._add(iteration, [Summary.Value(tag=tag, image=summary)])
-
-    def _add(self, iteration: int, values: Sequence[Summary.Value]) -> None:
-        self._write(Event(wall_time=time.time(), step=iteration, summary=Summary(value=values)))
-
-    def _write(self, event: Event) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)  # somebody may have moved it away
-        with open(self.path, "ab") as file:
-            size = file.tell()
-            try:
-                RecordWriter(file).write(event.SerializeToString())
-                file.flush()
-            except OSError:
-                os.truncate(self.path, size)  # no half record: readers stop there
-                raise
+    @contextmanager
+    def writing(self) -> Iterator[SummaryWriter]:
+        """What is added in here is in the file at the end. Raises OSError."""
+        try:
+            if self._writer is None or not self._folder.is_dir():
+                self._writer = SummaryWriter(str(self._folder))
+            yield self._writer
+            self._writer.flush()
+        except OSError:
+            self._writer = None
+            raise
 
 
 def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str, Any]]) -> Iterator[Image.Image]:
