@@ -62,7 +62,7 @@ class RTDETRv3:
         self.source = source  # provenance and licence of the weights
         self._began: dict[str, Any] | None = None  # how the run began that the network came from
         self._predictors, self._network_at_hand = predictors, model
-        self._as_loaded = _version(model)
+        self._as_made = ""  # digest of random weights, which no file holds
 
     @property
     def model(self) -> Network | None:
@@ -158,13 +158,16 @@ class RTDETRv3:
         cls, name: str, names: Sequence[str] | None, device: torch.device, kernels: Kernels | None, *options: Any
     ) -> RTDETRv3:
         from rtdetr.models.rtdetrv3 import build_model
+        from rtdetr.weights.digest import weights_sha256
         from rtdetr.weights.official import guess_classes
 
         cfg = load_config(find_config(name), [] if kernels is None else [f"kernels={kernels}"])
         classes = guess_classes(cfg.num_classes or 80) if names is None else new_classes(names)
         cfg = dataclasses.replace(cfg, num_classes=0)
         logger.warning("%s: random weights, which find nothing before they are trained", name)
-        return cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, *options)
+        made = cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, *options)
+        made._as_made = weights_sha256(made._network("from_pretrained").state_dict())
+        return made
 
     @classmethod
     def _of(
@@ -377,8 +380,18 @@ class RTDETRv3:
         return make_checkpoint(self.cfg, self.classes, weights, source=source, began=self._began)
 
     def _changed(self) -> bool:
-        """Whether somebody has worked on the network since it was loaded."""
-        return _version(self.model) != self._as_loaded or self._predictors.told.number > 0  # `.data` has no version
+        """Whether the network has other weights than the file it came from, or than it was made with."""
+        from rtdetr.weights.checkpoint import CheckpointError
+        from rtdetr.weights.digest import weights_sha256
+        from rtdetr.weights.load import model_from_checkpoint
+
+        before = self._as_made
+        if self.weights is not None:
+            try:
+                before = weights_sha256(model_from_checkpoint(self.weights)[0].state_dict())
+            except CheckpointError:  # the file is gone, or another one now
+                return True
+        return weights_sha256(self._network("save_pretrained").state_dict()) != before
 
     def _config_to_train(self) -> dict[str, Any]:
         """The config, without what a file of weights, which may come from anybody, would have imported and called."""
@@ -398,11 +411,6 @@ class RTDETRv3:
 
         save_checkpoint(folder / "changed.pth", self._content())
         return folder / "changed.pth"
-
-
-def _version(model: Network | None) -> int:
-    """Another number after every change in place, such as load_state_dict or the step of an optimiser."""
-    return 0 if model is None else sum(tensor._version for tensor in (*model.parameters(), *model.buffers()))
 
 
 def _path(argument: str, given: Any) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import types
@@ -341,6 +342,27 @@ def test_export_hands_over_the_weights(
     assert model.export("onnx", half=True, calibrate="pictures") == tmp_path / "model.onnx"
     options = {"int8": False, "calibrate": "pictures", "input_type": "uint8", "images": None}
     assert asked == [((checkpoint, "onnx", None, True, False), options)]
+
+
+def test_only_other_weights_are_a_change(checkpoint: Path, tmp_path: Path) -> None:
+    """Whatever way they were changed, or the file was."""
+    copied = Path(shutil.copy(checkpoint, tmp_path))
+    model = RTDETRv3.from_pretrained(copied, device="cpu")
+    assert model.model is not None
+    model.model.load_state_dict(model.model.state_dict())
+    assert not model._changed()
+    first = next(model.model.parameters()).data  # a change of `.data` is one that torch does not count
+    kept = first.clone()
+    first += 1
+    assert model._changed()
+    first.copy_(kept)
+    assert not model._changed()
+    copied.unlink()
+    assert model._changed()
+    made = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a"], device="cpu")
+    assert made.model is not None and not made._changed()
+    next(made.model.parameters()).data += 1
+    assert made._changed()
 
 
 def test_paddle_files_are_sent_to_the_converter(tmp_path: Path) -> None:
