@@ -91,12 +91,8 @@ class SupervisionConfig:
     """The training-only parts. None of them exists at inference."""
 
     num_noise_groups: Annotated[int, Range(0, 64)] = 2  # extra one-to-one groups with randomly masked self-attention
-    noise_mask_ratio: Share = 0.1  # share of query pairs hidden from each other in such a group
     num_one_to_many_queries: CountOrNone = 450  # 0 switches the group off
-    one_to_many_repeats: Annotated[int, Range(1, 1000)] = 4
     num_denoising: CountOrNone = 100  # 0 switches denoising off
-    label_noise_ratio: Annotated[float, Range(0, 2)] = 0.5  # half of it is the probability that a label is redrawn
-    box_noise_scale: Annotated[float, Range(0, 100)] = 1.0
     # Of an image with more boxes so many are denoised, drawn at random, and boxes are repeated less often, so that
     # memory stays bounded. The official code knows no such limit, and COCO no such image (docs/training.md).
     crowd_limit: Count = 200
@@ -121,8 +117,6 @@ class LossConfig:
     match_class_cost: Amount = 2.0
     match_l1_cost: Amount = 5.0
     match_giou_cost: Amount = 2.0
-    dense_iou_weight: Amount = 2.5
-    dense_dfl_weight: Amount = 0.5
     # The dense head's assigner is ATSS before this epoch (from 0), task-aligned from it on.
     atss_epochs: CountOrNone = 30
 
@@ -193,7 +187,6 @@ class OptimizerConfig:
     decay_norm_and_bias: bool = True  # the official run decays them too, whatever its code intends
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     warmup_iterations: Annotated[int | Literal["auto"], Range(0, 10**9)] = 2000
-    warmup_factor: Share = 0.001
     schedule: Literal["constant", "flat_cosine", "cosine"] = "constant"
     min_lr_ratio: Share = 0.0  # final rate of a cosine, relative to lr
     flat_ratio: Share = 0.5  # share of the iterations before the flat_cosine falls

@@ -216,7 +216,7 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
         return value
     kind = typing.get_args(kind)[0] if or_auto else kind
     container, arguments = typing.get_origin(kind), typing.get_args(kind)
-    number = _as_float(value) if kind is float else value
+    number = as_float(value) if kind is float else value
     if container is tuple and isinstance(value, (list, tuple)) and (value or allowed is not None):
         entries = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         if len(entries) == len(value):
@@ -243,7 +243,7 @@ def _kind_and_range(hint: Any) -> tuple[Any, Range | None]:
     return hint, None
 
 
-def _as_float(value: Any) -> Any:
+def as_float(value: Any) -> Any:
     """The value as a float where it stands for one; YAML reads 1e-4 (no dot) as a string."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return value

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from rtdetr.config_file import ConfigError, Origins, origin
+from rtdetr.config_file import ConfigError, Origins, as_float, origin
 
 logger = logging.getLogger("rtdetr")
 
@@ -37,6 +37,16 @@ OLD_KEYS = {
     "data.augment.backend": ("fused", "plain"),
 }
 
+# Keys that are constants now, with the value that they have always had in shipped configs.
+FIXED_KEYS = {
+    "model.supervision.noise_mask_ratio": (0.1, "NOISE_MASK_RATIO in rtdetr/models/query_groups.py"),
+    "model.supervision.label_noise_ratio": (0.5, "NEW_LABELS, half of it, in rtdetr/models/denoising.py"),
+    "model.supervision.box_noise_scale": (1.0, "noise_targets in rtdetr/models/denoising.py"),
+    "model.supervision.one_to_many_repeats": (4, "ONE_TO_MANY_REPEATS in rtdetr/losses/criterion.py"),
+    "loss.dense_iou_weight": (2.5, "DENSE_WEIGHTS in rtdetr/losses/criterion.py"),
+    "loss.dense_dfl_weight": (0.5, "DENSE_WEIGHTS in rtdetr/losses/criterion.py"),
+    "optimizer.warmup_factor": (0.001, "WARMUP_FACTOR in rtdetr/engine/optim.py"),
+}
 RENAMED_KEYS = {"train.rehearsal": "train.estimate_memory"}
 
 
@@ -63,11 +73,17 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
 
 def replace_old_keys(tree: dict[str, Any], origins: Origins, stored: bool) -> None:
     """Makes `kernels` of the keys that it took the place of, and says so in a line for each. A checkpoint has them all
-    (`stored`): their defaults are not worth a line. Keys that have another name now get it."""
+    (`stored`): their defaults are not worth a line. Keys that have another name now get it, and those that are
+    constants now go. Raises ConfigError for other values of these."""
     for dotted, new in RENAMED_KEYS.items():
         if (section := _section_with(tree, dotted)) is not None:
             section[new.rpartition(".")[2]] = section.pop(dotted.rpartition(".")[2])
             origins[new] = origin(origins, dotted)
+    for dotted, (value, home) in FIXED_KEYS.items():
+        if (section := _section_with(tree, dotted)) is not None:
+            given, where = section.pop(dotted.rpartition(".")[2]), origin(origins, dotted)
+            if as_float(given) != value:
+                raise ConfigError(f"{where}: {dotted} is no key any more, and always {value}; change {home} instead")
     found = {}
     for dotted, values in OLD_KEYS.items():
         if (section := _section_with(tree, dotted)) is not None:

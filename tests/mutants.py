@@ -53,9 +53,9 @@ MUTANTS = (
     Mutant(
         "diagonal of the noise masks protected",
         "rtdetr/models/query_groups.py",
-        "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",
+        "visible = draws.attention_keep(g, size, NOISE_MASK_RATIO, device)",
         "visible = visible.logical_and(torch.eye(size, dtype=torch.bool, device=device)"
-        " | draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device))",
+        " | draws.attention_keep(g, size, NOISE_MASK_RATIO, device))",
         TRAIN,
     ),
     Mutant(
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "no noise masks",
         "rtdetr/models/query_groups.py",
-        "visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)",
+        "visible = draws.attention_keep(g, size, NOISE_MASK_RATIO, device)",
         "pass",
         TRAIN,
     ),

@@ -13,6 +13,7 @@ from rtdetr.config import ConfigError, Kernels, SupervisionConfig, TrainConfig, 
 from rtdetr.engine import distributed
 from rtdetr.engine.gradient_buffer import GradientBuffer
 from rtdetr.engine.step import Losses, Part, Step
+from rtdetr.losses.criterion import ONE_TO_MANY_REPEATS
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
@@ -47,7 +48,7 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 def repeats_in_crowds(cfg: SupervisionConfig) -> int:
     """How often each box of the fullest image is offered at least; see SupervisionConfig.crowd_limit."""
-    return 1 if cfg.one_to_many_repeats * cfg.crowd_limit <= MAX_COLUMNS else cfg.one_to_many_repeats
+    return 1 if ONE_TO_MANY_REPEATS * cfg.crowd_limit <= MAX_COLUMNS else ONE_TO_MANY_REPEATS
 
 
 class Captured(NamedTuple):

@@ -22,6 +22,8 @@ NOT_MATRICES = re.compile(
     r"embedding|score_head|class_head|box_head|sampling_offsets|attention_weights|backbone\.stem\.0"
 )
 
+WARMUP_FACTOR = 0.001  # share of the rate at which the warm-up begins
+
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
@@ -72,7 +74,7 @@ def lr_at(iteration: int, total_iterations: int, cfg: OptimizerConfig) -> float:
     """Base rate used at `iteration` (from 0) of `total_iterations`: linear warm-up, then constant or half a cosine."""
     warmup = settled(cfg.warmup_iterations)
     if iteration < warmup:
-        return cfg.lr * (cfg.warmup_factor + (1.0 - cfg.warmup_factor) * iteration / warmup)
+        return cfg.lr * (WARMUP_FACTOR + (1.0 - WARMUP_FACTOR) * iteration / warmup)
     if cfg.schedule == "constant":
         return cfg.lr
     start = float(warmup)

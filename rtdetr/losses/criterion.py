@@ -17,6 +17,9 @@ from rtdetr.losses.matcher import match_together
 from rtdetr.ops.fused import box_losses
 from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
 
+ONE_TO_MANY_REPEATS = 4  # queries that each box is offered to in the one-to-many group
+DENSE_WEIGHTS = 2.5, 0.5  # of the dense head's IoU loss and distribution focal loss
+
 
 class SetLosses(NamedTuple):
     """Sums over groups, images and queries, one per prediction layer."""
@@ -78,8 +81,7 @@ class Criterion:
         if dense is not None:
             task_aligned = epoch >= self.cfg.atss_epochs
             share = self._mean_num_boxes(targets, 1) / self._mean_num_boxes(targets, 1, group) if group else 1.0
-            weights = self.cfg.dense_iou_weight, self.cfg.dense_dfl_weight
-            of_cells = dense_losses(dense, targets, task_aligned, *weights, share)
+            of_cells = dense_losses(dense, targets, task_aligned, *DENSE_WEIGHTS, share)
 
         # Averages over processes come this late because each waits for the slowest process: one whose images have
         # more boxes matches longer and denoises less, and is not waited for in between.
@@ -179,5 +181,4 @@ def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:
 
 def build_criterion(cfg: Config, num_classes: int) -> Criterion:
     """The criterion of a configuration."""
-    supervision = cfg.model.supervision
-    return Criterion(cfg.loss, num_classes, supervision.one_to_many_repeats, supervision.crowd_limit)
+    return Criterion(cfg.loss, num_classes, ONE_TO_MANY_REPEATS, cfg.model.supervision.crowd_limit)

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from rtdetr.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from rtdetr.types import Targets
 
+NEW_LABELS = 0.25  # probability that a label is drawn again
+
 
 class Draws:
     """The random numbers of one training step. A test that replays stored ones overrides these methods."""
@@ -61,8 +63,6 @@ def noise_targets(
     num_groups: int,
     num_classes: int,
     num_denoising: int,
-    label_noise_ratio: float,
-    box_noise_scale: float,
     crowd_limit: int,
 ) -> NoisedTargets:
     """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more. Where an
@@ -78,7 +78,7 @@ def noise_targets(
 
     real = targets.mask.repeat(1, repeats).expand(num_groups, -1, -1)  # (G, B, N)
     labels = targets.labels.repeat(1, repeats).expand(num_groups, -1, -1)
-    flipped = (draws.label_flip(labels) < label_noise_ratio * 0.5) & real
+    flipped = (draws.label_flip(labels) < NEW_LABELS) & real
     labels = torch.where(flipped, draws.new_labels(flipped, num_classes), labels)
     labels = labels.masked_fill(~real, num_classes)
 
@@ -86,7 +86,7 @@ def noise_targets(
     negative = torch.zeros(num_copies, 2, size, 1, dtype=boxes.dtype, device=boxes.device)
     negative[:, 1] = 1
     reach = (draws.box_part(boxes) + negative.flatten(0, 2)) * (draws.box_sign(boxes) * 2 - 1)
-    half_size = boxes[..., 2:].repeat(1, 1, 1, 2) * (0.5 * box_noise_scale)
+    half_size = boxes[..., 2:].repeat(1, 1, 1, 2) * 0.5
     noised = (cxcywh_to_xyxy(boxes) + reach * half_size).clamp(0.0, 1.0)
     return NoisedTargets(labels, inverse_sigmoid(xyxy_to_cxcywh(noised)), num_copies, targets.mask, crowd)
 

@@ -19,6 +19,8 @@ from rtdetr.models.denoising import Draws, LabelEmbedding, noise_targets
 from rtdetr.models.layers import Group, xavier_linear
 from rtdetr.types import DenoisingOutputs, QueryOutputs, Targets
 
+NOISE_MASK_RATIO = 0.1  # share of query pairs hidden from each other in a noise group
+
 
 class GroupedQueries(NamedTuple):
     """Decoder input of all groups, and what is needed to take its output apart."""
@@ -64,8 +66,6 @@ class QueryGroups(nn.Module):
                 num_groups=self.num_groups,
                 num_classes=self.num_classes,
                 num_denoising=self.cfg.num_denoising,
-                label_noise_ratio=self.cfg.label_noise_ratio,
-                box_noise_scale=self.cfg.box_noise_scale,
                 crowd_limit=self.cfg.crowd_limit,
             )
             num_copies, num_denoising = noised.num_copies, noised.labels.shape[2]
@@ -95,7 +95,7 @@ class QueryGroups(nn.Module):
         for g in range(self.num_groups):
             visible = torch.ones(size, size, dtype=torch.bool, device=device)
             if g > 0:  # noise groups lose random pairs, a query's view of itself included
-                visible = draws.attention_keep(g, size, self.cfg.noise_mask_ratio, device)
+                visible = draws.attention_keep(g, size, NOISE_MASK_RATIO, device)
             if num_denoising:
                 denoising = torch.cat((own_copy, visible.new_ones(num_denoising, size)), dim=1)
                 queries = torch.cat((visible.new_zeros(size, num_denoising), visible), dim=1)

@@ -90,8 +90,6 @@ class TestDenoising:
             num_groups=1,
             num_classes=80,
             num_denoising=100,
-            label_noise_ratio=0.5,
-            box_noise_scale=1.0,
             crowd_limit=200,
         )
         copies, num_dn, num_queries = (int(n) for n in arrays["num_group_split"])
