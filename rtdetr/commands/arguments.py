@@ -45,6 +45,11 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda when there is one)")
 
 
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    text = "auto, or plain: PyTorch and SciPy alone (default: as the config says)"
+    parser.add_argument("--kernels", choices=("auto", "plain"), help=text)
+
+
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there already")
 

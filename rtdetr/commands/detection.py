@@ -33,9 +33,12 @@ class Search(NamedTuple):
         """As the arguments of the command say. Raises CheckpointError or ConfigError."""
         if not is_exported(args.weights):
             options = {"half": HALF[args.half], "compile": args.compile}
+            options |= {"kernels": args.kernels} if args.kernels else {}
             return cls(Predictor(args.weights, device, args.threshold, **options), args.batch_size, slices)
-        if args.half != "auto" or args.compile:
-            raise ConfigError(f"{args.weights}: runs as it was exported; --half and --compile are for checkpoints")
+        if args.half != "auto" or args.compile or args.kernels:
+            raise ConfigError(
+                f"{args.weights}: runs as it was exported; --half, --compile and --kernels are for checkpoints"
+            )
         return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
 
     def files(

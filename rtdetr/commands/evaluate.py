@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update, add_weights
+from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_overwrite, add_update, add_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,6 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--report", type=Path, metavar="DIR", help=text)
     add_overwrite(parser)
     add_device(parser)
+    add_kernels(parser)
     args = parser.parse_args(arguments)
     args.weights = args.weights or args.named_weights
 
@@ -52,19 +53,22 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import load_config
+    from rtdetr.config import ConfigError, load_config
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
     from rtdetr.engine.evaluation.report import write_report
     from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
-    from rtdetr.inference.runtimes import load_model
+    from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
     from rtdetr.outputs import check_outputs, writing
     from rtdetr.shipped_configs import find_config
 
-    updates = args.update + ([f"eval.evaluator={args.evaluator}"] if args.evaluator else [])
+    if args.kernels and is_exported(args.weights):
+        raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
+    chosen = {"eval.evaluator": args.evaluator, "kernels": args.kernels}
+    updates = args.update + [f"{key}={value}" for key, value in chosen.items() if value]
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from rtdetr.commands.arguments import (
     Parser,
     add_device,
+    add_kernels,
     add_overwrite,
     count,
     count_from_0,
@@ -108,6 +109,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "share of a tile that its neighbour repeats (default: 0.2)"
     parser.add_argument("--overlap", type=overlap_share, default=0.2, help=text)
     add_device(parser)
+    add_kernels(parser)
     parser.add_argument("--batch-size", type=count, default=8, help="images at a time (default: 8)")
     parser.add_argument("--half", choices=["auto", "on", "off"], default="auto", help="float16 (default: on a GPU)")
     parser.add_argument("--compile", action="store_true", help="by torch.compile: minutes at first, then faster")

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_device, score_threshold
+from rtdetr.commands.arguments import Parser, add_device, add_kernels, score_threshold
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
@@ -41,6 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     text = "largest image (default: %(default)s)"
     parser.add_argument("--max-megapixels", type=_number(1, 10_000), default=50, metavar="N", help=text)
     add_device(parser)
+    add_kernels(parser)
     args = parser.parse_args(arguments)
     wake_gpu(args.device)
 
@@ -55,7 +56,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.serve.app import Settings, build_app
 
     with listener(args.host, args.port) as socket_:
-        predictor = Predictor(args.weights, choose_device(args.device), threshold=0.0)
+        options = {"kernels": args.kernels} if args.kernels else {}
+        predictor = Predictor(args.weights, choose_device(args.device), threshold=0.0, **options)
         limits = (args.max_batch, args.queue, args.max_megabytes, args.max_megapixels)
         settings = Settings(args.weights.name, predictor.classes.names, args.threshold, *limits)
         return _serve(build_app(predictor.predict, settings), socket_)

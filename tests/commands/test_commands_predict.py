@@ -21,10 +21,12 @@ import numpy as np
 import pytest
 from api_cases import PIXELS, Web
 from PIL import Image, ImageDraw
+from plain_kernels import OurOperators
 
 from rtdetr import cli
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import Predictor
+from rtdetr.ops.compiled import WHY_NOT
 
 NUM_IMAGES = 2000
 TIMES = [33 * number + 5 * (number % 3) for number in range(300)]  # milliseconds; no two gaps need be the same
@@ -358,6 +360,22 @@ def test_the_arguments_reach_the_predictor(
     monkeypatch.setattr(Predictor, "predict_files", lambda self, files, size, **_: given.append(size) or iter(()))
     assert run(checkpoint, "a.png", "--half", "off", "--compile", "--batch-size", "3", "--output-dir", "new") == 0
     assert given == [{"half": False, "compile": True}, 3]
+    assert run(checkpoint, "a.png", "--kernels", "plain", "--output-dir", "plain") == 0
+    assert given[2] == {"half": "auto", "compile": False, "kernels": "plain"}
+
+
+def test_plain_kernels(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`auto` sees the same boxes, by operators of ours."""
+    Image.fromarray(PIXELS).save(folder / "a.png")
+    for kernels in ("auto", "plain"):
+        with OurOperators() as called:
+            assert run(checkpoint, "a.png", "--kernels", kernels, "--threshold", "0", "--output-dir", kernels) == 0
+        assert (not called.names) == (kernels == "plain" or WHY_NOT["cpu"] is not None)
+    plain, auto = (json.loads((folder / name / "results.json").read_text()) for name in ("plain", "auto"))
+    assert len(plain[0]["detections"]) == len(auto[0]["detections"])
+    (folder / "model.onnx").touch()
+    assert run(folder / "model.onnx", "a.png", "--kernels", "plain", "--output-dir", "exported") == 2
+    assert "--kernels are for checkpoints" in capsys.readouterr().err
 
 
 def test_a_list_read_by_processes(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from engine_helpers import NANO, NUM_TRAIN, NUM_VAL, tiny_data, tiny_updates
+from plain_kernels import OurOperators
 
 from rtdetr import cli
 from rtdetr.engine.run_files.metrics import read_rows
+from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,6 +72,15 @@ def test_eval_takes_updates(trained: Path, tmp_path: Path, capsys: pytest.Captur
     capsys.readouterr()
     assert len(json.loads((tmp_path / "d.json").read_text())) == 3 * NUM_VAL
     assert "eval.max_detections" in refused(capsys, [*command, "-u", "eval.max_detection=3"])
+
+
+def test_eval_by_plain_kernels(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for kernels in ("auto", "plain"):
+        with OurOperators() as called:
+            assert cli.main(["eval", str(trained / "best.pth"), "--kernels", kernels, "--device", "cpu"]) == 0
+        assert (not called.names) == (kernels == "plain" or WHY_NOT["cpu"] is not None)
+    capsys.readouterr()
+    assert "--kernels is for checkpoints" in refused(capsys, ["eval", "model.onnx", "--kernels", "plain"])
 
 
 def test_predict_draws_and_lists(trained: Path, data: Path, tmp_path: Path) -> None:

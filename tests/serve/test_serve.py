@@ -23,6 +23,7 @@ from PIL import Image
 from serve_cases import BOXES, Detector, Reply, image_bytes, request, served
 
 from rtdetr.cli import main
+from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import Predictor
 
@@ -323,3 +324,15 @@ def answer_of(client: socket.socket) -> dict[str, list[dict[str, object]]]:
         head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200"), head
     return json.loads(body)
+
+
+def test_kernels_reach_the_predictor(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[object] = []
+
+    def predictor(*_: object, **options: object) -> None:
+        given.append(options)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr("rtdetr.inference.predictor.Predictor", predictor)
+    assert main(["serve", "-w", "x.pth", "--port", "0", "--device", "cpu", "--kernels", "plain"]) == 2
+    assert given == [{"threshold": 0.0, "kernels": "plain"}]
