@@ -94,7 +94,7 @@ def test_tensorboard_shows_images_of_every_evaluation(tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, *updates), tmp_path / "run", torch.device("cpu"))
     trainer.run()
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    assert events.Tags()["images"] == [f"images/{number}" for number in range(4)]
+    assert events.Tags()["images"] == ["train_batch", *(f"images/{number}" for number in range(4))]
     assert [each.step for each in events.Images("images/0")] == [3, 6]
     source, image = trainer.val_loader.source, events.Images("images/0")[0]
     assert (image.width, image.height) == (SIDE, SIDE)
