@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import shared_data
 from PIL import Image
 from test_parity_foreign import rtdetr_state
 from test_weights_checkpoint import nano_config
@@ -107,6 +108,19 @@ def test_a_file_of_a_detector_detects_by_its_path(
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     arguments = ["-w", str(file), "--output-dir", str(tmp_path / "found"), "--device", "cpu"]
     assert main(["predict", str(tmp_path / "a.png"), *arguments]) == 0
+
+
+def test_one_command_starts_a_training_from_a_name(source: nn.Module, tmp_path: Path) -> None:
+    """As docs/weights.md has it, on blood cells, but with the small model that the server has: two steps on a CPU."""
+    output, cells = tmp_path / "run", str(shared_data("bccd"))
+    quick = ["train.max_iterations=2", "image_size=[64,64]", "batch_sizes=[64]", "train_batch_size=2", "num_workers=0"]
+    quick += ["model.backbone.norm=frozen", "model.encoder.num_csp_blocks=1", "epochs=1"]
+    fixed = ["-c", "rtdetrv3_nano_shapes", "--output-dir", str(output), "--device", "cpu"]
+    assert main(["train", cells, "-t", NAME, *fixed, "-u", *quick]) == 0
+    report = (output / "load_report.txt").read_text()
+    assert "0 of 3 carried over by name (the file has Person, Sneakers, " in report and "new: RBC, WBC" in report
+    assert "decoder.selector.score_head.weight" in report.split("loaded in part: ")[1]
+    assert "missing in the file" not in report and (output / "best.pth").is_file()
 
 
 def test_files_of_no_detector_are_refused_by_their_path(source: nn.Module, server: Server, tmp_path: Path) -> None:
