@@ -19,6 +19,7 @@ from typing import NamedTuple
 import rtdetr
 from rtdetr.commands import (
     benchmark,
+    compare,
     convert,
     convert_data,
     doctor,
@@ -51,6 +52,7 @@ COMMANDS = {
     "show-batch": Command(show_batch.run, "draw training images as the model sees them"),
     "learning-curve": Command(learning_curve.run, "tell whether labelling more images would pay"),
     "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
+    "compare": Command(compare.run, "one table over a checkpoint and its exports: AP, size, speed, difference"),
     "weights": Command(weights.run, "list the weights that have a name"),
     "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
     "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),

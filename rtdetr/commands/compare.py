@@ -1,0 +1,167 @@
+"""`rtdetr compare`"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update, add_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from rtdetr.config import Config
+    from rtdetr.inference.predictor import Predictor
+
+ABOUT = """One table over a checkpoint and its exports: AP on the validation set, size, speed on this machine, and the
+largest differences that the certificate beside each file allows it.
+
+    rtdetr compare best.pth                                    best.pth and every certified export beside it
+    rtdetr compare best.pth best.onnx best_openvino -o table.md -o table.json
+"""
+HEADS = {
+    "file": "file", "runtime": "runtime", "AP": "AP", "AP50": "AP50", "megabytes": "MB", "latency_ms": "ms, one image",
+    "images_per_second": "images/s", "score": "score differs", "box": "box differs, px",
+}  # fmt: skip
+DIGITS = {"AP": ".4f", "AP50": ".4f", "megabytes": ".1f", "latency_ms": ".1f", "images_per_second": ".1f"}
+CERTIFICATE = ".certificate.json"
+CALLS = 9  # that are timed, after two that are not
+BATCH = 8  # of images/s
+
+Row = dict[str, Any]  # by the keys of HEADS
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Prints the table; see `rtdetr compare --help`."""
+    parser = Parser(prog="rtdetr compare", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_weights(parser, "a checkpoint of this project")
+    text = "exported files (default: those with a certificate beside the checkpoint, under its name)"
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
+    text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
+    parser.add_argument("-c", "--config", help=text)
+    add_update(parser)
+    text = "write the table: .json or .md; may be repeated"
+    parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=text)
+    add_overwrite(parser)
+    add_device(parser)
+    args = parser.parse_args(arguments)
+    weights = args.weights or args.named_weights
+
+    from rtdetr.config import ConfigError
+    from rtdetr.outputs import check_outputs, writing
+
+    for output in args.output:
+        if output.suffix not in (".json", ".md"):
+            raise ConfigError(f"--output: expected a name that ends in .json or .md, got {output}")
+    files = args.files or exports_beside(weights)
+    check_outputs(args.output, [weights, *files], args.overwrite)
+    rows, on = _rows(weights, files, args)
+    print(table(rows))
+    for output in args.output:
+        with writing(output):
+            content = json.dumps({"on": on, "rows": rows}, indent=1) if output.suffix == ".json" else table(rows)
+            output.write_text(content + "\n", encoding="utf-8")
+    return 0
+
+
+def exports_beside(weights: Path) -> list[Path]:
+    """The exports of a checkpoint that lie in its folder under its name, with a certificate."""
+    certificates = sorted(weights.parent.glob(f"*{CERTIFICATE}"))
+    files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
+    return [each for each in files if each.exists() and _is_named_after(each.name, weights.stem)]
+
+
+def _is_named_after(name: str, stem: str) -> bool:
+    return name.startswith(stem) and name[len(stem) : len(stem) + 1] in (".", "-", "_")
+
+
+def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[list[Row], str]:
+    """The rows, the checkpoint's first, and what they were measured on. Raises CheckpointError, ConfigError."""
+    import torch
+
+    from rtdetr.config import load_config
+    from rtdetr.data.loader import build_val_loader
+    from rtdetr.engine import distributed
+    from rtdetr.engine.evaluation.evaluator import evaluate
+    from rtdetr.inference.deploy import AsModule
+    from rtdetr.inference.predictor import Predictor
+    from rtdetr.inference.runtimes import load_model
+    from rtdetr.shipped_configs import find_config
+
+    replaced = load_config(find_config(args.config), args.update) if args.config else None
+    rows = []
+    with distributed.process_group(args.device) as device:
+        _, cfg, classes = load_model(weights, device, args.update, replaced)
+        loader = build_val_loader(cfg, classes)
+        for file in (weights, *files):
+            model, _, _ = load_model(file, device, cfg=cfg)
+            predictor = Predictor.of(model, cfg, classes, device)
+            detector = AsModule(predictor.predict_tensors)
+            result = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
+            assert result is not None  # there is one process
+            rows.append(
+                {
+                    "file": file.name,
+                    "runtime": getattr(model, "runtime", "PyTorch"),
+                    "AP": result.figures["AP"],
+                    "AP50": result.figures["AP50"],
+                    "megabytes": _num_bytes(file) / 1e6,
+                    **speed(predictor, cfg, device),
+                    **certified(file),
+                }
+            )
+        on = f"{loader.source.summary()}; {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    return rows, on
+
+
+def _num_bytes(file: Path) -> int:
+    return sum(each.stat().st_size for each in (file.rglob("*") if file.is_dir() else (file,)))
+
+
+def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
+    """Median time of an image of the network's size, from tensor to detections, and images per second in batches."""
+    import torch
+
+    seconds = {}
+    for batch in (1, BATCH):
+        images = torch.randint(0, 256, (batch, 3, *cfg.data.image_size), dtype=torch.uint8, device=device)
+        times = []
+        for _ in range(CALLS + 2):
+            start = time.perf_counter()
+            predictor.predict_tensors(images)[0].cpu()  # which waits for the device
+            times.append(time.perf_counter() - start)
+        seconds[batch] = statistics.median(times[2:])
+    return {"latency_ms": seconds[1] * 1e3, "images_per_second": BATCH / seconds[BATCH]}
+
+
+def certified(file: Path) -> Row:
+    """The largest differences from PyTorch in the certificate of a file, None without one. Raises CheckpointError for a
+    certificate of other bytes, or of a file that failed."""
+    from rtdetr.inference.export_metadata import file_sha256
+    from rtdetr.weights.checkpoint import CheckpointError
+
+    path = file.with_name(f"{file.name}{CERTIFICATE}")
+    if not path.is_file():
+        return {"score": None, "box": None}
+    content = json.loads(path.read_bytes())
+    if content["certified_sha256"] != file_sha256(file):
+        raise CheckpointError(f"{file}: is not the file that {path} is about; `rtdetr export --check` compares it anew")
+    return {key: max(each[key] for each in content["comparisons"]) for key in ("score", "box")}
+
+
+def table(rows: list[Row]) -> str:
+    """Markdown."""
+    lines = ["| " + " | ".join(HEADS.values()) + " |", "|---" * len(HEADS) + "|"]
+    for row in rows:
+        cells = ("-" if row[key] is None else format(row[key], DIGITS.get(key, _digits(row[key]))) for key in HEADS)
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _digits(value: object) -> str:
+    return ".2g" if isinstance(value, float) else ""

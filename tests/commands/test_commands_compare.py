@@ -1,0 +1,60 @@
+"""`rtdetr compare`: one table over a checkpoint and its exports."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from export_cases import write_checkpoint
+
+from rtdetr.cli import main
+from rtdetr.commands.compare import HEADS, exports_beside
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model.pth and model.pt2, certified."""
+    folder = tmp_path_factory.mktemp("compare")
+    write_checkpoint(folder)
+    assert main(["export", str(folder / "model.pth"), "--format", "torch-export"]) == 0
+    return folder
+
+
+def test_the_table_has_a_row_for_each_file(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outputs = tmp_path / "table.md", tmp_path / "table.json"
+    arguments = [word for output in outputs for word in ("-o", str(output))]
+    assert main(["compare", str(folder / "model.pth"), "--device", "cpu", *arguments]) == 0
+    text = outputs[0].read_text()
+    assert text.strip() in capsys.readouterr().out
+    assert [line.count("|") for line in text.splitlines()] == [len(HEADS) + 1] * 4
+    ours, theirs = json.loads(outputs[1].read_text())["rows"]
+    assert (ours["file"], theirs["file"]) == ("model.pth", "model.pt2")
+    assert (ours["runtime"], theirs["runtime"]) == ("PyTorch", "torch")
+    assert abs(ours["AP"] - theirs["AP"]) < 1e-3
+    certificate = json.loads((folder / "model.pt2.certificate.json").read_text())
+    assert ours["score"] is None and theirs["box"] == max(each["box"] for each in certificate["comparisons"])
+    assert all(row[key] > 0 for row in (ours, theirs) for key in ("latency_ms", "images_per_second"))
+    assert theirs["megabytes"] == (folder / "model.pt2").stat().st_size / 1e6
+
+
+def test_files_of_other_checkpoints_are_not_taken(tmp_path: Path) -> None:
+    for name in ("best.onnx", "best-fp16.onnx", "best2.onnx", "last.onnx", "best.pt2"):
+        (tmp_path / name).touch()
+        if name != "best.pt2":
+            (tmp_path / f"{name}.certificate.json").touch()
+    assert [each.name for each in exports_beside(tmp_path / "best.pth")] == ["best-fp16.onnx", "best.onnx"]
+
+
+def test_a_changed_file_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate = folder / "model.pt2.certificate.json"
+    content = certificate.read_text()
+    certificate.write_text(json.dumps({**json.loads(content), "certified_sha256": "0"}))
+    try:
+        assert main(["compare", str(folder / "model.pth"), "--device", "cpu"]) == 2
+    finally:
+        certificate.write_text(content)
+    assert "model.pt2: is not the file that" in capsys.readouterr().err
+    output = str(tmp_path / "table.txt")
+    assert main(["compare", str(folder / "model.pth"), "-o", output]) == 2
+    assert "--output: expected a name that ends in .json or .md" in capsys.readouterr().err
