@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -135,15 +136,16 @@ def test_best_places_are_those_of_a_sort(count: int) -> None:
 
 
 def test_the_command_certifies_a_portable_file_and_lists_its_operators(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder)
+    shutil.copy(folder / "model.pth", tmp_path)
+    monkeypatch.chdir(tmp_path)
     assert main(["export", "model.pth", "--portable", "--operators"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert any("opset 17" in line for line in said)
     listed = dict(each.rsplit(" ", 1) for each in said[-1].removeprefix("operators: ").split(", "))
     assert {name: int(count) for name, count in listed.items()} == operators(Path("model-portable.onnx"))
-    image = str(min(Path("shapes/val").glob("*.jpg")))
+    image = str(min((folder / "shapes" / "val").glob("*.jpg")))
     assert main(["predict", "-w", "model-portable.onnx", image, "--output-dir", "out"]) == 0
     content = bytearray(Path("model-portable.onnx").read_bytes())
     largest = max(onnx.load("model-portable.onnx").graph.initializer, key=lambda each: len(each.raw_data)).raw_data
