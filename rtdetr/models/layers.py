@@ -194,11 +194,16 @@ class SelfAttention(nn.MultiheadAttention):
         split = 2 * self.embed_dim
         query, key = linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
         value = linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
-        sizes = [group.size for group in groups] or [tokens.shape[1]]
-        masks = [group.visible for group in groups] or [None]
-        heads = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).split(sizes, dim=2) for x in (query, key, value))
-        seen = [F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2) for q, k, v, mask in zip(*heads, masks)]
-        together = torch.cat(seen, dim=1) if groups else seen[0]  # (B, T, heads, head_dim)
+        heads = [x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in (query, key, value)]
+        if not groups:
+            together = F.scaled_dot_product_attention(*heads).transpose(1, 2)  # (B, T, heads, head_dim)
+        else:
+            parts = (x.split([group.size for group in groups], dim=2) for x in heads)
+            masks = [group.visible for group in groups]
+            seen = [
+                F.scaled_dot_product_attention(q, k, v, mask).transpose(1, 2) for q, k, v, mask in zip(*parts, masks)
+            ]
+            together = torch.cat(seen, dim=1)
         return linear(together.flatten(2), self.out_proj.weight, self.out_proj.bias)
 
 
