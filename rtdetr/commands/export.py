@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rtdetr.commands.arguments import Parser, add_overwrite, add_weights
 
-FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt", "transformers")
+if TYPE_CHECKING:
+    from rtdetr.export import Certificate
+
+FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt", "transformers", "executorch", "litert", "coreml")
 ABOUT = """Write a model in a format that runs without this program, and prove that it agrees.
 
     rtdetr export best.pth --format onnx               one file; batch, height and width stay open
@@ -16,6 +20,7 @@ ABOUT = """Write a model in a format that runs without this program, and prove t
     rtdetr export best.pth --int8 --calibrate IMAGES 8 bits (onnx)
     rtdetr export best.pth --portable --operators      for small runtimes: one size, no GridSample, no TopK
     rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
+    rtdetr export best.pth --format executorch         a .pte file for phones; litert and coreml likewise
     rtdetr export best.pth --check best.onnx           compare a file that is there already
 
 An export is finished when its outputs agree with PyTorch: FILE.certificate.json says on what and how well. One that
@@ -35,8 +40,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.check:
         _check_operators(args.operators, args.check)
         with writing(args.check):
-            check_file(weights, args.check, args.images, say=print)
-        print(f"{args.check}: agrees with {weights}")
+            certificate = check_file(weights, args.check, args.images, say=print).certificate
+        print(f"{args.check}: {_verdict(certificate)} {weights}")
         if args.operators:
             _say_operators(args.check)
         return 0
@@ -60,7 +65,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             images=args.images,
             say=print,
         )
-    print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, agrees with {weights}")
+    print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, {_verdict(exported.certificate)} {weights}")
     if args.operators:
         _say_operators(exported.path)
     if args.int8:
@@ -82,6 +87,10 @@ def _say_operators(path: Path) -> None:
     print(f"operators: {', '.join(f'{name} {count}' for name, count in found.items())}")
 
 
+def _verdict(certificate: Certificate) -> str:
+    return "not run here, so not compared with" if certificate.not_run else "agrees with"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="rtdetr export",
@@ -91,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
-    text = "default: beside WEIGHTS, under its name; a folder for openvino and transformers"
+    text = "default: beside WEIGHTS, under its name; a folder for openvino, transformers and coreml"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
     parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")

@@ -20,7 +20,8 @@ from rtdetr.config import ConfigError
 from rtdetr.export import targets
 from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
-from rtdetr.export.graph import Graph, make_graph, make_portable_graph, set_backend
+from rtdetr.export.edge import of_one_image, quiet, write_coreml, write_executorch, write_litert
+from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
@@ -30,6 +31,7 @@ from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.export.transformers import write_folder
 from rtdetr.extras import optional
+from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.portable import Sampling
@@ -44,8 +46,10 @@ from rtdetr.weights.load import model_from_checkpoint
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 NEEDS: dict[str, tuple[str, ...]] = {
     **{"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "openvino": ("onnx", "onnxscript", "openvino")},
-    **{"transformers": ("transformers", "safetensors")},
+    **{"transformers": ("transformers", "safetensors"), "executorch": ("executorch.runtime",)},
+    **{"litert": ("litert_torch", "ai_edge_litert"), "coreml": ("coremltools",)},
 }
+EDGE = ("executorch", "litert", "coreml")
 
 
 class ExportFailed(RuntimeError):
@@ -94,13 +98,14 @@ def export_model(
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw, portable)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
-    metadata = replace(metadata, fixed=portable is not None)
+    metadata = replace(metadata, fixed=portable is not None or format in EDGE)
     examples = example_images(images or calibrate, metadata.config)  # 8 bits hold for images of their kind alone
     calibration = calibration_images(calibrate, metadata.config) if calibrate is not None else []
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
-        say(f"comparing with PyTorch on {examples.says}, and on random ones")
+        if not why_not_run(path):
+            say(f"comparing with PyTorch on {examples.says}, and on random ones")
         certificate = certify(path, format, model, metadata, examples)
         _complete(certificate, format, path)
         say(certificate.table())
@@ -123,7 +128,8 @@ def check_file(
         raise CheckpointError(f"{file}: no such file")
     if not is_exported(file) and not is_huggingface(file):
         raise CheckpointError(
-            f"{file}: expected an exported file by its name: .onnx, .pt2, or a folder of openvino or transformers"
+            f"{file}: expected an exported file by its name: .onnx, .pt2, .pte, .tflite, .mlpackage, or a folder "
+            "of openvino or transformers"
         )
     noted = read_noted(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
@@ -180,10 +186,13 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
         raise ConfigError("half, int8: a file has one precision, got both")
     if int8 and format != "onnx":
         raise ConfigError(f"int8: only onnx files can be quantised, got format {format}")
+    if half and format in EDGE:
+        raise ConfigError(f"half: files of {format} are float32")
     if int8 != (calibrate is not None):
         raise ConfigError("int8 and calibrate (a folder of some 100 typical images) go together, got one of them")
     for package in NEEDS.get(format, ()):
-        optional(package, format if format in ("openvino", "transformers") else "onnx", f"the format {format}")
+        with quiet():  # some warn of what they lack, or of a newer torch
+            optional(package, "onnx" if format == "tensorrt" else format, f"the format {format}")
 
 
 def _check_portable(format: str, half: bool, portable: Sampling | None, opset: int | None) -> None:
@@ -213,6 +222,9 @@ def _write(
     if format == "transformers":
         write_folder(model, metadata, path)
         return
+    if format in EDGE:
+        _write_edge(format, model, metadata, path)
+        return
     if format in ("torch-export", "aot"):
         with_op = format == "aot" and why_not_compiled(torch.empty(0)) is None
         graph = graph_of(metadata, "cpu" if with_op else "torch")
@@ -231,6 +243,16 @@ def _write(
         write_script(path, metadata)
     elif metadata.precision == "int8":
         quantize(first, metadata, calibration, path)
+
+
+def _write_edge(format: str, model: RTDETRv3, metadata: Metadata, path: Path) -> None:
+    size = own_size(model, metadata)
+    if format == "executorch":
+        write_executorch(of_one_image(make_graph(model, metadata, "torch"), size), metadata, path)
+    elif format == "litert":
+        write_litert(make_portable_graph(model, metadata), metadata, path)
+    else:
+        write_coreml(make_portable_graph(model, replace(metadata, input="float")), metadata, path)
 
 
 def _complete(certificate: Certificate, format: str, path: Path) -> None:
@@ -267,7 +289,10 @@ def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exporte
         place.mkdir(exist_ok=True)
     for file in targets.of(path, certificate.format):
         if file.exists():
-            os.replace(file, place / file.name if file.parent == path else place.with_name(file.name + ending))
+            inside = path.is_dir() and file != path and path in file.parents
+            goal = place / file.relative_to(path) if inside else place.with_name(file.name + ending)
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(file, goal)
     certificate.save(targets.certificate_path(place))
     if not certificate.passed:
         raise ExportFailed(f"{place}: does not agree with the model: {certificate.reason()}")

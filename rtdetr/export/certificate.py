@@ -26,6 +26,7 @@ from rtdetr.export.cases import Case, Images, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
+from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
@@ -40,7 +41,10 @@ LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
 TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
 OTHER_WEIGHTS = "it was exported from other weights"
-PACKAGES = ("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino", "transformers")
+PACKAGES = (
+    *("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino", "transformers"),
+    *("executorch", "litert-torch", "ai-edge-litert", "coremltools"),
+)
 
 
 class Bounds(NamedTuple):
@@ -98,6 +102,7 @@ class Certificate:
     notes: list[str] = field(default_factory=list)
     certified_sha256: str = ""  # of the file when it was found good; the same as sha256 until somebody changes the file
     fault: str = ""  # what is wrong besides the comparisons
+    not_run: str = ""  # why nothing was compared, where no machine of this kind can run the file
 
     @property
     def passed(self) -> bool:
@@ -115,12 +120,14 @@ class Certificate:
                 f"{worst.kind} {worst.batch}x{worst.height}x{worst.width} {worst.missing} of {worst.detections} "
                 "detections have no counterpart"
             )
-        if not any(each.detections for each in self.comparisons) and self.bounds.least:
+        if not any(each.detections for each in self.comparisons) and self.bounds.least and not self.not_run:
             return "no image could be compared"
         return ""
 
     def table(self) -> str:
         """For a terminal."""
+        if self.not_run:
+            return "\n".join([f"not run: {self.not_run}; --check compares there", *self.notes])
         columns = ("runtime", "images", "batch x size", "compared", "missing", "score", "box px")
         head = "{:12s} {:9s} {:>14s} {:>9s} {:>8s} {:>9s} {:>8s}".format(*columns)
         lines = [head]
@@ -146,7 +153,7 @@ class Certificate:
         content = {
             **asdict(self),
             "bounds": self.bounds._asdict(),
-            "passed": self.passed,
+            "passed": self.passed and not self.not_run,
             "reason": self.reason(),
             "machine": f"{platform.machine()} {platform.system()}",
         }
@@ -197,10 +204,11 @@ def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, images
         images.says,
         versions=_versions(),
         fault=fault,
+        not_run=why_not_run(path),
     )
     size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
     fixed = isinstance(files[0], ExportedModel) and files[0].metadata.fixed if files else False
-    for case in cases(images, size, num_queries, fixed) if files else ():
+    for case in cases(images, size, num_queries, fixed) if files and not certificate.not_run else ():
         expected, gaps = reference(model, case, metadata.config.eval.max_detections)
         certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
     certificate.comparisons = together(certificate.comparisons, certificate.bounds)

@@ -78,17 +78,23 @@ class PortableDetector(Detector):
         return found.labels, found.boxes, found.scores
 
 
-def make_portable_graph(model: RTDETRv3, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
-    """The model, folded, for one image of its own size, of operators that small runtimes have, too; float32.
-
-    metadata: with `fixed`. Raises ConfigError for an image size that is none of exported files.
-    """
+def own_size(model: RTDETRv3, metadata: Metadata) -> tuple[int, int]:
+    """Height and width for a file of one size. Raises ConfigError."""
     height, width = size = metadata.config.data.image_size
     if fitting(height, width, model.decoder.selector.num_queries) != size:
         raise ConfigError(
             f"data.image_size: a file for one size takes multiples of {STRIDE} from {SMALLEST} with a cell for every "
             f"query, got {height} x {width}"
         )
+    return height, width
+
+
+def make_portable_graph(model: RTDETRv3, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
+    """The model, folded, for one image of its own size, of operators that small runtimes have, too; float32.
+
+    metadata: with `fixed`. Raises ConfigError for an image size that is none of exported files.
+    """
+    height, width = own_size(model, metadata)
     portable = Portable(height=height, width=width, sampling=sampling)
     deployed = model.deploy(DeployOptions(channels_last=False, portable=portable))
     images = torch.zeros(1, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
+from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, RUNTIMES
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -14,6 +15,7 @@ from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
 FORMATS |= {"transformers": "_transformers"}  # a folder
+FORMATS |= {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}  # the last one is a folder, too
 
 Source = str | Path | tuple[RTDETRv3, Config, Classes]  # of the model: a checkpoint, or the model itself
 
@@ -44,7 +46,7 @@ def check(output: Path, format: str) -> None:
             f"output: {output.parent} is no folder, so {output.name} cannot be written there; make it first"
         )
     ending = Path(f"x{FORMATS[format]}").suffix  # none for the folder of openvino
-    if output.suffix != ending and (ending or output.suffix in (".onnx", ".pt2", ".xml")):
+    if output.suffix != ending and (ending or output.suffix in (".onnx", ".pt2", ".xml", *RUNTIMES)):
         raise ConfigError(
             f"output: the format {format} writes {f'a file {ending}' if ending else 'a folder'}, got {output}"
         )
@@ -52,7 +54,10 @@ def check(output: Path, format: str) -> None:
 
 def of(output: Path, format: str) -> list[Path]:
     """Every file of an export, its certificate last."""
-    folders = {"openvino": ("model.xml", "model.bin"), "transformers": (CONFIG, PROCESSOR, WEIGHTS)}
+    folders: dict[str, tuple[str | Path, ...]] = {
+        **{"openvino": ("model.xml", "model.bin"), "transformers": (CONFIG, PROCESSOR, WEIGHTS)},
+        **{"coreml": ("Manifest.json", COREML_WEIGHTS, COREML_WEIGHTS.parents[1] / "model.mlmodel")},
+    }
     files = [output / name for name in folders[format]] if format in folders else [output]
     beside = {"aot": [op_library_path(output)], "tensorrt": [script_path(output)]}.get(format, [])
     return [*files, *beside, certificate_path(output)]

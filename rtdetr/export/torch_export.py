@@ -10,8 +10,7 @@ import torch
 
 from rtdetr.export.graph import Graph
 from rtdetr.export.targets import op_library_path
-from rtdetr.inference.export_metadata import Metadata
-from rtdetr.inference.runtimes import METADATA_FILE
+from rtdetr.inference.export_metadata import METADATA_FILE, Metadata
 from rtdetr.ops.compiled import FOLDER
 
 

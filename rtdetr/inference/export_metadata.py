@@ -15,6 +15,7 @@ from rtdetr.data.classes import Classes
 from rtdetr.weights.checkpoint import CheckpointError
 
 FORMAT = "1"  # of these entries
+METADATA_FILE = "rtdetr.json"  # inside files that are a zip
 InputType = Literal["uint8", "float"]
 Precision = Literal["fp32", "fp16", "int8"]
 

@@ -19,7 +19,8 @@ from torch import Tensor
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.extras import optional
-from rtdetr.inference.export_metadata import Metadata, read_metadata
+from rtdetr.inference import edge_runtimes
+from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.postprocess import EndToEnd, postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
@@ -30,7 +31,6 @@ from rtdetr.weights.load import model_from_checkpoint
 logger = logging.getLogger("rtdetr")
 
 STRIDE, SMALLEST = 32, 64  # height and width of an exported file's images: multiples of the one from the other
-METADATA_FILE = "rtdetr.json"  # inside a torch.export file
 Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
 
 
@@ -96,21 +96,25 @@ def is_exported(path: str | Path) -> bool:
 
 
 def runtime_of(path: Path) -> str | None:
-    """onnxruntime, openvino or torch, by the name of the file; None for weights."""
+    """onnxruntime, openvino, torch or one of edge_runtimes, by the name of the file; None for weights."""
     if path.suffix == ".xml" or (path.is_dir() and [*path.glob("*.xml")]):
         return "openvino"
-    return {".onnx": "onnxruntime", ".pt2": "torch"}.get(path.suffix)
+    return {".onnx": "onnxruntime", ".pt2": "torch", **edge_runtimes.RUNTIMES}.get(path.suffix)
 
 
 def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime: str | None = None) -> ExportedModel:
-    """The model of an exported file. runtime: onnxruntime, openvino or torch; default: the one of its name.
+    """The model of an exported file. runtime: as `runtime_of` has them; default: the one of its name.
 
     Raises CheckpointError for a file that cannot be used, MissingPackage for a runtime that is not installed.
     """
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file")
-    openers = {"onnxruntime": _open_onnx, "openvino": _open_openvino, "torch": _open_torch}
+    openers: dict[str, Callable[[Path, torch.device], tuple[Metadata, Run]]] = {
+        **{"onnxruntime": _open_onnx, "openvino": _open_openvino, "torch": _open_torch},
+        **{"executorch": edge_runtimes.open_executorch, "litert": edge_runtimes.open_litert},
+        **{"coreml": edge_runtimes.open_coreml},
+    }
     runtime = runtime or runtime_of(path) or "onnxruntime"
     metadata, run = openers[runtime](path, torch.device(device))
     return ExportedModel(path, metadata, runtime, run)

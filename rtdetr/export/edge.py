@@ -1,0 +1,108 @@
+"""Files of phones and small boards: ExecuTorch with XNNPACK, LiteRT, Core ML. One image of one size, float32."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rtdetr.data.preprocess import SCALE
+from rtdetr.export.graph import Graph
+from rtdetr.extras import optional
+from rtdetr.inference.edge_runtimes import CONTENT, COREML_WEIGHTS, append_metadata
+from rtdetr.inference.export_metadata import Metadata, file_sha256
+
+
+def of_one_image(graph: Graph, size: tuple[int, int]) -> Graph:
+    """A graph whose batch and sides are no longer open. size: H, W."""
+    height, width = size
+    images = torch.zeros(1, 3, height, width, dtype=graph.inputs[0].dtype)
+    inputs = (images, torch.tensor([[height, width]]))[: len(graph.inputs)]
+    return graph._replace(inputs=inputs, shapes=({},) * len(inputs))
+
+
+def write_executorch(graph: Graph, metadata: Metadata, path: Path) -> None:
+    """A .pte file: what XNNPACK has runs there, the rest in ExecuTorch's portable kernels. Raises MissingPackage."""
+    exir = optional("executorch.exir", "executorch", "an ExecuTorch file")
+    xnnpack = optional("executorch.backends.xnnpack.partition.xnnpack_partitioner", "executorch", "an ExecuTorch file")
+    for parameter in graph.module.parameters():  # a slice has other strides, which ExecuTorch takes for channels_last
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
+    with quiet():
+        program = torch.export.export(graph.module, graph.inputs, strict=False)
+        lowered = exir.to_edge_transform_and_lower(program, partitioner=[xnnpack.XnnpackPartitioner()])
+        path.write_bytes(lowered.to_executorch().buffer)
+    append_metadata(path, metadata.entries())
+
+
+def write_litert(graph: Graph, metadata: Metadata, path: Path) -> None:
+    """A .tflite file. graph: portable, as LiteRT has no tensors of six axes. Raises MissingPackage."""
+    litert = optional("litert_torch", "litert", "a LiteRT file")
+    with quiet():
+        converted = litert.convert(graph.module, sample_kwargs=dict(zip(graph.names, graph.inputs)))
+        converted.export(str(path))
+    append_metadata(path, metadata.entries())
+
+
+class FromFloats(nn.Module):
+    """A module for images in [0, 255], given as floats."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, images: Tensor, *sizes: Tensor) -> tuple[Tensor, ...]:
+        return self.module(images * float(SCALE), *sizes)
+
+
+def write_coreml(graph: Graph, metadata: Metadata, path: Path) -> None:
+    """An .mlpackage for iOS 17 and macOS 14. graph: portable, of float images; those of uint8 are Core ML's image type.
+
+    Raises MissingPackage.
+    """
+    with quiet():
+        ct = optional("coremltools", "coreml", "a Core ML package")
+        given, *sizes = (ct.TensorType(name=name, shape=each.shape) for name, each in zip(graph.names, graph.inputs))
+        module = graph.module
+        if metadata.input == "uint8":
+            given = ct.ImageType(name="images", shape=graph.inputs[0].shape, color_layout=ct.colorlayout.RGB)
+            module = FromFloats(module).eval()
+        program = torch.export.export(module, graph.inputs, strict=False).run_decompositions({})
+        package = ct.convert(
+            program,
+            inputs=[given, *sizes],
+            outputs=[ct.TensorType(name=name) for name in graph.outputs],
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS17,
+            compute_precision=ct.precision.FLOAT32,
+            skip_model_load=True,
+        )
+        package.save(str(path))
+        noted = {**metadata.entries(), CONTENT: file_sha256(path / COREML_WEIGHTS)}
+        package.user_defined_metadata["rtdetr"] = json.dumps(noted)
+        package.save(str(path))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The converters tell their developers what they do; without gradients."""
+    before = logging.root.manager.disable
+    logging.disable(max(before, logging.WARNING))
+    try:
+        sink = io.StringIO()
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(sink),
+            contextlib.redirect_stderr(sink),
+            torch.no_grad(),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,133 @@
+"""Exported files of phones and small boards: ExecuTorch, LiteRT, Core ML. One image at a time, of one size.
+
+An ExecuTorch or LiteRT file ends with a zip of one part, which those runtimes do not read: METADATA_FILE, the metadata
+and the hash of all bytes before it. These runtimes trust what they are given, so it is checked before they see it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import platform
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rtdetr.config import ConfigError
+from rtdetr.extras import optional
+from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, file_sha256, read_metadata
+from rtdetr.weights.checkpoint import CheckpointError
+
+RUNTIMES = {".pte": "executorch", ".tflite": "litert", ".mlpackage": "coreml"}  # by the ending of the name
+CONTENT = "content_sha256"  # entry: of what the runtime reads
+COREML_WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
+Opened = tuple[Metadata, Callable[[dict[str, Tensor]], Sequence[Tensor]]]  # and what runs it
+
+
+def append_metadata(path: Path, entries: dict[str, str]) -> None:
+    """Puts the metadata at the end of a file; `unzip -p FILE rtdetr.json` shows them."""
+    noted = {**entries, CONTENT: file_sha256(path)}
+    with zipfile.ZipFile(path, "a") as parts:
+        parts.writestr(METADATA_FILE, json.dumps(noted, indent=1))
+
+
+def appended_metadata(path: Path) -> dict[str, str]:
+    """What `append_metadata` wrote; empty for a file of other origin. Raises CheckpointError for a damaged one."""
+    if not zipfile.is_zipfile(path):
+        return {}
+    try:
+        with zipfile.ZipFile(path) as parts:
+            start = parts.getinfo(METADATA_FILE).header_offset
+            entries: dict[str, str] = json.loads(parts.read(METADATA_FILE))
+    except (KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: damaged, the metadata at its end cannot be read; export it again") from error
+    with open(path, "rb") as file:
+        content = hashlib.sha256(file.read(start)).hexdigest()
+    if content != entries.get(CONTENT):
+        raise CheckpointError(f"{path}: damaged, it has other bytes than were written; copy or export it again")
+    return entries
+
+
+def open_executorch(path: Path, device: torch.device) -> Opened:
+    metadata = read_metadata(appended_metadata(path), path)
+    runtime = optional("executorch.runtime", "executorch", str(path)).Runtime.get()
+    try:
+        program = runtime.load_program(path)
+        method = program.load_method("forward")
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: ExecuTorch cannot load it ({error}); export it again") from error
+
+    def run(feed: dict[str, Tensor], program: Any = program) -> Sequence[Tensor]:  # the method needs its program
+        return method.execute([*feed.values()])
+
+    return metadata, run
+
+
+def open_litert(path: Path, device: torch.device) -> Opened:
+    metadata = read_metadata(appended_metadata(path), path)
+    litert = optional("ai_edge_litert.interpreter", "litert", str(path))
+    try:
+        interpreter = litert.Interpreter(model_path=str(path), num_threads=torch.get_num_threads())
+        runner = interpreter.get_signature_runner()
+    except (RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{path}: LiteRT cannot load it ({error}); export it again") from error
+
+    def run(feed: dict[str, Tensor]) -> list[Tensor]:
+        found = runner(**{name: in_32_bits(tensor).numpy() for name, tensor in feed.items()})
+        return [in_64_bits(torch.from_numpy(found[name].copy())) for name in sorted(found)]  # output_0, output_1, ...
+
+    return metadata, run
+
+
+def in_32_bits(tensor: Tensor) -> Tensor:
+    """LiteRT and Core ML take no int64."""
+    return tensor.to(torch.int32) if tensor.dtype == torch.int64 else tensor
+
+
+def in_64_bits(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
+def why_not_run(path: Path) -> str:
+    """Why this machine cannot run a file, whatever is installed; empty where it can."""
+    if RUNTIMES.get(path.suffix) == "coreml" and platform.system() != "Darwin":
+        return "Core ML runs on macOS alone"
+    return ""
+
+
+def open_coreml(path: Path, device: torch.device) -> Opened:
+    """Elsewhere than on macOS the file can be opened, and says what it is, but not run."""
+    models = optional("coremltools", "coreml", str(path)).models
+    damage = importlib.import_module("google.protobuf.message").DecodeError
+    reason = why_not_run(path)
+    try:
+        package = models.MLModel(str(path), skip_model_load=bool(reason))
+        description = package.get_spec().description
+        entries: dict[str, str] = json.loads(package.user_defined_metadata.get("rtdetr", "{}"))
+        content = file_sha256(path / COREML_WEIGHTS)
+    except (OSError, RuntimeError, ValueError, damage) as error:
+        raise CheckpointError(f"{path}: damaged, or no Core ML package ({error}); export it again") from error
+    metadata = read_metadata(entries, path)
+    if content != entries.get(CONTENT):
+        raise CheckpointError(f"{path}: damaged, its weights are not those that were written; export it again")
+    names = [each.name for each in description.output]
+    expected = ["logits", "boxes"] if metadata.raw else ["labels", "boxes", "scores"]
+    if names != expected:
+        raise CheckpointError(f"{path}: its outputs are {', '.join(names)}, expected {', '.join(expected)}")
+
+    def run(feed: dict[str, Tensor]) -> list[Tensor]:
+        if reason:
+            raise ConfigError(f"{path}: {reason}; use the checkpoint or another format here")
+        given: dict[str, Any] = {name: in_32_bits(tensor).numpy() for name, tensor in feed.items()}
+        if metadata.input == "uint8":  # Core ML's own image type
+            given["images"] = Image.fromarray(given["images"][0].transpose(1, 2, 0))
+        found = package.predict(given)
+        return [in_64_bits(torch.as_tensor(found[name])) for name in names]
+
+    return metadata, run

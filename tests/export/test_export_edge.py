@@ -1,0 +1,125 @@
+"""Files of phones and small boards, tested where the extra of a format is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from export_cases import write_checkpoint
+from PIL import Image
+
+from rtdetr.cli import main
+from rtdetr.export.build import NEEDS
+from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, append_metadata, appended_metadata
+from rtdetr.inference.runtimes import load, runtime_of
+from rtdetr.models.layers import SelfAttention
+from rtdetr.weights.checkpoint import CheckpointError
+
+ENDINGS = {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("edge")
+    write_checkpoint(folder)
+    return folder
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+def exported(folder: Path, format: str, *arguments: str) -> Path:
+    if not all(importlib.util.find_spec(each.split(".")[0]) for each in NEEDS[format]):
+        pytest.skip(f'needs pip install "rtdetr[{format}]"')
+    images = str(folder / "shapes" / "val")
+    command = ["export", str(folder / "model.pth"), "--format", format, "--images", images, "--overwrite"]
+    assert main([*command, *arguments]) == 0
+    return folder / f"model{ENDINGS[format]}"
+
+
+@pytest.mark.slow  # both converters take a minute
+@pytest.mark.parametrize("format", ["executorch", "litert"])
+def test_file_detects_as_the_checkpoint_does(folder: Path, format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = exported(folder, format)
+    certificate = json.loads((folder / f"{file.name}.certificate.json").read_bytes())
+    assert certificate["passed"] and certificate["format"] == format
+    assert {each["runtime"] for each in certificate["comparisons"]} == {format}
+    assert sum(each["detections"] for each in certificate["comparisons"]) > 100
+    images = [Image.open(each).convert("RGB") for each in sorted((folder / "shapes").glob("*/*.jpg"))]
+    ours: Any = load(folder / "model.pth", threshold=0.05).predict(images)
+    theirs: Any = load(file, threshold=0.05).predict(images)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.boxes, other.boxes, atol=1, rtol=0)
+        assert one.labels.tolist() == other.labels.tolist()
+    flip_a_bit(file)
+    capsys.readouterr()
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
+    assert "other bytes than were written" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # a minute, too
+@pytest.mark.skipif(platform.system() == "Darwin", reason="there Core ML runs")
+def test_core_ml_package_is_written_and_not_called_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = exported(folder, "coreml")
+    assert "not run here, so not compared" in capsys.readouterr().out
+    certificate = json.loads((folder / f"{file.name}.certificate.json").read_bytes())
+    assert not certificate["passed"] and certificate["not_run"] == "Core ML runs on macOS alone"
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 0
+    assert main(["predict", "-w", str(file), str(folder / "shapes" / "val"), "--output-dir", str(folder / "out")]) == 2
+    assert "Core ML runs on macOS alone" in capsys.readouterr().err
+    flip_a_bit(file / COREML_WEIGHTS)
+    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
+    assert "its weights are not those that were written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format", ENDINGS)
+def test_missing_package_is_named(
+    folder: Path, format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = NEEDS[format][0].split(".")[0]
+    monkeypatch.setitem(sys.modules, package, None)
+    assert (
+        main(["export", str(folder / "model.pth"), "--format", format, "-o", str(folder / f"x{ENDINGS[format]}")]) == 2
+    )
+    error = capsys.readouterr().err
+    assert f'which is not installed: pip install "rtdetr[{format}]"' in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("format", ENDINGS)
+def test_what_a_format_cannot_do_is_said(folder: Path, format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["export", str(folder / "model.pth"), "--format", format]
+    assert main([*command, "--half"]) == 2
+    assert f"files of {format} are float32" in capsys.readouterr().err
+    assert main([*command, "-o", str(folder / "x.onnx")]) == 2
+    assert runtime_of(Path(f"x{ENDINGS[format]}")) == format
+
+
+def test_metadata_at_the_end_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.pte"
+    file.write_bytes(bytes(range(256)) * 9)
+    assert appended_metadata(file) == {}
+    append_metadata(file, {"names": "[]"})
+    assert file.read_bytes().startswith(bytes(range(256)) * 9) and appended_metadata(file)["names"] == "[]"
+    content = file.read_bytes()
+    for place in (0, 9 * 256 - 1, 9 * 256 + 80):  # the program's ends, the metadata
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        file.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            appended_metadata(file)
+
+
+def test_attention_of_all_tokens_has_no_split() -> None:
+    """LiteRT's converter fails at one of a single part."""
+    tokens = torch.zeros(1, 6, 8)
+    program = torch.export.export(SelfAttention(8, 2).eval(), (tokens, tokens))
+    assert not [node for node in program.graph.nodes if "split" in str(node.target)]
