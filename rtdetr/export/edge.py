@@ -87,6 +87,7 @@ def write_coreml(graph: Graph, metadata: Metadata, path: Path) -> None:
         noted = {**metadata.entries(), CONTENT: file_sha256(path / COREML_WEIGHTS)}
         package.user_defined_metadata["rtdetr"] = json.dumps(noted)
         package.save(str(path))
+    (path / "executorch_debug_handle_mapping.json").unlink()  # the manifest does not name it
 
 
 @contextlib.contextmanager
