@@ -8,14 +8,15 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 from rtdetr.config import Config, ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
 from rtdetr.data.classes import Classes, DataError, new_classes
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
+from rtdetr.foreign_names import check_arguments, no_attribute
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 from rtdetr.shipped_configs import find_config
@@ -25,6 +26,7 @@ if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while th
 
     from rtdetr.engine.callbacks import Callback
     from rtdetr.engine.evaluation.evaluator import EvalResult
+    from rtdetr.inference.model_info import ModelInfo
     from rtdetr.inference.predictors import Predictors
     from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
     from rtdetr.weights.hub import Format
@@ -55,8 +57,14 @@ class RTDETRv3:
     """
 
     def __init__(
-        self, predictors: Predictors, model: Network | None, weights: Path | None, source: dict[str, str] | None
+        self,
+        predictors: Predictors,
+        model: Network | None = None,
+        weights: Path | None = None,
+        source: dict[str, str] | None = None,
     ) -> None:
+        if isinstance(predictors, (str, os.PathLike)):
+            raise DataError(f"RTDETRv3({predictors!r}): a file is opened by RTDETRv3.from_pretrained({predictors!r})")
         self.cfg, self.classes, self.device = predictors.cfg, predictors.classes, predictors.device
         self.weights = weights  # the file that the network came from, None for random weights
         self.source = source  # provenance and licence of the weights
@@ -90,16 +98,17 @@ class RTDETRv3:
         compile: Compile = False,
         half: Half = "auto",
         kernels: Kernels | None = None,
+        **others: Any,
     ) -> RTDETRv3:
         """The detector of a checkpoint (.pth), a folder or .safetensors file of `save_pretrained`, an exported file
         (.onnx, .pt2, OpenVINO), a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, with
         an optional `revision`).
 
-        The name of an official model brings the official weights, which are downloaded once. With `classes`, the names
-        that it is to learn, and for other configs, the weights are random.
+        Weights that have a name are downloaded once. With `classes`, names to learn, and for configs, they are random.
         kernels: "auto", or "plain" for PyTorch alone; by default as its config says.
         compile: detect by torch.compile, as `compile()`. half: float16, by default on a GPU.
         """
+        check_arguments("from_pretrained", others)
         if kernels not in (None, *get_args(Kernels)):
             raise ConfigError(f"kernels: expected auto or plain, got {kernels!r}")
         path, options = _path("name", name), (compile, half)
@@ -108,42 +117,22 @@ class RTDETRv3:
         with uncollected():
             from rtdetr.engine import distributed
             from rtdetr.inference.deploy import waking
-            from rtdetr.weights.catalogue import NAMES, located
-            from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError
-            from rtdetr.weights.hub import HUB_ID, from_hub
+            from rtdetr.inference.predictors import Predictors
+            from rtdetr.inference.runtimes import is_exported, load_model
+            from rtdetr.weights.checkpoint import CheckpointError
+            from rtdetr.weights.given import find_weights
             from rtdetr.weights.load import model_from_content, read_checkpoint
             from rtdetr.weights.official import sha256_of
             from rtdetr.weights.pretrained import weight_file
 
-        chosen = distributed.choose_device(device)
-        try:
-            there = path.exists()
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{str(name)!r}: cannot be looked at ({reason})") from error
-        bare = path.name == str(name) and not path.suffix and not there
-        if path.suffix in (".yml", ".yaml") or bare:
-            if classes is not None or str(name) not in NAMES:
-                return cls._random(str(name), classes, chosen, kernels, *options)
-            path = located(str(name))
-            there = True
-        if classes is not None:
-            raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
-        suffixes = (*WEIGHT_SUFFIXES, ".safetensors", *EXPORTED)
-        if not there and HUB_ID.fullmatch(str(name)) and path.suffix not in suffixes:
-            if revision is None and Path(path.parts[0]).exists():
-                raise CheckpointError(
-                    f"{name}: no such file or folder; the Hub was not asked for a model of that name, because "
-                    f"{path.parts[0]} is here: for one of the Hub, give its revision, such as revision='main'"
-                )
-            path = from_hub(str(name), revision)
-        if _is_exported(path):
-            from rtdetr.inference.predictors import Predictors
-            from rtdetr.inference.runtimes import load_model
-
+        chosen = distributed.choose_device(str(device))
+        found = find_weights(str(name), revision, new=classes is not None)
+        if found is None:
+            return cls._random(str(name), classes, chosen, kernels, *options)
+        if is_exported(path := found):
             if compile or half != "auto" or kernels is not None:
                 raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
-            return cls(Predictors(*load_model(path, chosen), chosen, *options), None, path, None)
+            return cls(Predictors(*load_model(path, chosen), chosen, *options), None, path)
         with waking(chosen):
             content = read_checkpoint(path)
             file = weight_file(path)
@@ -189,18 +178,24 @@ class RTDETRv3:
     def predict(
         self,
         source: Any,
-        threshold: float = 0.5,
+        threshold: float | None = None,
         batch_size: int = 8,
         size: Size = None,
         slices: int | tuple[int, int] | None = None,
         half: Half = "auto",
         allow_private: bool = False,
+        *,
+        thresholds: Mapping[str, float] | None = None,
+        bgr: bool = False,
+        **others: Any,
     ) -> Any:
         """A Result for one image, a list of them for several, an iterator for what has no known end.
 
-        source: path, URL, PIL image, uint8 RGB array (H, W, 3), tensor (3, H, W) or (B, 3, H, W), uint8 or in [0, 1];
-        a list, folder or glob (a list comes out); a generator, video, stream or camera number (an iterator).
-        threshold: lowest score, 0 to 1. batch_size: images at a time; live sources go one by one.
+        source: path, URL, PIL image, bytes or an open file of an image, array (H, W), (H, W, 3) or (H, W, 4), tensor
+        (3, H, W) or (B, 3, H, W), uint8 or in [0, 1]; a list, folder or glob (a list comes out); a generator, video,
+        stream or camera number (an iterator). bgr: arrays have OpenCV's order of channels.
+        threshold: lowest score, 0 to 1; default: what the file carries for each class, else 0.5. thresholds: those of
+        some classes, by name. batch_size: images at a time; live sources go one by one.
         size: (h, w) or side of the network's input, in place of the trained one.
         slices: (h, w) or side in pixels of overlapping tiles, in which large images are searched as well.
         half: float16; by default as in `from_pretrained`. allow_private: URLs may lead into private networks.
@@ -208,15 +203,24 @@ class RTDETRv3:
         from rtdetr.inference.answer import results_of
         from rtdetr.inference.slicing import tile_size
         from rtdetr.inference.sources import Opener
+        from rtdetr.inference.thresholds import lowest_scores
 
-        if not isinstance(threshold, Real) or not 0 <= threshold <= 1:
-            raise DataError(f"threshold: expected a number from 0 to 1, got {threshold!r}")
+        check_arguments("predict", others)
+        lowest = lowest_scores(self.classes, threshold, thresholds)
         if not isinstance(batch_size, Integral) or batch_size < 1:
             raise DataError(f"batch_size: expected a whole number from 1, got {batch_size!r}")
         tile = tile_size(slices) if slices is not None else None
         predictor = self._predictors.get(size, half)
-        opened = Opener(self.cfg.data.max_megapixels, allow_private).open(source)
-        return results_of(predictor, opened, float(threshold), int(batch_size), tile)
+        opened = Opener(self.cfg.data.max_megapixels, allow_private, bgr).open(source)
+        return results_of(predictor, opened, lowest, int(batch_size), tile)
+
+    __call__ = predict
+
+    def info(self) -> ModelInfo:
+        """Parameters, GFLOPs, input size, classes, and where it came from; `print` shows it as lines."""
+        from rtdetr.inference.model_info import model_info
+
+        return model_info(self.cfg, self.classes, self.weights, self.source)
 
     def compile(self, mode: Compile = True) -> None:
         """Detects by torch.compile from now on: minutes once per size and batch, then faster; what is made lies on disk
@@ -258,6 +262,8 @@ class RTDETRv3:
         afterwards as before.
         """
         from rtdetr.engine import distributed
+        from rtdetr.engine.evaluation.evaluator import FIGURES
+        from rtdetr.engine.run_files.metrics import best_row
         from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
         from rtdetr.process_state import process_restored
         from rtdetr.weights.load import read_checkpoint
@@ -287,13 +293,16 @@ class RTDETRv3:
         compile_, half = self._predictors.compile, self._predictors.half
         trained = type(self).from_pretrained(best, device=str(self.device), compile=compile_, half=half)
         self.__dict__.update(trained.__dict__)
-        return TrainResult(folder, best, _best_figures(folder / "metrics.csv"), stopped_by)
+        row = best_row(folder / "metrics.csv")
+        figures = {} if row is None else {each: float(row.get(each) or -1) for each in FIGURES}  # empty: not measured
+        return TrainResult(folder, best, figures, stopped_by)
 
     def evaluate(
         self, data: Any = None, *, match_classes: Literal["id", "name"] = "id", **settings: Any
     ) -> EvalResult | None:
-        """The twelve COCO figures (`.figures`), the AP of every class (`.classes`) and the detections, on `data` as in
-        `train`, by default the validation set of the config. Under torchrun the first process gets them alone."""
+        """The twelve COCO figures (`.figures`), the AP of every class (`.classes`), the threshold with its best F1
+        (`.thresholds`, `.points`) and the detections, on `data` as in `train`, by default the config's validation set.
+        Under torchrun the first process gets them alone."""
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluation.evaluator import evaluate
@@ -305,7 +314,8 @@ class RTDETRv3:
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
         with process_restored(), distributed.process_group(str(self.device)) as device, using(cfg.kernels):
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
-            return evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
+            result = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
+            return None if result is None else result.with_points(loader.source.origin)
 
     def export(
         self,
@@ -362,6 +372,9 @@ class RTDETRv3:
     def __repr__(self) -> str:
         return f"RTDETRv3({self.cfg.name}, {len(self.classes)} classes, on {self.device}, from {self.weights})"
 
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute("RTDETRv3", name)
+
     def _network(self, method: str) -> Network:
         if self.model is None:
             from rtdetr.weights.checkpoint import CheckpointError
@@ -417,18 +430,3 @@ def _path(argument: str, given: Any) -> Path:
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
         raise DataError(f"{argument}: expected a path, got {given!r:.100}")
     return Path(given)
-
-
-def _is_exported(path: Path) -> bool:
-    return path.suffix in EXPORTED or (path.is_dir() and any(path.glob("*.xml")))
-
-
-def _best_figures(metrics: Path) -> dict[str, float]:
-    from rtdetr.engine.evaluation.evaluator import FIGURES
-    from rtdetr.engine.run_files.metrics import read_rows
-
-    evaluated = [row for row in read_rows(metrics) if row["kind"] == "eval" and row.get("AP")]
-    if not evaluated:
-        return {}
-    best = max(evaluated, key=lambda row: float(row["AP"]))
-    return {name: float(best.get(name) or -1) for name in FIGURES}  # empty: nothing to measure

@@ -21,7 +21,7 @@ def wake_gpu(device: str = "auto") -> None:
 
     device: auto, cpu, cuda or cuda:N, as everywhere. Without a GPU, or for cpu, nothing happens.
     """
-    kind, _, number = device.partition(":")
+    kind, _, number = (f"cuda:{device}" if device.isdecimal() else device).partition(":")
     if kind not in ("auto", "cuda") or not (number or "0").isdecimal():
         return
     waking = _Waking(int(os.environ.get("LOCAL_RANK", number or 0)))  # as torchrun numbers its processes

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.config import ConfigError
+from rtdetr.config import Config, ConfigError
 
 PACKAGE = Path(__file__).resolve().parent
 
@@ -30,3 +31,14 @@ def shipped_configs() -> dict[str, Path]:
     in_wheel = PACKAGE / "configs"
     folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yml"))}
+
+
+def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("train", "val")) -> None:
+    """Raises ConfigError where the data are not there and the command did not name them: the path in a shipped config,
+    or in a checkpoint from elsewhere, is one that nobody typed."""
+    for split in splits:
+        path = getattr(cfg.data, split).annotations
+        if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):
+            continue
+        why = f"data.{split}.annotations of {cfg.name} is {path}, which is not here" if path else f"{cfg.name} has none"
+        raise ConfigError(f"--data DATA is needed, a folder or file with images and their boxes ({why})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,8 @@ def command_running() -> Iterator[None]:
 def option(command: str, python: str) -> str:
     """The one of both names that the reader can use."""
     return command if _command_runs else python
+
+
+def signal_name(number: int) -> str:
+    """What a person calls a signal that ended a command."""
+    return "Ctrl-C" if number == signal.SIGINT else f"signal {number}"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rtdetr.commands.foreign import OPTIONS
+from rtdetr.commands.foreign import KEYWORDS, OPTIONS
+
+WEIGHT_ENDINGS = (".pth", ".pt", ".pdparams", ".pdema", ".safetensors", ".onnx", ".pt2", ".xml")
 
 
 class Parser(argparse.ArgumentParser):
@@ -16,7 +19,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions
-        for word in sys.argv[1:] if args is None else args:
+        words = list(sys.argv[1:] if args is None else args)
+        if foreign := next((each for each in _before_options(words) if is_keyword(each)), None):
+            key, _, value = foreign.partition("=")
+            meant = KEYWORDS.get(key) or OPTIONS.get(f"--{key.replace('_', '-')}") or f"--{key} {value}"
+            self.error(f"{foreign} is not an argument; did you mean {meant}?")
+        for word in words:
             name = word.partition("=")[0]
             # --batch is short for --batch-size, where there is one; --conf is not meant for --config
             short = name != "--conf" and any(option.startswith(name) for option in own)
@@ -32,6 +40,33 @@ class Parser(argparse.ArgumentParser):
 def add_update(parser: argparse.ArgumentParser) -> None:
     text = "change a config value, e.g. -u train.epochs=12 data.num_workers=2"
     parser.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
+
+
+def _before_options(words: Sequence[str]) -> Sequence[str]:
+    first = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+    return words[:first]
+
+
+def is_keyword(word: str) -> bool:
+    """Whether a word is an argument as other projects write it, conf=0.25, and not a file of that name."""
+    key, equals, _ = word.partition("=")
+    known = key in KEYWORDS or f"--{key.replace('_', '-')}" in OPTIONS
+    return bool(equals) and known and not os.path.exists(word)
+
+
+def is_weights(text: str) -> bool:
+    """Whether a word of a command can only mean weights: by its ending, as the folder of a model, or as a name that
+    downloads."""
+    path = Path(text)
+    if path.suffix in WEIGHT_ENDINGS:
+        return True
+    if os.path.isdir(path):
+        return (path / "config.json").is_file() or any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
+    if path.suffix or path.name != text or text.isdecimal() or os.path.exists(path):
+        return False
+    from rtdetr.weights.catalogue import NAMES  # here, because it imports torch
+
+    return text in NAMES
 
 
 def add_weights(parser: argparse.ArgumentParser, text: str) -> None:
@@ -63,6 +98,25 @@ def score_threshold(text: str) -> float:
     if not 0 <= value <= 1:  # not a number, too
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text}")
     return value
+
+
+def add_threshold(parser: argparse.ArgumentParser, text: str) -> None:
+    """`--threshold 0.5`, of all classes, and `--threshold CLASS=0.4`, both as often as one likes; see `thresholds`."""
+    more = "; CLASS=X is that of one class, and may be given several times"
+    parser.add_argument(
+        "--threshold", type=_threshold, action="append", default=[], metavar="X|CLASS=X", help=f"{text}{more}"
+    )
+
+
+def _threshold(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    return name, score_threshold(value)
+
+
+def thresholds(given: Sequence[tuple[str, float]]) -> tuple[float | None, dict[str, float]]:
+    """What `add_threshold` parsed: the number of all classes, and those of some, by name."""
+    by_name = dict(given)
+    return by_name.pop("", None), by_name
 
 
 def count(text: str) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from PIL import Image
 
+from rtdetr.commands.arguments import thresholds
 from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import File, Found, Predictor
@@ -17,6 +18,7 @@ from rtdetr.inference.readers import Readers
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
+from rtdetr.inference.thresholds import lowest_scores
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +36,15 @@ class Search(NamedTuple):
         if not is_exported(args.weights):
             options = {"half": HALF[args.half], "compile": args.compile}
             options |= {"kernels": args.kernels} if args.kernels else {}
-            return cls(Predictor(args.weights, device, args.threshold, **options), args.batch_size, slices)
-        if args.half != "auto" or args.compile or args.kernels:
+            predictor = Predictor(args.weights, device, **options)
+        elif args.half != "auto" or args.compile or args.kernels:
             raise ConfigError(
                 f"{args.weights}: runs as it was exported; --half, --compile and --kernels are for checkpoints"
             )
-        return cls(load(args.weights, device, args.threshold), args.batch_size, slices)
+        else:
+            predictor = load(args.weights, device)
+        predictor.threshold = lowest_scores(predictor.classes, *thresholds(args.threshold))
+        return cls(predictor, args.batch_size, slices)
 
     def files(
         self, files: Iterable[File], num_files: int = 0, num_processes: int | None = 0, with_images: bool = True

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_overwrite, add_update, add_weights
+from rtdetr.commands.arguments import (
+    Parser,
+    add_device,
+    add_kernels,
+    add_overwrite,
+    add_threshold,
+    add_update,
+    add_weights,
+    thresholds,
+)
+from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from rtdetr.data.classes import Classes
     from rtdetr.data.loader import DetectionLoader
+    from rtdetr.engine.evaluation.evaluator import EvalResult
     from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
 
@@ -26,6 +39,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "-c", "--config", help="YAML file, or the name of a shipped config, in place of the config in the checkpoint"
     )
+    text = "a folder or file with validation images, in any known format (default: that of the config)"
+    parser.add_argument("--data", metavar="DATA", help=text)
     add_update(parser)
     parser.add_argument("--evaluator", choices=("faster-coco-eval", "pycocotools"), help="default: eval.evaluator")
     parser.add_argument(
@@ -36,6 +51,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
     parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
+    add_threshold(parser, "print precision, recall and F1 from this score on (default: where the class's F1 is best)")
+    text = "write these thresholds into the checkpoint, for predict, serve, Python and exports"
+    parser.add_argument("--save-thresholds", action="store_true", help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
     text = "write DIR/report.html: curves, confusions, mistakes with images, in one file that needs no network"
     parser.add_argument("--report", type=Path, metavar="DIR", help=text)
@@ -54,24 +72,29 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.config import ConfigError, load_config
+    from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
-    from rtdetr.engine.evaluation.report import write_report
     from rtdetr.inference.deploy import AsModule
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
-    from rtdetr.outputs import check_outputs, writing
-    from rtdetr.shipped_configs import find_config
+    from rtdetr.outputs import check_outputs
+    from rtdetr.shipped_configs import check_data, find_config
+    from rtdetr.weights.thresholds import check_own
 
+    if args.save_thresholds:
+        check_own(args.weights)
     if args.kernels and is_exported(args.weights):
         raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
     chosen = {"eval.evaluator": args.evaluator, "kernels": args.kernels}
-    updates = args.update + [f"{key}={value}" for key, value in chosen.items() if value]
+    updates = [*data_updates(args.data, ("val",)), *args.update]
+    updates += [f"{key}={value}" for key, value in chosen.items() if value]
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)
+        check_data(cfg, updates, ["val"])
         detector: nn.Module = model.to(device)
         if args.deployed:
             half = args.deployed == "float16"
@@ -83,30 +106,73 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
             check_outputs(outputs, [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
         with signals.listening(), using(cfg.kernels):
-            batches = _counted(loader)
+            batches, given = _counted(loader), _given(args, loader.classes)
             detections, stopped = [], ""
             try:
                 result = evaluate(
                     detector, batches, loader.source.origin, loader.classes, cfg.eval, device, signals.asked
                 )
                 if result is not None:
-                    print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
                     detections = result.detections
-                    if report:
-                        with writing(report):
-                            write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
-                        print(f"report: {report}")
+                    _report(args, result.with_points(loader.source.origin, given), loader, report)
             except EvaluationStopped as stop:
                 detections, stopped = stop.detections, f" after {stop.num_images} of {len(loader.source)} images"
             if args.save_json and distributed.is_main():
-                with writing(args.save_json):
-                    args.save_json.parent.mkdir(parents=True, exist_ok=True)
-                    args.save_json.write_text(json.dumps(detections), encoding="utf-8")
-                stopped += f"; {len(detections)} detections are in {args.save_json}"
+                stopped += _save_json(args.save_json, detections)
             stopped_by = signals.agreed()
     if stopped_by is not None and distributed.is_main():
-        print(f"stopped by signal {stopped_by}{stopped}", file=sys.stderr)
+        print(f"stopped by {signal_name(stopped_by)}{stopped}", file=sys.stderr)
     return 0 if stopped_by is None else 128 + stopped_by
+
+
+def _report(args: argparse.Namespace, result: EvalResult, loader: DetectionLoader, report: Path | None) -> None:
+    """What the first process prints and writes of a whole evaluation. report: the file that --report asks for."""
+    from rtdetr.engine.evaluation.report import write_report
+    from rtdetr.outputs import writing
+
+    print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
+    if args.save_thresholds:
+        _save_thresholds(args.weights, result, loader.classes)
+    if report:
+        with writing(report):
+            write_report(report, f"{args.weights} on {loader.source.origin}", result, loader.source)
+        print(f"report: {report}")
+
+
+def _save_json(file: Path, detections: list[dict[str, Any]]) -> str:
+    """Writes COCO results; the end of a sentence about them."""
+    from rtdetr.outputs import writing
+
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(detections), encoding="utf-8")
+    return f"; {len(detections)} detections are in {file}"
+
+
+def _given(args: argparse.Namespace, classes: Classes) -> dict[int, float] | None:
+    """The thresholds of --threshold by category id; None: those with the best F1. Raises DataError."""
+    from rtdetr.inference.thresholds import lowest_scores
+
+    if not args.threshold:
+        return None
+    number, by_name = thresholds(args.threshold)
+    lowest = lowest_scores(classes, number, by_name)
+    named = [number is not None or name in by_name for name in classes.names]
+    each = [lowest] * len(classes) if isinstance(lowest, float) else lowest.tolist()
+    return {i: score for i, score, given in zip(classes.category_ids, each, named) if given}
+
+
+def _save_thresholds(weights: Path, result: EvalResult, classes: Classes) -> None:
+    """Those of the result, in the order of the model's classes; one that has none keeps what it had."""
+    from rtdetr.inference.thresholds import DEFAULT
+    from rtdetr.outputs import writing
+    from rtdetr.weights.thresholds import save_thresholds
+
+    before = classes.thresholds or [DEFAULT] * len(classes)
+    points = {i: point.threshold for i, point in result.points.items() if not math.isnan(point.threshold)}
+    with writing(weights):
+        save_thresholds(weights, [points.get(i, old) for i, old in zip(classes.category_ids, before)])
+    print(f"{weights}: carries the thresholds of {len(points)} classes now")
 
 
 def _counted(loader: DetectionLoader) -> Iterator[Batch]:

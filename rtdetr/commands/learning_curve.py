@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_device, add_update
+from rtdetr.wording import signal_name
 
 ABOUT = """Train on half of the images, then on all, for as many iterations; print both AP and whether labelling more
 would pay. It takes twice the time of a training."""
@@ -41,6 +42,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with distributed.process_group(args.device, training=True) as device:
             stopped_by = learning_curve(cfg, folder, device, args.tuning, signals)
     if stopped_by is not None:
-        print(f"stopped by signal {stopped_by}, without an estimate", file=sys.stderr)
+        print(f"stopped by {signal_name(stopped_by)}, without an estimate", file=sys.stderr)
         return 128 + stopped_by
     return 0

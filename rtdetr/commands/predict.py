@@ -17,16 +17,19 @@ from rtdetr.commands.arguments import (
     add_device,
     add_kernels,
     add_overwrite,
+    add_threshold,
     count,
     count_from_0,
+    is_weights,
     overlap_share,
-    score_threshold,
 )
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
+from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
+    from rtdetr.inference.files import Listing
     from rtdetr.inference.predictor import File
     from rtdetr.inference.results import ResultsFolder
 
@@ -48,6 +51,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.commands.detection import Search
         from rtdetr.engine import distributed
         from rtdetr.inference.files import Listing, find_images
+        from rtdetr.inference.image_ids import image_ids
         from rtdetr.inference.results import ResultsFolder
         from rtdetr.inference.slicing import Slices
         from rtdetr.inference.sources import is_film
@@ -61,11 +65,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     addresses = [each for each in args.sources if "://" in each and each not in films]
     files = [each for each in args.sources if each not in films and each not in addresses]
     listing = find_images(files, args.recursive, folder) if files else Listing()
-    names: dict[File, Path] = dict(listing.images.items())
-    names |= {each: Path(_name_of(each)) for each in addresses}
-    film_names = {each: Path(_name_of(each)) for each in films}
-    unique = result_names([*names.values(), *film_names.values()])
-    names, film_names = dict(zip(names, unique)), dict(zip(film_names, unique))
+    names, film_names = _names(listing, addresses, films)
+    ids = image_ids(names, args.annotations) if "coco" in args.formats else {}
     predict_video.check(args, films)
     targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, film_names.values())]
     sources = [*map(Path, listing.images), *(Path(each) for each in films), args.weights]
@@ -79,7 +80,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         search = Search.of(args, device, slices)
         with writing(folder):
             if names:
-                with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops) as results:
+                with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops, ids) as results:
                     code = detect(search, names, results)
             for source, name in film_names.items():
                 if code < 128:
@@ -94,15 +95,20 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "NAME.jsonl of videos.",
         epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
     )
-    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=SOURCES)
-    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint, or an exported file")
+    parser.add_argument(
+        "sources", nargs="*", metavar="WEIGHTS SOURCE", help=f"without -w the weights first; then {SOURCES}"
+    )
+    parser.add_argument("-w", "--weights", type=Path, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
     add_overwrite(parser)
     parser.add_argument("--recursive", action="store_true", help="look into sub-folders, too")
-    text = "lowest score that is reported, from 0 to 1 (default: 0.5)"
-    parser.add_argument("--threshold", type=score_threshold, default=0.5, help=text)
-    text = "write coco.json, labels/*.txt (yolo) or detections.csv beside results.json; may be given several times"
-    parser.add_argument("--format", choices=list(FORMATS), action="append", default=[], dest="formats", help=text)
+    add_threshold(parser, "lowest score that is reported, from 0 to 1 (default: what the weights carry, else 0.5)")
+    text = "write coco.json, labels/*.txt (yolo) or detections.csv beside results.json, or several as coco,csv"
+    parser.add_argument(
+        "--format", type=_formats, action="extend", default=[], dest="formats", metavar="coco,yolo,csv", help=text
+    )
+    text = "number the images in coco.json as these annotations do (default: by the numbers in their names)"
+    parser.add_argument("--annotations", type=Path, metavar="FILE", help=text)
     parser.add_argument("--crops", action="store_true", help="write what is in each box, as crops/NAME/1.jpg, ...")
     text = "search large images in overlapping tiles as well: the side of a tile in pixels, or ROWSxCOLUMNS"
     parser.add_argument("--slices", metavar="640|2x2", help=text)
@@ -126,16 +132,46 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     lists.add_argument("--processes", type=count_from_0, metavar="N", help=text)
     lists.add_argument("--resume", action="store_true", help="go on where the run in --output-dir ended")
-    args = parser.parse_args(arguments)
+    return _checked(parser, parser.parse_args(arguments))
+
+
+def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
+    """The arguments, with the weights apart from the sources. Ends the program for those that do not fit together."""
+    if args.weights is None:
+        if not args.sources or not is_weights(args.sources[0]):
+            got = f", got {args.sources[0]}" if args.sources else ""
+            parser.error(f"expected weights first, as in `rtdetr predict best.pth images`, or with -w{got}")
+        args.weights = Path(args.sources.pop(0))
     if bool(args.sources) == (args.manifest is not None):
         parser.error(f"expected a SOURCE ({SOURCES}) or a --manifest, {'not both' if args.sources else 'got none'}")
     if args.manifest is not None and (args.formats or args.track or args.every > 1):
         parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of images")
+    if args.annotations is not None and "coco" not in args.formats:
+        parser.error("--annotations numbers the images of --format coco, which is not asked for")
     if args.processes and (args.manifest is None or args.crops or args.slices):
         parser.error("--processes goes with --manifest alone, without --crops and --slices")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
         parser.error("--resume needs --manifest and --output-dir, those of the run to go on with, and no --overwrite")
     return args
+
+
+def _names(
+    listing: Listing, addresses: Sequence[str], films: Sequence[str]
+) -> tuple[dict[File, Path], dict[str, Path]]:
+    """What the results of images and of videos are called, each name once."""
+    names: dict[File, Path] = dict(listing.images.items())
+    names |= {each: Path(_name_of(each)) for each in addresses}
+    film_names = {each: Path(_name_of(each)) for each in films}
+    unique = result_names([*names.values(), *film_names.values()])
+    return dict(zip(names, unique)), dict(zip(film_names, unique))
+
+
+def _formats(text: str) -> list[str]:
+    """One of FORMATS, or several with commas between; for argparse."""
+    names = text.split(",")
+    if not {*names} <= {*FORMATS}:
+        raise argparse.ArgumentTypeError(f"expected {', '.join(FORMATS)}, or several as coco,csv, got {text}")
+    return names
 
 
 def _name_of(source: str) -> str:
@@ -204,13 +240,13 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
         print(f"{done} images, {num_objects} objects, {seconds:.3f} s per image; all in {results.file}")
     if done and not num_objects:
         best = f", the best score is {best_score:.2f}" if search.slices is None else ""  # tiles report what reaches it
-        print(f"nothing reached the threshold {search.predictor.threshold:g}{best}; --threshold sets a lower one")
+        lowest = search.predictor.threshold
+        which = f"the threshold {lowest:g}" if isinstance(lowest, float) else "the threshold of its class"
+        print(f"nothing reached {which}{best}; --threshold sets a lower one")
     if num_errors:
         print(f"{num_errors} of {results.num_images} files could not be read; {results.file} says why", file=sys.stderr)
     if signals.received:
-        print(
-            f"stopped by signal {signals.received}; {results.num_images} of {len(names)} files are in {results.file}",
-            file=sys.stderr,
-        )
+        done_files = f"{results.num_images} of {len(names)} files are in {results.file}"
+        print(f"stopped by {signal_name(signals.received)}; {done_files}", file=sys.stderr)
         return 128 + signals.received
     return 1 if num_errors else 0

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rtdetr.wording import signal_name
+
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
     from rtdetr.inference.manifest import Done
@@ -71,9 +73,7 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
     if done.errors:
         print(f"{done.errors} of {done.images} files could not be read; results.jsonl says why", file=sys.stderr)
     if signals.received:
-        print(
-            f"stopped by signal {signals.received}; {done.images} of {number} images are done, --resume goes on",
-            file=sys.stderr,
-        )
+        how_far = f"{done.images} of {number} images are done, --resume goes on"
+        print(f"stopped by {signal_name(signals.received)}; {how_far}", file=sys.stderr)
         return 128 + signals.received
     return 1 if done.errors else 0

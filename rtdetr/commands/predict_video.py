@@ -11,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rtdetr.wording import signal_name
+
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
 
@@ -42,6 +44,8 @@ def targets(folder: Path, names: Iterable[Path]) -> Iterator[Path]:
 def detect(search: Search, source: str, name: Path, folder: Path, args: argparse.Namespace) -> int:
     """Detects in one video, writes what is found as it comes and says how it went. Exit code: 0, 1 when it could not be
     read to its end, 128 + n after signal n."""
+    import numpy as np
+
     from rtdetr.commands.progress import progress
     from rtdetr.data.classes import DataError
     from rtdetr.engine.signals import StopSignal
@@ -52,11 +56,12 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
 
     signals, start = StopSignal(), time.perf_counter()
     num_frames = num_objects = 0
+    lowest = float(np.min(search.predictor.threshold))  # of all classes, where each has its own
     target, error = folder / f"{name}.mp4", ""
     with tempfile.TemporaryDirectory() as temporary, signals.listening():
         try:
             film = Opener(allow_private=True).film(source, Path(temporary))
-            track = Tracker(film.rate / args.every, args.threshold).update if args.track else None
+            track = Tracker(film.rate / args.every, lowest).update if args.track else None
             batch_size = 1 if film.live else args.batch_size
             frames = ahead(film.frames, batch_size + AHEAD)
             with (
@@ -80,6 +85,6 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
     if error:
         print(f"error: {error}", file=sys.stderr)
     if signals.received:
-        print(f"stopped by signal {signals.received}; {num_frames} frames are in {target}", file=sys.stderr)
+        print(f"stopped by {signal_name(signals.received)}; {num_frames} frames are in {target}", file=sys.stderr)
         return 128 + signals.received
     return 1 if error else 0

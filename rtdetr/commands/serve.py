@@ -7,16 +7,15 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_device, add_kernels, score_threshold
+from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_threshold, add_weights, thresholds
 from rtdetr.garbage import uncollected
 from rtdetr.gpu import wake_gpu
 
 ABOUT = """Detects in images that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
 Prometheus' figures at /metrics.
 
-    rtdetr serve -w best.pth
+    rtdetr serve best.pth
     curl --data-binary @image.jpg http://127.0.0.1:8000/detect
 
 Ctrl-C or SIGTERM end it: what was let in is answered, then it exits with 0. A second Ctrl-C ends it at once, with 130.
@@ -26,12 +25,11 @@ Ctrl-C or SIGTERM end it: what was let in is answered, then it exits with 0. A s
 def run(arguments: Sequence[str] | None = None) -> int:
     """Serves until a signal comes; see `rtdetr serve --help`."""
     parser = Parser(prog="rtdetr serve", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-w", "--weights", type=Path, required=True, help="a checkpoint of this project")
+    add_weights(parser, "a checkpoint of this project")
     text = "address to listen at (default: %(default)s, this machine alone); 0.0.0.0 is all the world"
     parser.add_argument("--host", default="127.0.0.1", help=text)
     parser.add_argument("--port", type=_number(0, 65535), default=8000, help="default: %(default)s; 0 takes a free one")
-    text = "lowest score that is reported where a request names none (default: %(default)s)"
-    parser.add_argument("--threshold", type=score_threshold, default=0.5, help=text)
+    add_threshold(parser, "lowest score where a request names none (default: what the weights carry, else 0.5)")
     text = "images that are detected together at most (default: %(default)s)"
     parser.add_argument("--max-batch", type=_number(1, 1024), default=8, metavar="N", help=text)
     text = "requests in work at once, waiting ones included; more are answered with 503 (default: %(default)s)"
@@ -43,6 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_device(parser)
     add_kernels(parser)
     args = parser.parse_args(arguments)
+    args.weights = args.weights or args.named_weights
     wake_gpu(args.device)
 
     from rtdetr.extras import optional
@@ -53,13 +52,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     with uncollected():
         from rtdetr.engine.distributed import choose_device
         from rtdetr.inference.predictor import Predictor
+        from rtdetr.inference.thresholds import lowest_scores
         from rtdetr.serve.app import Settings, build_app
 
     with listener(args.host, args.port) as socket_:
         options = {"kernels": args.kernels} if args.kernels else {}
         predictor = Predictor(args.weights, choose_device(args.device), threshold=0.0, **options)
         limits = (args.max_batch, args.queue, args.max_megabytes, args.max_megapixels)
-        settings = Settings(args.weights.name, predictor.classes.names, args.threshold, *limits)
+        lowest, classes = lowest_scores(predictor.classes, *thresholds(args.threshold)), predictor.classes
+        each = {} if isinstance(lowest, float) else dict(zip(classes.category_ids, lowest.tolist()))
+        shared = lowest if isinstance(lowest, float) else lowest.min()
+        settings = Settings(args.weights.name, classes.names, float(shared), *limits, each)
         return _serve(build_app(predictor.predict, settings), socket_)
 
 

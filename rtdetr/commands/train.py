@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rtdetr.commands.arguments import Parser, add_device, add_update
+from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
     from rtdetr.engine.signals import StopSignal
@@ -82,12 +83,13 @@ def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.overfit import open_images, overfit
     from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
-    from rtdetr.shipped_configs import find_config
+    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.load import read_weights
 
     cfg = load_config(find_config(args.config), args.update)
     with distributed.process_group(args.device, training=True) as device:
         folder = choose_folder(args.output_dir, None, f"{cfg.name}-overfit", args.overwrite)
+        check_data(cfg, args.update, ["train"])
         open_images(cfg)  # before the first file is written
         if args.tuning is not None:
             read_weights(args.tuning)
@@ -109,7 +111,7 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.engine import distributed
     from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
     from rtdetr.engine.trainer import Trainer
-    from rtdetr.shipped_configs import find_config
+    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.checkpoint import load_checkpoint
 
     if args.config is None:
@@ -118,9 +120,24 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         cfg = load_config(find_config(args.config), args.update)
     with distributed.process_group(args.device, training=True) as device:
         folder = distributed.from_main(lambda: choose_folder(args.output_dir, args.resume, cfg.name, args.overwrite))
+        check_data(cfg, args.update)
         trainer = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals)
         stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
+        if stopped_by is None and distributed.is_main():
+            print(summary(folder, trainer.total_iterations))
     if stopped_by is not None:
-        print(f"stopped by signal {stopped_by}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
+        print(f"stopped by {signal_name(stopped_by)}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by
     return 0
+
+
+def summary(folder: Path, total_iterations: int) -> str:
+    """What a run came to, in three lines: the best AP and when, the file of its weights, and what to do with it."""
+    from rtdetr.engine.run_files.metrics import best_row
+
+    best = best_row(folder / "metrics.csv")
+    weights, found = folder / "last.pth", "nothing was evaluated"
+    if best is not None and (folder / "best.pth").is_file():
+        weights = folder / "best.pth"
+        found = f"best AP {float(best['AP']):.4f} at iteration {best['iteration']} of {total_iterations}"
+    return f"{found}\nweights: {weights}\nnext: rtdetr predict {weights} IMAGES"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,9 +39,26 @@ class Classes:
 
     names: tuple[str, ...]
     category_ids: tuple[int, ...]  # gaps allowed; ascending, unless matched by name
+    thresholds: tuple[float, ...] = ()  # lowest score of each that is reported; empty: nobody has chosen any
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def entries(self) -> dict[str, Any]:
+        """As a checkpoint keeps them."""
+        chosen = {"thresholds": list(self.thresholds)} if self.thresholds else {}
+        return {"names": list(self.names), "category_ids": list(self.category_ids), **chosen}
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Classes:
+        """Those of `entries`. Raises KeyError, TypeError or ValueError for what does not fit together."""
+        names, ids, thresholds = entries["names"], entries["category_ids"], entries.get("thresholds", [])
+        fit = all(isinstance(each, list) for each in (names, ids, thresholds)) and len(names) == len(ids)
+        if not fit or len(thresholds) not in (0, len(names)):
+            raise ValueError("the classes do not fit their ids or thresholds")
+        if not all(isinstance(each, float) and 0 <= each <= 1 for each in thresholds):
+            raise ValueError("a threshold of its classes is no number from 0 to 1")
+        return cls(tuple(names), tuple(ids), tuple(thresholds))
 
 
 def new_classes(names: Any) -> Classes:
@@ -73,7 +90,8 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
             f"it was trained for {some(map(repr, model.names), 10)}"
         )
     id_of = dict(zip(indices, own.category_ids))
-    return Classes(model.names, tuple(id_of.get(index, NO_ID) for index in range(len(model))))
+    ids = tuple(id_of.get(index, NO_ID) for index in range(len(model)))
+    return Classes(model.names, ids, model.thresholds)
 
 
 def _same_names(own: Classes, model: Classes) -> list[int | None]:

@@ -7,6 +7,7 @@ import io
 import math
 import os
 import struct
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,6 +85,18 @@ def read_image(
     if orientation in SIDEWAYS_BACK and annotated == stored != image.size[::-1]:
         image = image.transpose(SIDEWAYS_BACK[orientation])
     return image
+
+
+def read_bytes(data: bytes, max_megapixels: float = MAX_MEGAPIXELS) -> Image.Image:
+    """`read_image` of a file's bytes. Raises DataError, whose cause is what PIL raised."""
+    with tempfile.TemporaryDirectory(prefix="rtdetr-") as folder:
+        file = Path(folder) / "image"
+        file.write_bytes(data)
+        try:
+            return read_image(file, max_megapixels=max_megapixels)
+        except DataError as error:
+            sentence = str(error).replace(f"{file}:", "the file").removesuffix("; replace it or remove it")
+            raise DataError(sentence) from error.__cause__
 
 
 def read_pixels(

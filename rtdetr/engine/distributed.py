@@ -102,10 +102,13 @@ def choose_device(device: str) -> torch.device:
     """The device that a text means, see `process_group`. Raises DeviceError."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.isdecimal():  # as other projects number GPUs
+        device = f"cuda:{device}"
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N") from error
+        several = "; for several GPUs, torchrun --nproc_per_node=N tools/train.py ..." if "," in device else ""
+        raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N{several}") from error
     if chosen.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", chosen.index or 0))
         if index >= torch.cuda.device_count():

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rtdetr.wording import signal_name
+
 
 class StopSignal:
     """The first SIGINT or SIGTERM that came while it listened.
@@ -67,10 +69,13 @@ class StopSignal:
         if self._remembers and self._interrupts < 2:
             self.received = self.received or number
             if self._promise:
-                _tell(f"signal {number}: {self._promise}" + ("; press Ctrl-C again to stop now" if interrupt else ""))
+                _tell(
+                    f"{signal_name(number)}: {self._promise}"
+                    + ("; press Ctrl-C again to stop now" if interrupt else "")
+                )
             return
         self.received = number
-        _tell(f"stopped by signal {number}")
+        _tell(f"stopped by {signal_name(number)}")
         raise SystemExit(128 + number)
 
 

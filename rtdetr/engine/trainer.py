@@ -139,6 +139,8 @@ class Trainer:
             precision = precision_on(self.device, self.cfg.train.precision)
             where = f"{self.device}, {precision}, {distributed.world_size()} process(es)"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
+            if self.state.iteration:
+                say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
             if self.why_not_compiled is None:
                 say("compiling: the first step of each image size takes a minute or two, unless done before")
             elif self.device.type == "cuda":

@@ -17,12 +17,13 @@ from rtdetr.inference.readers import Readers
 from rtdetr.inference.result import Result
 from rtdetr.inference.slicing import predict_sliced
 from rtdetr.inference.sources import Item, Source
+from rtdetr.inference.thresholds import Lowest
 
 logger = logging.getLogger(__name__)
 
 
 def results_of(
-    predictor: Predictor, source: Source, threshold: float, batch_size: int, tile: tuple[int, int] | None
+    predictor: Predictor, source: Source, threshold: Lowest, batch_size: int, tile: tuple[int, int] | None
 ) -> Result | list[Result] | Iterator[Result]:
     """As `RTDETRv3.predict` says. tile: (h, w) in pixels, in which images are searched as well."""
 
@@ -58,7 +59,7 @@ def _one_by_one(
 
 
 def _of_files(
-    predictor: Predictor, files: Sequence[Path], threshold: float, batch_size: int, tolerant: bool
+    predictor: Predictor, files: Sequence[Path], threshold: Lowest, batch_size: int, tolerant: bool
 ) -> Iterator[Result]:
     """Without their images, which `Result.image` reads again."""
     readers = Readers.choose(len(files), predictor.device.type == "cuda")

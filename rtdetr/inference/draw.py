@@ -5,11 +5,12 @@ from __future__ import annotations
 import colorsys
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from PIL import Image, ImageDraw
 
+from rtdetr.foreign_names import no_attribute
 from rtdetr.inference.fonts import Written, written
 
 VIEW = 640  # pixels that a person likes the longer side of an image to have
@@ -23,6 +24,9 @@ class Detection(NamedTuple):
     name: str
     score: float
     box: Area  # pixels of the image
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute("Detection", name)
 
 
 def draw(image: Image.Image, detections: Sequence[Detection], enlarge: bool = True) -> Image.Image:

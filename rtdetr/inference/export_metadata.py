@@ -16,6 +16,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 
 FORMAT = "1"  # of these entries
 METADATA_FILE = "rtdetr.json"  # inside files that are a zip
+CLASS_KEYS = ("names", "category_ids", "thresholds")  # the last one where somebody has chosen them
 InputType = Literal["uint8", "float"]
 Precision = Literal["fp32", "fp16", "int8"]
 
@@ -53,8 +54,7 @@ class Metadata:
         return {
             "rtdetr.format": FORMAT,
             "rtdetr.version": self.version,
-            "names": json.dumps(self.classes.names),
-            "category_ids": json.dumps(self.classes.category_ids),
+            **{key: json.dumps(value) for key, value in self.classes.entries().items()},
             "preprocess": json.dumps(preprocess),
             "outputs": "raw" if self.raw else "detections",
             "precision": self.precision,
@@ -74,7 +74,7 @@ def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:
         )
     try:
         config = config_from_dict(json.loads(entries["config"]), str(path))
-        classes = Classes(tuple(json.loads(entries["names"])), tuple(json.loads(entries["category_ids"])))
+        classes = Classes.of({key: json.loads(entries[key]) for key in CLASS_KEYS if key in entries})
         metadata = Metadata(
             config,
             classes,
@@ -88,8 +88,8 @@ def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its metadata are damaged ({error}); export it again") from error
-    if not classes.names or len(classes.names) != len(classes.category_ids):
-        raise CheckpointError(f"{path}: its metadata are damaged, the classes do not fit their ids; export it again")
+    if not classes.names:
+        raise CheckpointError(f"{path}: its metadata are damaged, there are no classes; export it again")
     return metadata
 
 

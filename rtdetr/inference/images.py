@@ -6,6 +6,7 @@ Letters: B images, H, W their height and width, h, w those of the network's inpu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import cv2
 import numpy as np
@@ -41,6 +42,26 @@ def as_pixels(image: AnyImage) -> Pixels:
 def as_image(image: AnyImage) -> Image.Image:
     """As PIL has it, RGB."""
     return image if isinstance(image, Image.Image) else Image.fromarray(as_pixels(image))
+
+
+def pixels_of_array(array: NDArray[Any], bgr: bool = False) -> Pixels:
+    """RGB pixels of an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or floats in [0, 1], which are rounded to
+    8 bits. Grey becomes RGB, transparency is dropped. bgr: the channels are in OpenCV's order. Raises DataError."""
+    planes = array[..., None] if array.ndim == 2 else array
+    if planes.ndim != 3 or planes.shape[2] not in (1, 3, 4) or 0 in planes.shape:
+        raise DataError(
+            f"array: expected grey, RGB or RGBA of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), got {array.shape}"
+        )
+    if np.issubdtype(planes.dtype, np.floating):
+        low, high = float(planes.min()), float(planes.max())
+        if not 0 <= low <= high <= 1:  # not a number, too
+            raise DataError(f"array: expected floats from 0 to 1, not yet normalised, got {low:.3g} to {high:.3g}")
+        planes = np.rint(planes * 255).astype(np.uint8)
+    if planes.dtype != np.uint8:
+        raise DataError(f"array: expected uint8, or floats from 0 to 1, got {planes.dtype}")
+    if planes.shape[2] == 1:
+        return np.repeat(planes, 3, axis=2)
+    return np.ascontiguousarray(planes[..., 2::-1]) if bgr else planes[..., :3]
 
 
 def crop(image: AnyImage, area: tuple[int, int, int, int]) -> AnyImage:

@@ -36,6 +36,7 @@ from rtdetr.inference.images import (
 from rtdetr.inference.prefetch import one_opencv_thread
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
+from rtdetr.inference.thresholds import Lowest, lowest_scores
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Detections
@@ -85,13 +86,18 @@ def _when_read(
 class Predictor:
     """Finds objects in images. Several threads may use one.
 
-    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1. options: how the model
-    runs, see `deploy.Plan`; by default folded, on a GPU in float16 and with CUDA graphs.
+    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1, or one for each class;
+    None: those that the file carries, else 0.5. options: how the model runs, see `deploy.Plan`; by default folded, on a
+    GPU in float16 and with CUDA graphs.
     Raises CheckpointError, ConfigError, also for options that cannot be had, or ValueError for the threshold.
     """
 
     def __init__(
-        self, checkpoint: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5, **options: Any
+        self,
+        checkpoint: str | Path,
+        device: torch.device | str = "cpu",
+        threshold: Lowest | None = None,
+        **options: Any,
     ) -> None:
         with waking(torch.device(device)):
             self._set_up(*model_from_checkpoint(checkpoint), device, threshold, options, in_place=True)
@@ -103,7 +109,7 @@ class Predictor:
         cfg: Config,
         classes: Classes,
         device: torch.device | str = "cpu",
-        threshold: float = 0.5,
+        threshold: Lowest | None = None,
         **options: Any,
     ) -> Predictor:
         """The predictor of a model at hand, which is left as it is, unless fold=False; what detects by itself, an
@@ -118,11 +124,13 @@ class Predictor:
         cfg: Config,
         classes: Classes,
         device: torch.device | str,
-        threshold: float,
+        threshold: Lowest | None,
         options: dict[str, Any],
         in_place: bool = False,
     ) -> None:
-        if not 0 <= threshold <= 1:
+        if threshold is None:
+            threshold = lowest_scores(classes)
+        if not np.all((np.asarray(threshold) >= 0) & (np.asarray(threshold) <= 1)):  # not a number, too
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
         self.device, self.threshold = torch.device(device), threshold
         self.cfg, self.classes = cfg, classes
@@ -133,12 +141,12 @@ class Predictor:
         if self.plan.decode == "device":
             check_decoder(self.device)
 
-    def predict(self, images: Sequence[AnyImage], threshold: float | None = None) -> list[list[Detection]]:
+    def predict(self, images: Sequence[AnyImage], threshold: Lowest | None = None) -> list[list[Detection]]:
         """Detections of each image of one batch, best first. Boxes end where the image ends; what lies wholly
         outside is left out. threshold: for this call, in place of the predictor's; several threads may call."""
         return [each.detections for each in self.find(images, threshold)]
 
-    def find(self, images: Sequence[AnyImage] | Tensor, threshold: float | None = None) -> list[Hits]:
+    def find(self, images: Sequence[AnyImage] | Tensor, threshold: Lowest | None = None) -> list[Hits]:
         """As `predict`. images: or a tensor (B, 3, H, W) uint8. Tensors of the predictor's device stay there."""
         if len(images) == 0:
             return []
@@ -151,7 +159,7 @@ class Predictor:
         num_threads: int | None = None,
         read: Read | None = None,
         num_processes: int = 0,
-        threshold: float | None = None,
+        threshold: Lowest | None = None,
         with_images: bool = True,
     ) -> Iterator[Found]:
         """One after the other. A file that is no image is skipped and reported.
@@ -326,7 +334,7 @@ class Predictor:
             there = self._known_sizes[key] = batch.sizes.to(self.device)
         return there
 
-    def _reported(self, pending: Pending, threshold: float) -> list[Hits]:
+    def _reported(self, pending: Pending, threshold: Lowest) -> list[Hits]:
         """Detections of each image that reach the threshold, clipped; waits for the GPU."""
         if pending.done is not None:
             pending.done.synchronize()
@@ -335,7 +343,8 @@ class Predictor:
         ends = pending.sizes.numpy()[:, None, [1, 0, 1, 0]]  # width, height, width, height
         boxes = np.minimum(np.maximum(boxes, 0), ends)  # several times as fast as clip
         inside = (boxes[..., 0] < boxes[..., 2]) & (boxes[..., 1] < boxes[..., 3])
-        shown = inside & (scores.astype(np.float64) >= threshold)  # compared with the threshold as it was given
+        lowest = threshold[labels] if isinstance(threshold, np.ndarray) else threshold
+        shown = inside & (scores.astype(np.float64) >= lowest)  # compared with the threshold as it was given
         best = np.where(inside, scores, 0).max(axis=1, initial=0).tolist()
         return [
             Hits(boxes[i, each], scores[i, each], labels[i, each], self.classes, best[i])
@@ -343,7 +352,7 @@ class Predictor:
         ]
 
     def _found(
-        self, files: list[File], images: Sequence[Pixels | DataError | None], pending: Pending, threshold: float
+        self, files: list[File], images: Sequence[Pixels | DataError | None], pending: Pending, threshold: Lowest
     ) -> Iterator[Found]:
         sizes = pending.sizes.int().tolist()
         for file, image, (height, width), hits in zip(files, images, sizes, self._reported(pending, threshold)):

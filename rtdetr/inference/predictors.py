@@ -60,6 +60,11 @@ class Predictors:
             self.told.watch(model)
         self.told()
 
+    @staticmethod
+    def version(model: nn.Module | None) -> int:
+        """Another number after every change in place, such as load_state_dict or the step of an optimiser."""
+        return 0 if model is None else sum(tensor._version for tensor in (*model.parameters(), *model.buffers()))
+
     def get(self, size: Size = None, half: Half = "auto") -> Predictor:
         """Raises ConfigError or DataError."""
         sides: Any = self.cfg.data.image_size

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, overload
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from rtdetr.data.classes import DataError
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image
 from rtdetr.extras import optional
+from rtdetr.foreign_names import no_attribute
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.hits import Hits
+from rtdetr.inference.image_ids import file_number
 from rtdetr.inference.images import AnyImage, as_image, size_of
 from rtdetr.inference.sources import Item
 
 
 class Result:
-    """The n detections of an image, best first. `len(result)` is n; iterating gives one Detection after the other.
+    """The n detections of an image, best first. `len(result)` is n; iterating, and `result[i]`, give a Detection.
 
     boxes: (n, 4) float32 xyxy, pixels of the image. scores: (n,) float32. class_ids: (n,) int64, the category ids of
     the data. names: n class names. source: file or URL, or what was given. width, height: of the image, pixels.
@@ -52,6 +57,18 @@ class Result:
     def __len__(self) -> int:
         return len(self.scores)
 
+    @overload
+    def __getitem__(self, index: int) -> Detection: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Detection]: ...
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.hits[index]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_attribute("Result", name)
+
     def __iter__(self) -> Iterator[Detection]:
         return iter(self.detections)
 
@@ -77,6 +94,20 @@ class Result:
     def draw(self) -> Image.Image:
         """The image with boxes, names and scores; a tiny one enlarged by a whole number."""
         return draw(self.image, self.detections)
+
+    def save(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Writes what `draw` makes, in the format that the path's ending says, or `to_json` for .json; the path, by
+        default NAME-detected.jpg in the working directory, with a number where that is taken. Raises DataError."""
+        stem = Path(urlsplit(self.source).path).stem.replace(" ", "-") or "image"
+        target = unused_file(Path(f"{stem}-detected.jpg")) if path is None else Path(path)
+        try:
+            if target.suffix.lower() == ".json":
+                target.write_text(self.to_json(), encoding="utf-8")
+            else:
+                self.draw().save(target)
+        except (OSError, ValueError) as error:  # ValueError: an ending that PIL does not know
+            raise DataError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
+        return target
 
     def show(self) -> None:
         """Shows the drawn image in the notebook, or in the viewer of the system."""
@@ -113,8 +144,7 @@ class Result:
         """COCO results: image_id, category_id, bbox (x, y, width, height in pixels) and score. image_id: by default the
         number by which a file is called, as COCO's are (000000000139.jpg is 139), else 0."""
         if image_id is None:
-            name = Path(self.source).stem
-            image_id = int(name) if name.isdecimal() and name.isascii() else 0
+            image_id = file_number(self.source) or 0
         return [
             {
                 "image_id": image_id,
@@ -131,3 +161,12 @@ class Result:
             return json.dumps({"file": self.source, "error": self.error})
         boxes = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in self]
         return json.dumps({"file": self.source, "width": self.width, "height": self.height, "detections": boxes})
+
+
+def unused_file(path: Path) -> Path:
+    """The path, or NAME-2, NAME-3, ...: the first that does not exist."""
+    unused, number = path, 1
+    while unused.exists():
+        number += 1
+        unused = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return unused

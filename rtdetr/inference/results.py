@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from PIL import Image
@@ -96,10 +97,17 @@ class ResultsFolder:
 
     results.json is a list of {"file", "width", "height", "annotated", "detections": [{"category_id", "name", "score",
     "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. crops: also
-    crops/NAME/1.jpg and so on. Whoever opens a folder closes it. Raises OSError.
+    crops/NAME/1.jpg and so on. ids: of the images in coco.json. Whoever opens a folder closes it. Raises OSError.
     """
 
-    def __init__(self, folder: Path, formats: list[Format], classes: Classes, crops: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        formats: list[Format],
+        classes: Classes,
+        crops: bool = False,
+        ids: Mapping[File, int] = MappingProxyType({}),
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.crops = folder / "crops" if crops else None
         self.folder, self.file = folder, folder / "results.json"
@@ -107,7 +115,7 @@ class ResultsFolder:
         self.list = JsonList(self.file)
         self.writers: list[CocoWriter | YoloWriter | CsvWriter] = []
         if "coco" in formats:
-            self.writers.append(CocoWriter(folder))
+            self.writers.append(CocoWriter(folder, ids))
         if "yolo" in formats:
             self.writers.append(YoloWriter(folder, classes))
         if "csv" in formats:
@@ -167,15 +175,15 @@ def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path
 
 
 class CocoWriter:
-    """coco.json: COCO results. image_id is the image's place in results.json, from 1; file_name says which it is."""
+    """coco.json: COCO results. image_id is that of `ids`, else the image's place in results.json, from 1."""
 
-    def __init__(self, folder: Path) -> None:
-        self.list = JsonList(folder / "coco.json")
+    def __init__(self, folder: Path, ids: Mapping[File, int]) -> None:
+        self.list, self.ids = JsonList(folder / "coco.json"), ids
 
     def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
         self.list.extend([
             {
-                "image_id": number,
+                "image_id": self.ids.get(file, number),
                 "file_name": str(file),
                 "category_id": each.category_id,
                 "bbox": [round(v, 2) for v in (*each.box[:2], each.box[2] - each.box[0], each.box[3] - each.box[1])],

@@ -22,6 +22,7 @@ from rtdetr.extras import optional
 from rtdetr.inference import edge_runtimes
 from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
+from rtdetr.inference.thresholds import Lowest
 from rtdetr.models.postprocess import EndToEnd, postprocess
 from rtdetr.models.rtdetrv3 import RTDETRv3
 from rtdetr.types import Detections, Predictions
@@ -72,7 +73,7 @@ class ExportedModel(EndToEnd):
         return Detections(scores, labels, boxes)
 
 
-def load(path: str | Path, device: torch.device | str = "cpu", threshold: float = 0.5) -> Predictor:
+def load(path: str | Path, device: torch.device | str = "cpu", threshold: Lowest | None = None) -> Predictor:
     """A predictor from a checkpoint or from an exported file. Raises CheckpointError or ConfigError."""
     if not is_exported(path):
         return Predictor(path, device, threshold)

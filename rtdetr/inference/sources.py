@@ -17,16 +17,16 @@ from PIL import Image
 from torch import Tensor
 
 from rtdetr.data.classes import DataError
-from rtdetr.data.images import MAX_MEGAPIXELS, UNREADABLE, read_image, read_pixels
+from rtdetr.data.images import MAX_MEGAPIXELS, UNREADABLE, read_bytes, read_image, read_pixels
 from rtdetr.data.preprocess import as_rgb_array
 from rtdetr.inference import video
 from rtdetr.inference.fetch import IMAGE, VIDEO, fetch, host_of
 from rtdetr.inference.files import find_images, look_at
-from rtdetr.inference.images import AnyImage, as_image
+from rtdetr.inference.images import AnyImage, as_image, pixels_of_array
 
 EXPECTED = (
-    "expected a path, URL, PIL image, uint8 array (H, W, 3), tensor (3, H, W), a list or generator of those, a "
-    "folder, glob, video, stream, or the number of a camera"
+    "expected a path, URL, bytes of an image file, PIL image, array (H, W), (H, W, 3) or (H, W, 4), tensor (3, H, W), "
+    "a list or generator of those, a folder, glob, video, stream, or the number of a camera"
 )
 STREAMS = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp")
 PLAYLISTS = (".m3u8", ".mpd")
@@ -38,6 +38,7 @@ NO_SERIES = (
     dict,
     bytes,
     bytearray,
+    memoryview,
     io.IOBase,
 )  # though they can be iterated
 
@@ -63,10 +64,11 @@ class Source(NamedTuple):
 
 class Opener(NamedTuple):
     """How sources are opened. max_megapixels: larger images are refused; allow_private: addresses of private networks
-    may be asked."""
+    may be asked; bgr: arrays have OpenCV's order of channels."""
 
     max_megapixels: float = MAX_MEGAPIXELS
     allow_private: bool = False
+    bgr: bool = False
 
     def open(self, source: Any) -> Source:
         """Raises DataError or MissingPackage for a source that cannot be opened; for an image that cannot be read,
@@ -157,12 +159,13 @@ class Opener(NamedTuple):
             if "://" in name:
                 return Item(name, self._fetched_image(name))
             return Item(name, read_pixels(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
+        if isinstance(source, np.ndarray):
+            return Item("array", pixels_of_array(source, self.bgr))
+        if isinstance(source, (bytes, bytearray, memoryview, io.IOBase)):
+            return Item(getattr(source, "name", "bytes"), read_bytes(_content(source), self.max_megapixels))
         for kind, (name, checked) in KINDS.items():
             if isinstance(source, kind):
-                try:
-                    return Item(getattr(source, "filename", "") or name, checked(source))
-                except ValueError as error:
-                    raise DataError(str(error)) from error
+                return Item(getattr(source, "filename", "") or name, checked(source))
         raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
 
     def _listed(self, source: Any) -> Item:
@@ -264,8 +267,15 @@ def _uint8_tensor(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _content(source: Any) -> bytes:
+    """Bytes of an image file: as they are, or what an open file still holds."""
+    content = source.read() if isinstance(source, io.IOBase) else bytes(source)
+    if not isinstance(content, bytes):
+        raise DataError("source: expected a file that was opened with 'rb', got one of text")
+    return content
+
+
 KINDS: dict[type, tuple[str, Callable[[Any], AnyImage]]] = {
     Image.Image: ("image", _pixels_of_pil),
-    np.ndarray: ("array", as_rgb_array),
     Tensor: ("tensor", _uint8_tensor),
 }

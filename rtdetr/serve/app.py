@@ -6,9 +6,10 @@ import asyncio
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Query, Request
@@ -59,6 +60,7 @@ class Settings(NamedTuple):
     slots: int = 64
     max_megabytes: float = 20.0
     max_megapixels: float = 50.0
+    thresholds: Mapping[int, float] = MappingProxyType({})  # by category id; empty: `threshold` for all
 
 
 class Detected(BaseModel):
@@ -178,7 +180,7 @@ def network_of(request: Request) -> str:
 def build_app(detect: Detect, settings: Settings) -> FastAPI:
     """The application. detect: images to detections of every score, best first; one thread calls it. What was let in
     is answered before the application's end."""
-    figures = Figures()
+    figures, shared = Figures(), None if settings.thresholds else settings.threshold
     desk = Desk(detect, settings, figures)
 
     @asynccontextmanager
@@ -205,19 +207,21 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
 
     @app.post("/detect", response_model=DetectedImage, responses=refusals, openapi_extra=TAKES)
     async def detect_objects(
-        request: Request, threshold: float = Query(settings.threshold, ge=0, le=1, description="lowest score")
+        request: Request, threshold: float | None = Query(shared, ge=0, le=1, description="lowest score")
     ) -> Response:
         """Objects in one image: its bytes as the body, or a form with a file. Boxes are x1, y1, x2, y2 in pixels of
-        the image, turned upright by its EXIF orientation."""
+        the image, turned upright by its EXIF orientation. Without a threshold, that of each class counts."""
         found = await desk.answer(request)
-        shown = [each for each in found.detections if each.score >= threshold]
+        lowest = {} if threshold is not None else settings.thresholds
+        default = settings.threshold if threshold is None else threshold
+        shown = [each for each in found.detections if each.score >= lowest.get(each.category_id, default)]
         detections = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in shown]
         return JSONResponse({"width": found.width, "height": found.height, "detections": detections})
 
     @app.get("/health")
     async def health() -> dict[str, object]:
         """That the server is up, and what it allows."""
-        return {"status": "ok", **settings._asdict()}
+        return {"status": "ok", **settings._asdict(), "thresholds": dict(settings.thresholds)}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import queue
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
-from rtdetr.data.classes import DataError
-from rtdetr.data.images import read_image
+from rtdetr.data.images import read_bytes
 from rtdetr.inference.draw import Detection
 
 Detect = Callable[[list[Image.Image]], list[list[Detection]]]
@@ -40,18 +37,6 @@ class Job(NamedTuple):
 class Reading(NamedTuple):
     job: Job
     image: Future[Image.Image]
-
-
-def read_upload(data: bytes, max_megapixels: float) -> Image.Image:
-    """The upright RGB image of a file's bytes. Raises DataError, whose cause is what PIL raised."""
-    with tempfile.TemporaryDirectory(prefix="rtdetr-") as folder:
-        file = Path(folder) / "image"
-        file.write_bytes(data)
-        try:
-            return read_image(file, max_megapixels=max_megapixels)
-        except DataError as error:
-            sentence = str(error).replace(f"{file}:", "the file").removesuffix("; replace it or remove it")
-            raise DataError(sentence) from error.__cause__
 
 
 class Batcher:
@@ -121,7 +106,7 @@ class Batcher:
             if job is None:
                 return batch, True
             if job.answer.set_running_or_notify_cancel():
-                batch.append(Reading(job, self.readers.submit(read_upload, job.data, self.max_megapixels)))
+                batch.append(Reading(job, self.readers.submit(read_bytes, job.data, self.max_megapixels)))
         return batch, False
 
     def _detect(self, images: list[Image.Image]) -> list[Answer]:

@@ -60,7 +60,7 @@ def make_checkpoint(
         "format": FORMAT,
         "version": VERSION,
         "config": config_to_dict(cfg),
-        "classes": {"names": list(classes.names), "category_ids": list(classes.category_ids)},
+        "classes": classes.entries(),
         "preprocess": {
             "size": list(cfg.data.image_size),
             "interpolation": cfg.data.interpolation,
@@ -156,6 +156,10 @@ def checked(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
     names, ids = content["classes"].get("names"), content["classes"].get("category_ids")
     if not _all_are(str, names) or not _all_are(int, ids) or len(names) != len(ids):
         raise CheckpointError(f"{path}: the checkpoint is damaged, its classes do not fit their ids; copy it again")
+    try:
+        Classes.of(content["classes"])
+    except ValueError as error:
+        raise CheckpointError(f"{path}: the checkpoint is damaged, {error}; copy it again") from error
     for part in ("model", "ema"):
         check_tensors(content[part] or {}, path)
     return content

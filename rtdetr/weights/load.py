@@ -134,7 +134,7 @@ def model_from_content(
 ) -> tuple[RTDETRv3, Config, Classes]:
     """`model_from_checkpoint` of a file that has been read; `path` names it in messages."""
     cfg = cfg or config_from_dict(content["config"], str(path), updates)
-    classes = Classes(tuple(content["classes"]["names"]), tuple(content["classes"]["category_ids"]))
+    classes = Classes.of(content["classes"])
     with NothingDrawn():
         model = build_model(cfg.model, len(classes))
     load_exactly(model, content["ema"] or content["model"], path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,18 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
     content = checked({"format": FORMAT, **parts, "model": weights, "ema": None, "training": None}, file)
     _verify(file, weights, metadata.get(WEIGHTS_DIGEST), about)
     return content
+
+
+def change_config(path: str | Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Changes the config.json of a folder, or of the safetensors file in it, with its digest. Raises CheckpointError
+    and OSError."""
+    read_pretrained(path)  # whose digests have to be right
+    file = weight_file(Path(path)).with_name(CONFIG)
+    about = _read_config(file)
+    change(about)
+    if about.get(CONFIG_DIGEST) not in (None, EDITED):
+        about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
+    write_json(file, about)
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

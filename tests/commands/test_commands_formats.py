@@ -41,8 +41,8 @@ def test_the_same_figures_from_every_format(tmp_path: Path, capsys: pytest.Captu
         capsys.readouterr()
         assert main(["eval", "-w", str(run / "last.pth"), "--save-json", str(results), "--device", "cpu"]) == 0
         table = capsys.readouterr().out.splitlines()[1:]
-        assert [int(line.split()[-4]) for line in table[13:]] == OWN_IDS[name]
-        tables[name] = table[:12] + [line.split()[-3:] for line in table[13:]]
+        assert [int(line.split()[-8]) for line in table[13:]] == OWN_IDS[name]
+        tables[name] = table[:12] + [line.split()[-7:] for line in table[13:]]
         found = json.loads(results.read_text())
         assert {each["category_id"] for each in found} <= set(OWN_IDS[name])
         scores[name] = sorted(each["score"] for each in found)

@@ -24,6 +24,7 @@ from PIL import Image, ImageDraw
 from plain_kernels import OurOperators
 
 from rtdetr import cli
+from rtdetr.data.classes import Classes
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import Predictor
 from rtdetr.ops.compiled import WHY_NOT
@@ -245,7 +246,7 @@ def test_ctrl_c_ends_a_video_where_it_is(
     monkeypatch.setattr(Predictor, "predict", press)
     assert run(checkpoint, "film.mp4", "film.mp4", "--output-dir", "new", "--batch-size", 4) == 130
     assert len(times_of(folder / "new" / "film.mp4", (160, 120))) == len(lines(folder / "new" / "film.jsonl")) == 1
-    assert "stopped by signal 2; 1 frames are in new/film.mp4" in capsys.readouterr().err
+    assert "stopped by Ctrl-C; 1 frames are in new/film.mp4" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("threshold", "limit"), [(0, 4096), (1, 4000)])  # meets the lines, meets the film
@@ -355,7 +356,7 @@ def test_the_arguments_reach_the_predictor(
     assert "half: expected auto or False on cpu" in capsys.readouterr().err
     given: list[Any] = []
     monkeypatch.setattr(Predictor, "__init__", lambda self, *_, **options: given.append(options))
-    monkeypatch.setattr(Predictor, "classes", None, raising=False)
+    monkeypatch.setattr(Predictor, "classes", Classes(("cat",), (3,)), raising=False)
     monkeypatch.setattr(Predictor, "cfg", type("", (), {"data": type("", (), {"max_megapixels": 1})}), raising=False)
     monkeypatch.setattr(Predictor, "predict_files", lambda self, files, size, **_: given.append(size) or iter(()))
     assert run(checkpoint, "a.png", "--half", "off", "--compile", "--batch-size", "3", "--output-dir", "new") == 0

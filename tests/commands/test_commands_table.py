@@ -46,6 +46,7 @@ class Row(NamedTuple):
 PREDICT = "predict -w model.pth --device cpu"
 ALL_FOUND = "predict -w model.pth --device cpu --threshold 0"
 RENUMBERED = "eval -w model.pth --device cpu -u data.val.annotations=shapes/renumbered.json"
+ALL_FORMATS = ("a.jpg", "results.json", "coco.json", "classes.txt", "labels/a.txt", "detections.csv")
 TABLE = {
     # the command itself
     "help": Row(
@@ -69,7 +70,24 @@ TABLE = {
     "weights twice": Row("eval model.pth -w model.pth", 2, ("not allowed with",)),
     "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict,",)),
     "unknown option": Row(f"{PREDICT} images --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")),
-    "no weights": Row("predict images", 2, ("error: the following arguments are required: -w/--weights",)),
+    "no weights": Row("predict images", 2, ("error: expected weights first, as in `rtdetr predict best.pth images`",)),
+    "weights first": Row(
+        "predict model.pth images/a.jpg --device cpu --format coco,yolo --format csv --output-dir new",
+        0,
+        ("1 images",),
+        tuple(f"new/{each}" for each in ALL_FORMATS),
+    ),
+    "weights first, none there": Row("predict bset.pth images", 2, ("error: bset.pth: no such weight file",)),
+    "weights by option, too": Row(
+        f"{PREDICT} model.pth", 1, ("1 of 1 files could not be read",), ("output/predict/results.json",)
+    ),
+    "weights and nothing": Row("predict model.pth", 2, ("expected a SOURCE",)),
+    "formats": Row(f"{PREDICT} images --format coco,txt", 2, ("expected coco, yolo, csv, or several as coco,csv",)),
+    "keyword": Row("predict model=model.pth source=images", 2, ("model=model.pth is not an argument; did you mean",)),
+    "GPUs": Row("eval model.pth --device 0,1", 2, ("device 0,1: expected cpu, cuda or cuda:N; for several GPUs,",)),
+    "data of nobody": Row(
+        "train -c rtdetrv3_r18vd_6x_coco --device cpu", 2, ("error: --data DATA is needed", "datasets/coco/annotations")
+    ),
     # nothing of the user's is lost
     "own folder": Row(f"{PREDICT} images --output-dir images", 2, ("images/a.jpg: would be read and replaced",)),
     "own folder, by force": Row(f"{PREDICT} images --output-dir images --overwrite", 2, ("images/a.jpg",)),
@@ -206,7 +224,7 @@ TABLE = {
     ),
     "threshold nan": Row(f"{PREDICT} images --threshold nan", 2, ("from 0 to 1, got nan",)),
     "threshold word": Row(f"{PREDICT} images --threshold high", 2, ("from 0 to 1, got high",)),
-    "format": Row(f"{PREDICT} images --format voc", 2, ("--format: invalid choice: 'voc'",)),
+    "format": Row(f"{PREDICT} images --format voc", 2, ("--format: expected coco, yolo, csv, or several",)),
     "nothing found": Row(
         f"{PREDICT} images/a.jpg --threshold 1",
         0,
@@ -266,7 +284,7 @@ TABLE = {
     "an unknown name": Row(
         "train -c rtdetrv3_r18vd_6x_cocco", 2, ("rtdetrv3_r18vd_6x_cocco: no config", "rtdetrv3_r18vd_6x_coco,")
     ),
-    "a shipped name": Row("train -c rtdetrv3_nano_shapes --device cpu", 2, ("no such annotation file",)),
+    "a shipped name": Row("train -c rtdetrv3_nano_shapes --device cpu", 2, ("--data DATA is needed",)),
     "a path": Row("train -c rtdetrv3_nano_shapes.yml", 2, ("rtdetrv3_nano_shapes.yml: no such config file",)),
 }
 
@@ -436,7 +454,8 @@ def test_a_signal_keeps_what_is_done(
     done = len(json.loads((folder / "new" / "results.json").read_text()))
     err = capsys.readouterr().err
     assert 2 <= done <= 7  # threads draw: those that had begun are kept as well
-    assert f"stopped by signal {number.value}; {done} of 7 files are in new/results.json" in err
+    who = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "signal 15"}[number]
+    assert f"stopped by {who}; {done} of 7 files are in new/results.json" in err
     assert "Traceback" not in err
 
 

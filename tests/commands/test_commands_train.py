@@ -19,7 +19,7 @@ from test_commands_table import Row, check, contents, run
 from rtdetr.config import save_config
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
-from rtdetr.weights.checkpoint import load_checkpoint
+from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 TRAIN = "train -c small.yml --device cpu"
 MORE = "-u train.max_iterations=3"
@@ -226,3 +226,40 @@ def test_an_evaluation_that_does_not_fit_says_so(
     assert run(f"train -r run/last.pth --device cpu {MORE}") == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "CUDA out of memory in the evaluation; lower data.val_batch_size (" in line and "accumulate" not in line
+
+
+def test_a_run_says_where_it_resumes_and_what_came_of_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(f"train -r run/last.pth --device cpu {MORE}") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "resuming at iteration 2 of 3" in out
+    best = max((row for row in read_rows(Path("run/metrics.csv")) if row["AP"]), key=lambda row: float(row["AP"]))
+    assert out[-3:] == [
+        f"best AP {float(best['AP']):.4f} at iteration {best['iteration']} of 3",
+        "weights: run/best.pth",
+        "next: rtdetr predict run/best.pth IMAGES",
+    ]
+    no_box = "data.val.annotations=nobox.json data.val.images=shapes/train"
+    assert run(f"{TRAIN} --output-dir new -u {no_box}") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert not any(line.startswith("resuming") for line in out)
+    assert out[-3:] == ["nothing was evaluated", "weights: new/last.pth", "next: rtdetr predict new/last.pth IMAGES"]
+
+
+def test_missing_data_of_a_config_name_the_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not a path that nobody typed; one that somebody typed is named."""
+    for command in (
+        "train -c rtdetrv3_r18vd_6x_coco",
+        "train -c rtdetrv3_r18vd_small",
+        "train -c rtdetrv3_r18vd_small --overfit 4",
+    ):
+        assert run(f"{command} --device cpu") == 2
+        assert capsys.readouterr().err.startswith("error: --data DATA is needed, a folder or file with images")
+    content = load_checkpoint("run/best.pth")
+    content["config"]["data"]["val"]["annotations"] = "/elsewhere/val.json"
+    save_checkpoint(Path("from_elsewhere.pth"), content)
+    assert run("eval from_elsewhere.pth --device cpu") == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: --data DATA is needed") and "is /elsewhere/val.json, which is not here" in err
+    assert run("eval from_elsewhere.pth --device cpu --data shapes") == 0
+    assert run("eval from_elsewhere.pth --device cpu --data nowhere") == 2
+    assert "error: nowhere: no such annotation file or folder" in capsys.readouterr().err

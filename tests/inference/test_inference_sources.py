@@ -53,6 +53,26 @@ def test_one_image_in_any_form_gives_the_same(model: RTDETRv3, image: Path, web:
     assert found.source == f"{web.url}/a.png"
 
 
+def test_bytes_and_arrays_of_other_kinds(model: RTDETRv3, image: Path) -> None:
+    expected = model.predict(PIXELS, threshold=0).boxes
+    floats, alpha = PIXELS / 255, np.dstack([PIXELS, PIXELS[..., 0]])
+    content = image.read_bytes()
+    for source in (content, bytearray(content), memoryview(content), io.BytesIO(content)):
+        np.testing.assert_array_equal(model.predict(source, threshold=0).boxes, expected)
+    with open(image, "rb") as file:
+        np.testing.assert_array_equal(model.predict(file, threshold=0).boxes, expected)
+    for source in (floats, floats.astype(np.float32), alpha, alpha / 255):
+        np.testing.assert_array_equal(model.predict(source, threshold=0).boxes, expected)
+    swapped = [PIXELS[..., ::-1], np.ascontiguousarray(PIXELS[..., ::-1]), alpha[..., [2, 1, 0, 3]], floats[..., ::-1]]
+    for result in model.predict([*swapped, image], threshold=0, bgr=True):  # a file knows its order itself
+        np.testing.assert_array_equal(result.boxes, expected)
+    grey = model.predict(np.dstack([PIXELS[..., 0]] * 3), threshold=0).boxes
+    for source in (PIXELS[..., 0], PIXELS[..., :1], PIXELS[..., 0] / 255):
+        np.testing.assert_array_equal(model.predict(source, threshold=0).boxes, grey)
+    assert not np.array_equal(model.predict(swapped[0], threshold=0).boxes, expected)
+    assert [each.source for each in model.predict([content, PIXELS])] == ["bytes", "array"]
+
+
 def test_several_images_give_a_list(model: RTDETRv3, image: Path) -> None:
     batch = torch.from_numpy(PIXELS).permute(2, 0, 1).expand(3, -1, -1, -1)
     sources: list[tuple[Any, int]] = [
@@ -102,8 +122,10 @@ WRONG: list[tuple[Any, str]] = [
     (["missing.jpg"], "missing.jpg: cannot be read as an image"),
     ([3], "got int"),
     ({"a": 1}, "got dict"),
-    (b"bytes", "got bytes"),
-    (io.BytesIO(b"bytes"), "got BytesIO"),
+    (b"bytes", r"^the file cannot be read as an image \("),
+    (b"", r"^the file cannot be read as an image \(the file is empty\)"),
+    (io.BytesIO(b"bytes"), "^the file cannot be read as an image"),
+    (io.StringIO("words"), "expected a file that was opened with 'rb'"),
     (np.array("a.jpg")[()], "a.jpg: no image found"),
     (np.float64(0.5), "got float64"),
     ("x" * 5000, "cannot be looked at .File name too long"),
@@ -113,9 +135,12 @@ WRONG: list[tuple[Any, str]] = [
     (np.int64(4711), "camera 4711: cannot be opened"),
     (-1, "camera -1: there is no such number"),
     (2**31, "camera 2147483648: there is no such number"),
-    (np.zeros((8, 8), np.uint8), r"expected a uint8 RGB array \(H, W, 3\)"),
-    (np.zeros((8, 8, 3)), "got dtype float64"),
-    (np.zeros((0, 8, 3), np.uint8), "got dtype uint8 and shape"),
+    (np.zeros((8, 8, 2), np.uint8), r"expected grey, RGB or RGBA of shape .* got \(8, 8, 2\)"),
+    (np.zeros((3, 8, 8), np.uint8), r"got \(3, 8, 8\)"),
+    (np.full((8, 8, 3), 255.0), "expected floats from 0 to 1, not yet normalised, got 255 to 255"),
+    (np.full((8, 8, 3), np.nan), "expected floats from 0 to 1"),
+    (np.zeros((8, 8, 3), np.int64), "expected uint8, or floats from 0 to 1, got int64"),
+    (np.zeros((0, 8, 3), np.uint8), r"got \(0, 8, 3\)"),
     (torch.zeros(8, 8, 3), r"expected RGB of shape \(3, H, W\)"),
     (torch.full((3, 8, 8), 2.0), "expected floats from 0 to 1"),
     (torch.full((3, 8, 8), torch.nan), "expected floats from 0 to 1"),
@@ -144,6 +169,10 @@ def test_a_wrong_source_is_one_sentence(
     ("options", "sentence"),
     [
         ({"threshold": 2}, "threshold: expected a number from 0 to 1, got 2"),
+        ({"threshold": {"cat": 0.4}}, r"those of classes are thresholds=.'cat': 0.4"),
+        ({"thresholds": {"cat": 2}}, "thresholds of cat: expected a number from 0 to 1, got 2"),
+        ({"thresholds": {"cart": 0.4}}, "thresholds: the model has no class 'cart'; did you mean 'cat'"),
+        ({"thresholds": [0.4]}, "thresholds: expected class names with numbers"),
         ({"batch_size": 0}, "batch_size: expected a whole number from 1"),
         ({"slices": 3}, "slices: expected the side of a tile"),
         ({"slices": "3x3"}, "slices: expected the side of a tile"),

@@ -61,11 +61,11 @@ class _Image(NamedTuple):
 def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Mistakes:
     """Matches as COCO does at an IoU of .5: the most certain detection first, each object once, crowds for nothing.
     LVIS: detections of classes that nobody looked for do not count."""
-    images = list(_images(truth, detections))
+    images = list(matched(truth, detections))
     scores = np.array([each["score"] for image in images for each in image.detections])
     right = np.array([owner >= 0 for image in images for owner in image.owner], bool)
     num_objects = sum(len(image.objects) for image in images)
-    threshold, f1 = _best_threshold(scores, right, num_objects)
+    threshold, f1 = best_f1(scores, right, num_objects)
     index = {each["id"]: i for i, each in enumerate(truth.categories)}
     confusion = np.zeros((len(index) + 1, len(index) + 1), np.int64)
     wrong: list[Mistake] = []
@@ -87,7 +87,8 @@ def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) 
     )
 
 
-def _images(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Iterable[_Image]:
+def matched(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Iterable[_Image]:
+    """Each image, and which object each of its detections found."""
     objects: dict[int, list[Any]] = defaultdict(list)
     crowds: dict[int, list[Any]] = defaultdict(list)
     found: dict[int, list[Any]] = defaultdict(list)
@@ -142,15 +143,16 @@ def _owners(overlaps: NDArray[np.float64]) -> list[int]:
     return owners
 
 
-def _best_threshold(scores: NDArray[Any], right: NDArray[np.bool_], num_objects: int) -> tuple[float, float]:
-    """The score from which on F1 is best, and that F1; 0.5 and 0 where nothing was found."""
+def best_f1(scores: NDArray[Any], right: NDArray[np.bool_], num_objects: int) -> tuple[float, float]:
+    """The score from which on F1 is best, and that F1; 0.5 and 0 where nothing was found. Equal scores count as one."""
     if not right.any():
         return 0.5, 0.0
     order = np.argsort(-scores, kind="stable")
-    hits = np.cumsum(right[order])
-    f1 = 2 * hits / (np.arange(1, len(hits) + 1) + num_objects)
+    ranked, hits = scores[order], np.cumsum(right[order])
+    last = np.append(ranked[1:] < ranked[:-1], True)  # of those with its score
+    f1 = np.where(last, 2 * hits / (np.arange(1, len(hits) + 1) + num_objects), 0.0)
     best = int(f1.argmax())
-    return float(scores[order][best]), float(f1[best])
+    return float(ranked[best]), float(f1[best])
 
 
 def _look_at(

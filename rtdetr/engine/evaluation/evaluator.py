@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
 from rtdetr.data.formats.records import Source
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
+from rtdetr.engine.evaluation.operating_points import OperatingPoint, operating_points
 from rtdetr.garbage import uncollected
 from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
@@ -61,16 +62,31 @@ class EvalResult(NamedTuple):
     detections: list[dict[str, Any]]  # COCO results: image_id, category_id, bbox (x, y, w, h in pixels), score
     # (thresholds, recalls, classes, sizes, numbers of detections), -1 where there is nothing to measure; for reports
     precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
+    sizes: Mapping[int, tuple[int, int]] = MappingProxyType({})  # (h, w) by id of the images that count; empty: all
     unreadable: tuple[str, ...] = ()  # a sentence for each image that was left out
+    points: Mapping[int, OperatingPoint] = MappingProxyType({})  # by category id, where somebody has asked for them
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Those of `points` by class name, as `predict` takes them; without classes that have none."""
+        points = {each.name: self.points[each.category_id] for each in self.classes if each.category_id in self.points}
+        return {name: point.threshold for name, point in points.items() if not math.isnan(point.threshold)}
+
+    def with_points(self, origin: str | Path | Source, given: Mapping[int, float] | None = None) -> EvalResult:
+        """Precision, recall and F1 of each class as well, see `operating_points`. origin: the annotations, of which the
+        images that were evaluated count; given: thresholds by category id."""
+        return self._replace(points=operating_points(counted_truth(origin, self.sizes), self.detections, given))
 
     def table(self) -> str:
         """The figures and the AP of every class, for a terminal."""
         lines = [f"  {FIGURE_NAMES[key]:20s} {_shown(value)}" for key, value in self.figures.items()]
         width = max([5, *(len(each.name) for each in self.classes)])
-        lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s}")
+        more = " ".join(f"{name:>9s}" for name in OperatingPoint._fields) if self.points else ""
+        lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s} {more}".rstrip())
         for each in self.classes:
-            ap, ap50 = _shown(each.ap), _shown(each.ap50)
-            lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {ap} {ap50}")
+            figures = [_shown(each.ap), _shown(each.ap50)]
+            figures += [f"{_shown(value):>9s}" for value in self.points.get(each.category_id, ())]
+            lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {' '.join(figures)}")
         return "\n".join(lines)
 
 
@@ -157,12 +173,9 @@ def score(
     were left out. Nor do boxes without area in their image, and records that cannot be used. LVIS' files get LVIS'
     figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
     """
-    truth = read_document(annotations)
-    if sizes:
-        truth = truth._replace(images=[each for each in truth.images if each["id"] in sizes])
-    kept = countable(truth, sizes or {})
+    truth = counted_truth(annotations, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
-    boxes = [{**box, "id": number} for number, box in enumerate(kept, start=1)]
+    boxes = [{**box, "id": number} for number, box in enumerate(truth.annotations, start=1)]
     results = [
         {**each, "id": number, "iscrowd": 0, "area": each["bbox"][2] * each["bbox"][3]}
         for number, each in enumerate(detections, start=1)
@@ -179,7 +192,15 @@ def score(
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
         ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
-    return EvalResult(figures, per_class, detections, precision)
+    return EvalResult(figures, per_class, detections, precision, sizes or {})
+
+
+def counted_truth(annotations: str | Path | Source, sizes: Mapping[int, tuple[int, int]]) -> CocoDocument:
+    """The images and annotations that count; see `score` and `countable`."""
+    truth = read_document(annotations)
+    if sizes:
+        truth = truth._replace(images=[each for each in truth.images if each["id"] in sizes])
+    return truth._replace(annotations=countable(truth, sizes))
 
 
 def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine.evaluation.error_analysis import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
 from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES, EvalResult, countable
+from rtdetr.engine.evaluation.operating_points import OperatingPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +56,7 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
     parts = [
         _heading("Figures", "Those of `rtdetr eval`, to the digit; a dash where there is nothing to measure."),
         _figures(result),
-        _heading("Classes", "AP at IoU .50:.95, of objects of all sizes and by size (32 and 96 pixels square)."),
+        _heading("Classes", "AP at IoU .50:.95, also by size (32 and 96 pixels square); F1 at the threshold."),
         _class_table(result),
         _heading(
             "Precision and recall", f"At IoU .5; the {MOST_CURVES} classes with most objects, and the mean of all."
@@ -102,8 +103,10 @@ def _class_table(result: EvalResult) -> str:
     for k, each in enumerate(result.classes):
         by_size = [result.precision[:, :, k, size, -1] for size in (1, 2, 3)]
         aps = [float(part[part > -1].mean()) if (part > -1).any() else math.nan for part in by_size]
-        rows.append((each.name, each.category_id, each.num_boxes, *map(_number, (each.ap, each.ap50, *aps))))
-    return _table(("class", "id", "boxes", "AP", "AP50", "AP small", "AP medium", "AP large"), rows)
+        figures = (each.ap, each.ap50, *result.points.get(each.category_id, ()), *aps)
+        rows.append((each.name, each.category_id, each.num_boxes, *map(_number, figures)))
+    more = OperatingPoint._fields if result.points else ()
+    return _table(("class", "id", "boxes", "AP", "AP50", *more, "AP small", "AP medium", "AP large"), rows)
 
 
 def _curves(result: EvalResult) -> Figure:

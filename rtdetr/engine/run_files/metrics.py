@@ -115,6 +115,12 @@ def read_rows(path: Path) -> list[Row]:
         ]
 
 
+def best_row(path: Path) -> Row | None:
+    """The evaluation with the highest AP of a metrics.csv, the first of equal ones; None where there is none."""
+    evaluated = [row for row in read_rows(path) if row["kind"] == "eval" and row.get("AP")]
+    return max(evaluated, key=lambda row: float(row["AP"]), default=None)
+
+
 def short_name(name: str) -> str:
     """The column of a loss: "l1_aux_dn" for "loss_bbox_aux_dn". Other names stay."""
     return COLUMNS.get(name) or name.removeprefix("loss_").replace("bbox", "l1").replace("o2m_branch", "o2m")

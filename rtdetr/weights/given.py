@@ -1,0 +1,34 @@
+"""What a person gives as the name of a model: a path, a name that downloads, a model of the Hub, or a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rtdetr.data.classes import DataError
+from rtdetr.weights import hub
+from rtdetr.weights.catalogue import NAME_SUFFIXES, NAMES, located
+from rtdetr.weights.checkpoint import CheckpointError
+
+
+def find_weights(name: str, revision: str | None = None, new: bool = False) -> Path | None:
+    """Where the weights of a name are, downloaded if need be; None for a config, which brings none. new: they are not
+    wanted, as the model gets other classes. Raises CheckpointError, DataError or MissingPackage."""
+    path = Path(name)
+    try:
+        there = path.exists()
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{name!r}: cannot be looked at ({reason})") from error
+    bare = path.name == name and not path.suffix and not there
+    if path.suffix in (".yml", ".yaml") or bare:
+        return located(name) if name in NAMES and not new else None
+    if new:
+        raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
+    if there or not hub.HUB_ID.fullmatch(name) or path.suffix in (*NAME_SUFFIXES, ".pt2"):
+        return path
+    if revision is None and Path(path.parts[0]).exists():
+        raise CheckpointError(
+            f"{name}: no such file or folder; the Hub was not asked for a model of that name, because {path.parts[0]} "
+            "is here: for one of the Hub, give its revision, such as revision='main'"
+        )
+    return hub.from_hub(name, revision)
