@@ -1,0 +1,157 @@
+"""What people type who come from Ultralytics, YOLOv5, RF-DETR, RT-DETR or transformers: each of 30 commands and 30
+calls in Python works, or is answered by the sentence that says what it is called here."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from api_cases import PIXELS, write_checkpoint, write_images
+from test_commands_table import folder, made, run  # noqa: F401
+
+from rtdetr import RTDETRv3
+
+MEANT = "; did you mean "
+COMMANDS = {
+    # works
+    "predict model.pth images --device cpu": (0, "2 images"),
+    "predict -w model.pth images/a.jpg --device cpu": (0, "1 images"),
+    "predict model.pth images --format coco,yolo,csv --device cpu": (0, "2 images"),
+    "predict model.pth images/a.jpg --threshold 0.3 --threshold circle=0.1 --device cpu": (0, "1 images"),
+    "eval model.pth --device cpu --data shapes": (0, "precision"),
+    # Ultralytics
+    "detect predict model=model.pth": (2, f"`detect` is not a command{MEANT}`rtdetr predict`?"),
+    "val model=model.pth data=shapes": (2, f"`val` is not a command{MEANT}`rtdetr eval`?"),
+    "track model=model.pth source=0": (2, f"`track` is not a command{MEANT}`rtdetr predict --track`?"),
+    "predict model=model.pth source=images": (2, f"model=model.pth is not an argument{MEANT}the file alone"),
+    "predict model.pth source=images": (2, f"source=images is not an argument{MEANT}the source alone"),
+    "predict model.pth images conf=0.25": (2, f"conf=0.25 is not an argument{MEANT}--threshold?"),
+    "predict model.pth images save_txt=True": (2, f"{MEANT}--format yolo?"),
+    "train data=shapes epochs=3": (2, f"data=shapes is not an argument{MEANT}the data alone, rtdetr train DATA?"),
+    "train shapes epochs=3": (2, f"epochs=3 is not an argument{MEANT}-u train.epochs=N?"),
+    "train shapes --batch 4": (2, f"--batch is not an option{MEANT}-u data.train_batch_size=N"),
+    "train shapes -u imgsz=640": (2, f"unknown config key imgsz{MEANT}data.image_size=[H,W]"),
+    "train shapes -u lr0=0.01": (2, f"unknown config key lr0{MEANT}optimizer.lr=X?"),
+    "train shapes resume=True": (2, f"resume=True is not an argument{MEANT}-r RUN/last.pth"),
+    "export model=model.pth format=onnx": (2, f"model=model.pth is not an argument{MEANT}"),
+    "predict model.pth images --device 0,1": (2, "expected cpu, cuda or cuda:N; for several GPUs, torchrun"),
+    # YOLOv5
+    "predict --weights model.pth --source images": (2, f"--source is not an option{MEANT}SOURCE, without an option"),
+    "predict model.pth images --conf-thres 0.25": (2, f"--conf-thres is not an option{MEANT}--threshold?"),
+    "predict model.pth images --img 640": (2, f"--img is not an option{MEANT}-u data.image_size=[H,W]"),
+    "predict model.pth images --save-crop": (2, f"--save-crop is not an option{MEANT}--crops?"),
+    "predict model.pth images --name exp --exist-ok": (2, f"--name is not an option{MEANT}--output-dir?"),
+    "export model.pth --include onnx": (2, f"--include is not an option{MEANT}--format?"),
+    # RF-DETR, RT-DETR
+    "train --dataset-dir shapes": (2, f"--dataset-dir is not an option{MEANT}--data DATA?"),
+    "train shapes --num-classes 3": (2, f"--num-classes is not an option{MEANT}nothing: classes come from"),
+    "train -c x.yml --use-amp": (2, f"--use-amp is not an option{MEANT}-u train.precision=auto"),
+    "train -c x.yml -r model.pth --test-only": (2, f"--test-only is not an option{MEANT}rtdetr eval FILE?"),
+}
+
+
+def test_there_are_30_of_each() -> None:
+    assert len(COMMANDS) == len(PYTHON) == 30
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    code, sentence = COMMANDS[command]
+    assert run(command) == code
+    out, err = capsys.readouterr()
+    assert sentence in out + err and (code == 0 or len(err.splitlines()) == 1)
+
+
+def boxes_of(found: Any) -> Any:
+    return found.boxes
+
+
+Model = RTDETRv3
+PYTHON: dict[str, tuple[Callable[[Model], Any], Any]] = {
+    # call: what it is, or the sentence
+    "model(path)": (lambda model: len(model("a.png", threshold=0)), 36),
+    "model(path).boxes": (lambda model: boxes_of(model("a.png", threshold=0)).shape, (36, 4)),
+    "model([path, path])": (lambda model: len(model(["a.png", "b.png"])), 2),
+    "model(cv2.imread(path), bgr=True)": (
+        lambda model: np.array_equal(
+            boxes_of(model(np.ascontiguousarray(PIXELS[..., ::-1]), threshold=0, bgr=True)),
+            boxes_of(model("a.png", threshold=0)),
+        ),
+        True,
+    ),
+    "model(bytes)": (lambda model: model(Path("a.png").read_bytes()).width, 90),
+    "model(BytesIO)": (lambda model: model(io.BytesIO(Path("a.png").read_bytes())).height, 70),
+    "model(grey)": (lambda model: model(PIXELS[..., 0]).width, 90),
+    "model(rgba)": (lambda model: model(np.dstack([PIXELS, PIXELS[..., :1]])).width, 90),
+    "model(floats)": (lambda model: model(PIXELS / 255).width, 90),
+    "result[0]": (lambda model: model("a.png", threshold=0)[0].name in ("cat", "dog", "cow"), True),
+    "result[:2]": (lambda model: len(model("a.png", threshold=0)[:2]), 2),
+    "result.save()": (lambda model: str(model("a.png").save()), "a-detected.jpg"),
+    "result.save(path)": (lambda model: model("a.png").save("new.png").is_file(), True),
+    "thresholds=": (lambda model: {*model("a.png", 0, thresholds={"cat": 1, "dog": 1}).names} <= {"cow"}, True),
+    "model.info()": (lambda model: "GFLOPs" in str(model.info()), True),
+    "YOLO(path)": (lambda model: RTDETRv3("model.pth"), "RTDETRv3.from_pretrained('model.pth')"),  # type: ignore[arg-type]
+    "conf=": (lambda model: model("a.png", conf=0.25), "no argument 'conf'; did you mean threshold=?"),
+    "imgsz=": (lambda model: model.predict("a.png", imgsz=640), "did you mean size=?"),
+    "iou=": (lambda model: model.predict("a.png", iou=0.7), "did you mean nothing: there is no NMS?"),
+    "stream=": (lambda model: model.predict("a.png", stream=True), "videos and generators give an iterator"),
+    "num_classes=": (lambda model: Model.from_pretrained("model.pth", num_classes=3), "classes come from the file"),
+    "train(imgsz=)": (lambda model: model.train(imgsz=640), "did you mean data.image_size=[H,W]"),
+    "train(batch=)": (lambda model: model.train(batch=4), "did you mean data.train_batch_size=N"),
+    "results[0].boxes": (lambda model: model("a.png", 0)[0].boxes, "predict() of one image gives its Result"),
+    "result.xyxy": (lambda model: model("a.png").xyxy, "no attribute 'xyxy'; did you mean boxes?"),
+    "result.confidence": (lambda model: model("a.png").confidence, "did you mean scores?"),
+    "result.plot()": (lambda model: model("a.png").plot(), "did you mean draw()?"),
+    "model.val()": (lambda model: model.val(), "no attribute 'val'; did you mean evaluate()?"),
+    "model.names": (lambda model: model.names, "did you mean classes.names?"),
+    "model.optimize_for_inference()": (lambda model: model.optimize_for_inference(), "did you mean compile()?"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> RTDETRv3:
+    return RTDETRv3.from_pretrained(write_checkpoint(tmp_path_factory.mktemp("model")), device="cpu")
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_call(name: str, model: RTDETRv3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path)
+    call, expected = PYTHON[name]
+    try:
+        answer = call(model)
+    except (ValueError, TypeError, AttributeError) as error:
+        assert isinstance(expected, str) and expected in str(error) and "\n" not in str(error)
+    else:
+        assert answer == expected
+
+
+def test_saved_results_take_the_place_of_nothing(
+    model: RTDETRv3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path)
+    result = model("a.png", threshold=0)
+    names = [result.save().name for _ in range(3)]
+    assert names == ["a-detected.jpg", "a-detected-2.jpg", "a-detected-3.jpg"]
+    assert model(PIXELS).save().name == "array-detected.jpg"
+    assert result.save("new.json").read_text() == result.to_json()
+    with pytest.raises(ValueError, match=r"^new.odd: cannot be written \(unknown file extension: .odd\)"):
+        result.save("new.odd")
+    with pytest.raises(ValueError, match=r"^none/a.jpg: cannot be written \(No such file or directory\)"):
+        result.save("none/a.jpg")
+
+
+def test_what_info_says(model: RTDETRv3) -> None:
+    info, network = model.info(), model.model
+    assert network is not None
+    counts = sum(each.numel() for each in network.parameters())
+    assert info.parameters + info.training_parameters == counts and 0 < info.parameters < counts
+    assert info.size == (64, 64) and info.classes == ("cat", "dog", "cow") and info.weights == model.weights
+    assert info.source["licence"] == "MIT" and 0 < info.gflops < 1
+    lines = str(info).splitlines()
+    assert f"{info.megabytes:.1f} MB" in lines[3] and "3 classes: cat, dog, cow" in lines and "licence: MIT" in lines
