@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 from rtdetr.config import Config, ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
 from rtdetr.data.classes import Classes, DataError, new_classes
-from rtdetr.data.data_arguments import data_updates
+from rtdetr.data.data_arguments import data_updates, path_of
 from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
 from rtdetr.foreign_names import check_arguments, no_attribute
 from rtdetr.garbage import uncollected
@@ -111,7 +111,7 @@ class RTDETRv3:
         check_arguments("from_pretrained", others)
         if kernels not in (None, *get_args(Kernels)):
             raise ConfigError(f"kernels: expected auto or plain, got {kernels!r}")
-        path, options = _path("name", name), (compile, half)
+        path, options = path_of("name", name), (compile, half)
         if path.suffix not in EXPORTED:
             wake_gpu(str(device))
         with uncollected():
@@ -233,12 +233,7 @@ class RTDETRv3:
 
         batch_sizes: numbers of images at a time. sizes: of the network's input, several as a list; default: its own.
         """
-        numbers = batch_sizes if isinstance(batch_sizes, Sequence) else [batch_sizes]
-        if any(not isinstance(each, Integral) or each < 1 for each in numbers):
-            raise DataError(f"batch_sizes: expected whole numbers from 1, got {batch_sizes!r}")
-        for size in sizes if isinstance(sizes, list) else [sizes]:
-            for number in numbers:
-                self._predictors.get(size).warm_up(int(number))
+        self._predictors.warm_up(batch_sizes, sizes)
 
     def train(
         self,
@@ -261,6 +256,7 @@ class RTDETRv3:
         keys of the config, see `keyword_updates`. Random generators, environment variables and torch's settings are
         afterwards as before.
         """
+        from rtdetr.data.custom import KEY, name_of, without_custom
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluation.evaluator import FIGURES
         from rtdetr.engine.run_files.metrics import best_row
@@ -270,15 +266,13 @@ class RTDETRv3:
 
         self._network("train")
         given = settings | ({} if epochs is None else {"epochs": epochs})
-        from_file = None if resume is None else _path("resume", resume)
-        base = read_checkpoint(from_file)["config"] if from_file is not None else self._config_to_train()
+        from_file = None if resume is None else path_of("resume", resume)
+        base = read_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
         updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
         if augment is not None:
-            from rtdetr.data.custom import KEY, name_of
-
             updates.append(f"{KEY}={json.dumps(name_of(augment))}")
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")
-        chosen = None if output_dir is None else _path("output_dir", output_dir)
+        chosen = None if output_dir is None else path_of("output_dir", output_dir)
         with (
             process_restored(),
             tempfile.TemporaryDirectory() as temporary,
@@ -336,7 +330,7 @@ class RTDETRv3:
         network = self._network("export")
         for argument, given in (("output", output), ("calibrate", calibrate), ("images", images)):
             if given is not None:
-                _path(argument, given)
+                path_of(argument, given)
         own: Any = (network, self.cfg, self.classes)
         if self.weights is not None and not self._changed():
             own = self.weights
@@ -350,7 +344,7 @@ class RTDETRv3:
         they bring none. format: transformers writes what AutoModelForObjectDetection opens, without training parts."""
         from rtdetr.weights.hub import saver
 
-        path = _path("folder", folder)
+        path = path_of("folder", folder)
         saver(format)(path, self._content(), licence or (self.source or {}).get("licence"))
         return path
 
@@ -406,16 +400,6 @@ class RTDETRv3:
                 return True
         return weights_sha256(self._network("save_pretrained").state_dict()) != before
 
-    def _config_to_train(self) -> dict[str, Any]:
-        """The config, without what a file of weights, which may come from anybody, would have imported and called."""
-        base = config_to_dict(self.cfg)
-        augment = base["data"]["augment"]
-        if self.weights is not None and augment["custom"]:
-            given = "give it again to use it"
-            logger.warning("data.augment.custom=%s of %s is left out; %s", augment["custom"], self.weights, given)
-            augment["custom"] = ""
-        return base
-
     def _file_of_weights(self, folder: Path) -> Path | None:
         """The file that the network came from, or one in the folder with what has become of it since."""
         if not self._changed():
@@ -424,9 +408,3 @@ class RTDETRv3:
 
         save_checkpoint(folder / "changed.pth", self._content())
         return folder / "changed.pth"
-
-
-def _path(argument: str, given: Any) -> Path:
-    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
-        raise DataError(f"{argument}: expected a path, got {given!r:.100}")
-    return Path(given)

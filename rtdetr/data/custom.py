@@ -4,12 +4,14 @@ torchvision.transforms.v2, or one of Albumentations. What it returns is checked;
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from rtdetr.config import ConfigError
+from rtdetr.config import Config, ConfigError, config_to_dict
 from rtdetr.data.classes import DataError
 from rtdetr.data.pixels import Pixels
 from rtdetr.data.transforms import MIN_SIDE, Boxes, Labels
+
+logger = logging.getLogger("rtdetr")
 
 KEY = "data.augment.custom"
 GIVEN = "augment="  # begins the name of what Python was given, and cannot be found by name
@@ -171,3 +175,14 @@ def _by_albumentations(transform: Any, pixels: Pixels, boxes: Boxes, labels: Lab
 def as_read(pixels: Pixels, image: Image.Image | NDArray[np.uint8]) -> Image.Image | NDArray[np.uint8]:
     """The pixels in the type of `image`."""
     return Image.fromarray(pixels) if isinstance(image, Image.Image) else pixels
+
+
+def without_custom(cfg: Config, weights: Path | None) -> dict[str, Any]:
+    """The config of a model, without what its file, which may come from anybody, would have imported and called."""
+    base = config_to_dict(cfg)
+    augment = base["data"]["augment"]
+    if weights is not None and augment["custom"]:
+        given = "give it again to use it"
+        logger.warning("data.augment.custom=%s of %s is left out; %s", augment["custom"], weights, given)
+        augment["custom"] = ""
+    return base

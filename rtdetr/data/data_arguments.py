@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import DataError, shown
@@ -66,3 +67,10 @@ def _pair(value: Any) -> tuple[Any, Any]:
         if not isinstance(each, (str, os.PathLike)):
             raise DataError(f"data: {EXPECTED}, got {shown(each)} in place of a path")
     return value[0], value[1]
+
+
+def path_of(argument: str, given: Any) -> Path:
+    """What a person gave as an argument. Raises DataError for what is no path."""
+    if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
+        raise DataError(f"{argument}: expected a path, got {given!r:.100}")
+    return Path(given)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -60,11 +61,6 @@ class Predictors:
             self.told.watch(model)
         self.told()
 
-    @staticmethod
-    def version(model: nn.Module | None) -> int:
-        """Another number after every change in place, such as load_state_dict or the step of an optimiser."""
-        return 0 if model is None else sum(tensor._version for tensor in (*model.parameters(), *model.buffers()))
-
     def get(self, size: Size = None, half: Half = "auto") -> Predictor:
         """Raises ConfigError or DataError."""
         sides: Any = self.cfg.data.image_size
@@ -79,6 +75,15 @@ class Predictors:
             with self.lock:
                 predictor = self.made.get(key) or self._make(key)
         return predictor
+
+    def warm_up(self, batch_sizes: int | Sequence[int], sizes: Size | list[Size]) -> None:
+        """See `RTDETRv3.warmup`. Raises DataError."""
+        numbers = batch_sizes if isinstance(batch_sizes, Sequence) else [batch_sizes]
+        if any(not isinstance(each, Integral) or each < 1 for each in numbers):
+            raise DataError(f"batch_sizes: expected whole numbers from 1, got {batch_sizes!r}")
+        for size in sizes if isinstance(sizes, list) else [sizes]:
+            for number in numbers:
+                self.get(size).warm_up(int(number))
 
     def _make(self, key: Key) -> Predictor:
         changes, compile_, sides, half = key
