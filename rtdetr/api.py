@@ -229,10 +229,8 @@ class RTDETRv3:
         self._predictors.compile = mode
 
     def warmup(self, batch_sizes: int | Sequence[int] = 1, sizes: Size | list[Size] = None) -> None:
-        """Does now what the first calls of `predict` would: compiling, and recording CUDA graphs.
-
-        batch_sizes: numbers of images at a time. sizes: of the network's input, several as a list; default: its own.
-        """
+        """Does now what the first calls of `predict` would: compiling, and recording CUDA graphs. batch_sizes: numbers
+        of images at a time. sizes: of the network's input, several as a list; default: its own."""
         self._predictors.warm_up(batch_sizes, sizes)
 
     def train(
@@ -388,17 +386,9 @@ class RTDETRv3:
 
     def _changed(self) -> bool:
         """Whether the network has other weights than the file it came from, or than it was made with."""
-        from rtdetr.weights.checkpoint import CheckpointError
-        from rtdetr.weights.digest import weights_sha256
-        from rtdetr.weights.load import model_from_checkpoint
+        from rtdetr.weights.load import differs
 
-        before = self._as_made
-        if self.weights is not None:
-            try:
-                before = weights_sha256(model_from_checkpoint(self.weights)[0].state_dict())
-            except CheckpointError:  # the file is gone, or another one now
-                return True
-        return weights_sha256(self._network("save_pretrained").state_dict()) != before
+        return differs(self._network("save_pretrained"), self.weights, self._as_made)
 
     def _file_of_weights(self, folder: Path) -> Path | None:
         """The file that the network came from, or one in the folder with what has become of it since."""

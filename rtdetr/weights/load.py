@@ -18,6 +18,7 @@ from rtdetr.weights.catalogue import located, read_detector
 from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import CarriedRows, carry_rows
 from rtdetr.weights.compare import LoadReport, compare, describe
+from rtdetr.weights.digest import weights_sha256
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.huggingface import is_huggingface, read_huggingface
 from rtdetr.weights.official import guess_classes, load_foreign_weights
@@ -139,6 +140,16 @@ def model_from_content(
         model = build_model(cfg.model, len(classes))
     load_exactly(model, content["ema"] or content["model"], path)
     return model.eval(), cfg, classes
+
+
+def differs(network: nn.Module, path: Path | None, as_made: str) -> bool:
+    """Whether a network has other weights than its file, or, without one, than those of the digest `as_made`."""
+    if path is not None:
+        try:
+            as_made = weights_sha256(model_from_checkpoint(path)[0].state_dict())
+        except CheckpointError:  # the file is gone, or another one now
+            return True
+    return weights_sha256(network.state_dict()) != as_made
 
 
 class NothingDrawn(TorchFunctionMode):
