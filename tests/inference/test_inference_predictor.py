@@ -103,7 +103,7 @@ def test_threshold_and_batches(checkpoint: Path, tmp_path: Path) -> None:
     predictor = Predictor(checkpoint, threshold=0.0)
     results = list(predictor.predict_files(files, batch_size=2))
     assert [each.file for each in results] == files
-    assert [each.image and each.image.size for each in results] == [(40 + i, 30) for i in range(5)]
+    assert [each.as_pil.size for each in results if each.as_pil] == [(40 + i, 30) for i in range(5)]
     alone = predictor.predict([read_image(files[4])])[0]
     assert results[4].detections[0].box == pytest.approx(alone[0].box, abs=1e-3)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rtdetr.engine.callbacks import Callback, Run
+from rtdetr.engine.callbacks import Callback, Outcome, Run
 from rtdetr.engine.log import say
 from rtdetr.extras import optional
 
@@ -55,6 +55,10 @@ class TensorBoardLogger(Callback):
         with self._gaps(), self._board.writing() as writer:
             for tag, image in images.items():
                 writer.add_image(tag, np.asarray(image), iteration, dataformats="HWC")
+
+    def on_end(self, outcome: Outcome) -> None:
+        with self._gaps():
+            self._board.close()
 
     def _add(self, iteration: int, kind: str, values: Mapping[str, float]) -> None:
         with self._gaps(), self._board.writing() as writer:

@@ -39,6 +39,12 @@ class TensorBoard:
             self._writer = None
             raise
 
+    def close(self) -> None:
+        """Ends the thread that writes. Raises OSError."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
 
 def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str, Any]]) -> Iterator[Image.Image]:
     """A few images, the same ones each time: objects green, detections red, with class and score. classes: those of
