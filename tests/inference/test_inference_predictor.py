@@ -152,7 +152,7 @@ def test_the_eight_orientations_of_a_image_give_the_same_boxes(checkpoint: Path,
     first, *others = Predictor(checkpoint, threshold=0.0).predict_files(sorted(tmp_path.iterdir()))
     assert first.detections and len(others) == 7
     for each in others:
-        assert each.image is not None and each.image.size == (60, 40)
+        assert each.image is not None and each.size == (60, 40)
         assert [found.name for found in each.detections] == [found.name for found in first.detections]
         for ours, theirs in zip(each.detections, first.detections):
             assert ours.box == pytest.approx(theirs.box, abs=1e-2)
@@ -185,7 +185,7 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
     """The first ones take as long to import as torch itself, the FLOP counter's triton as long as all else."""
     code = (
         "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
-        "from rtdetr.commands import predict_manifest, predict_video, search\n"
+        "from rtdetr.commands import detection, predict_manifest, predict_video\n"
         "from rtdetr.inference import results, sources\n"
         f"predictor = Predictor({str(checkpoint)!r})\n"
         "predictor.predict([Image.new('RGB', (9, 9))])\n"
