@@ -3,7 +3,7 @@
 # make test-all that, tests that take minutes, every mutant, the documentation and, with a GPU, its tests
 # make docs   the documentation as a site in site/, every link checked
 # make browser the example in the browser, tested with onnxruntime-web, which npm fetches, and Chromium
-# make wheels a wheel for processors and one for GPUs, in dist/, each tried away from the clone
+# make wheels a wheel for CPUs and one for GPUs, in dist/, each tried away from the clone
 #
 # An active environment (venv or conda) that has torch is used as it is; else .venv is made with PYTHON.
 

@@ -206,7 +206,7 @@ class EmaConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of images
-    precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most processors take ten times as long
+    precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most CPUs take ten times as long
     accumulate: CountOrAuto = 1  # batches per optimiser step
     counted_batches: CountOrNone = 0  # of them, where rate or epochs are auto; 0: all
     # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by

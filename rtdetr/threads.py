@@ -1,11 +1,11 @@
-"""Threads that make room when other programs want the processor.
+"""Threads that make room when other programs want the CPU.
 
 GNU OpenMP's threads spin for milliseconds while they wait for work. On an idle machine that is the fastest way to wait.
 Beside a busy program, the one that spins holds the core that the one it waits for needs. OMP_WAIT_POLICY=PASSIVE or a
 small GOMP_SPINCOUNT cures that, and slows an idle machine down by a fifth or more (docs/measurements/training.md).
 
-libgomp itself stops spinning while a process has more OpenMP threads than there are processors. So while this process's
-threads queue for a processor, a second team of OpenMP threads sleeps beside the first one. The team that computes stays
+libgomp itself stops spinning while a process has more OpenMP threads than there are CPUs. So while this process's
+threads queue for a CPU, a second team of OpenMP threads sleeps beside the first one. The team that computes stays
 as it is, and so do the results.
 """
 
@@ -29,7 +29,7 @@ PATIENCE = 4  # quiet looks in a row after which the machine is no longer crowde
 
 @contextmanager
 def making_room() -> Iterator[None]:
-    """In here, OpenMP threads that wait for work spin only as long as nobody else wants the processor."""
+    """In here, OpenMP threads that wait for work spin only as long as nobody else wants the CPU."""
     if any(name in os.environ for name in CHOICES) or not (TASKS.parent / "schedstat").is_file():
         yield
         return

@@ -1,4 +1,4 @@
-"""`make wheels`: a wheel with the op for processors, and one for NVIDIA GPUs as well, each tried away from the clone.
+"""`make wheels`: a wheel with the op for CPUs, and one for NVIDIA GPUs as well, each tried away from the clone.
 
     python tools/wheels.py [-o dist] [--kind cpu|cuda]      build and check
     python tools/wheels.py --check dist/*.whl               check with the torch of this interpreter

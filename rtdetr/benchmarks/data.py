@@ -3,7 +3,7 @@
 `plain` and `fused` are what kernels=plain and kernels=auto do; `torchvision` is PIL and torchvision.transforms.v2 with
 the same probabilities and ranges; "bytes" is what the loader hands over, which the device divides by 255; the two rows
 of decoding are what files cost alone. All take turns on the same
-images, sizes and interpolations. Times are those of the processor, and each image counts with the fastest of its
+images, sizes and interpolations. Times are those of the CPU, and each image counts with the fastest of its
 turns, so that other programs on the machine disturb little.
 """
 

@@ -78,8 +78,8 @@ def measure(
                 profiler.enable()
             figures = score(results, path, evaluator).figures
             profiler.disable()
-            wall, processor = time.perf_counter() - started[0], time.process_time() - started[1]
-            rows.append(Measurement(evaluator, wall, processor, figures, _top(profiler) if profile else []))
+            wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
+            rows.append(Measurement(evaluator, wall, cpu, figures, _top(profiler) if profile else []))
     return rows
 
 
@@ -99,7 +99,7 @@ def difference(row: Measurement, other: Measurement) -> float:
 
 
 def table(rows: list[Measurement]) -> str:
-    lines = ["| evaluator | seconds | of the processor | AP | largest difference |", "|---|---|---|---|---|"]
+    lines = ["| evaluator | seconds | of the CPU | AP | largest difference |", "|---|---|---|---|---|"]
     for row in rows:
         seconds = f"{row.seconds:.2f} | {row.processor_seconds:.2f}"
         lines.append(f"| {row.evaluator} | {seconds} | {row.figures['AP']:.6f} | {difference(row, rows[0]):.1e} |")

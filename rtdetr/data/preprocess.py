@@ -1,6 +1,6 @@
 """How an image becomes network input in evaluation and detection, as in the official pipeline.
 
-All of it is equal bit for bit, but the resize: OpenCV rounds its cubic weights on some processors and not on others, so
+All of it is equal bit for bit, but the resize: OpenCV rounds its cubic weights on some CPUs and not on others, so
 that up to 5 % of a photograph's values differ by one level of 255 from the official ones, and none by more.
 """
 
@@ -61,7 +61,7 @@ def resize(
     out: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
     """`resize_cubic`, or torchvision's resize of uint8 with smoothing (bilinear, bicubic), which transformers' own
-    processors call."""
+    CPUs call."""
     if interpolation == "cubic" or pixels.shape[:2] == size:
         return resize_cubic(pixels, size, out)
     from torchvision.transforms.v2 import InterpolationMode, functional  # here: it takes as long as torch to import

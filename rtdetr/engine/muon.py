@@ -60,7 +60,7 @@ class MuonAdamW(torch.optim.AdamW):
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
     """Roughly the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton and Schulz; on a GPU in
-    bfloat16, which few processors multiply."""
+    bfloat16, which few CPUs multiply."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[1] > x.shape[2]

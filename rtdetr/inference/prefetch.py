@@ -73,7 +73,7 @@ _readers: list[int] = []  # the number of OpenCV's threads before each of them b
 @contextlib.contextmanager
 def one_opencv_thread() -> Iterator[None]:
     """In here OpenCV works in the thread that calls it. Its own threads, one team for the process, wait for work
-    spinning, and take the processors from threads that read images side by side."""
+    spinning, and take the CPUs from threads that read images side by side."""
     with _opencv:
         _readers.append(_readers[0] if _readers else cv2.getNumThreads())
         cv2.setNumThreads(1)

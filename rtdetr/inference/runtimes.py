@@ -156,7 +156,7 @@ def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     try:
         model = core.read_model(file)
         entries = _openvino_entries(ov, model, path)
-        # left alone, some processors would compute in bfloat16
+        # left alone, some CPUs would compute in bfloat16
         hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         compiled = core.compile_model(model, "CPU", hints)
     except RuntimeError as error:

@@ -21,7 +21,7 @@ def report() -> dict[str, Any]:
     for name in ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
         value = torch.empty(0, device=name)
         devices[name] = {
-            "name": torch.cuda.get_device_name(name) if value.is_cuda else "processor",
+            "name": torch.cuda.get_device_name(name) if value.is_cuda else "CPU",
             "backend": resolve_backend("auto", value),
             "why_not": why_not_compiled(value),
         }

@@ -304,7 +304,7 @@ def web() -> Iterator[Web]:
     server.server.server_close()
 
 
-def test_an_address_is_a_image_as_a_file_is(checkpoint: Path, folder: Path, web: Web) -> None:
+def test_an_address_is_an_image_as_a_file_is(checkpoint: Path, folder: Path, web: Web) -> None:
     Image.fromarray(PIXELS).save(folder / "a.png")
     web.files["/x/a.png"] = ("image/png", (folder / "a.png").read_bytes())
     urls = [f"{web.url}/x/a.png", f"{web.url}/nothing.png"]

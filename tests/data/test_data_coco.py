@@ -286,7 +286,7 @@ def test_advice_on_missing_images(tmp_path: Path, name: str, at: str, advice: st
     assert advice.format(tmp_path) in str(caught.value)
 
 
-def test_a_image_may_have_a_whole_path_in_its_folder(tmp_path: Path) -> None:
+def test_an_image_may_have_a_whole_path_in_its_folder(tmp_path: Path) -> None:
     whole = str(tmp_path / "images" / "b.png")
     images, annotations = write_set(tmp_path, broken(("images", 0, "file_name"), whole))
     assert CocoDetection(images, annotations).image(0).size == (60, 40)

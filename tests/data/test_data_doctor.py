@@ -270,7 +270,7 @@ def test_sources_that_are_none(tmp_path: Path, name: str, capsys: pytest.Capture
     assert name in capsys.readouterr().out
 
 
-def test_a_image_folder_that_is_not_there_is_one_defect_of_many(tmp_path: Path, images: Path) -> None:
+def test_an_image_folder_that_is_not_there_is_one_defect_of_many(tmp_path: Path, images: Path) -> None:
     annotations, _ = write_case(next(each for each in CASES if each.name == "zero width"), tmp_path, images)
     document = json.loads(annotations.read_text())
     document["annotations"][0]["bbox"] = None

@@ -115,7 +115,7 @@ def test_seeds_and_epochs_differ(shapes: Path) -> None:
     assert len({tuple(tuple(b.images.shape) for b in run) for run in runs}) == 3
 
 
-def test_each_epoch_and_seed_augments_a_image_anew(shapes: Path) -> None:
+def test_each_epoch_and_seed_augments_an_image_anew(shapes: Path) -> None:
     def samples(seed: int, number: int) -> list[torch.Tensor]:
         dataset = build_train_loader(config(shapes), seed).dataset
         return [dataset[SampleKey(i, number, 64, "linear")].image for i in range(12)]

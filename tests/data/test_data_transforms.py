@@ -166,7 +166,7 @@ def test_crop_reaches_its_threshold(threshold: float, monkeypatch: pytest.Monkey
     assert len(reached) > 10 and min(reached) >= threshold
 
 
-def test_crop_leaves_a_image_without_boxes() -> None:
+def test_crop_leaves_an_image_without_boxes() -> None:
     window = T.Window(0, 0, 120, 80)
     assert all(T.crop(window, np.zeros((0, 4), np.float32), np.random.default_rng(i)) == window for i in range(20))
 

@@ -59,7 +59,7 @@ def test_losses_and_gradients_are_those_of_the_plain_step(data: Path, tmp_path: 
 
 
 @pytest.mark.gpu
-def test_a_image_too_crowded_to_be_matched_on_the_gpu_is_not_captured(data: Path, tmp_path: Path) -> None:
+def test_an_image_too_crowded_to_be_matched_on_the_gpu_is_not_captured(data: Path, tmp_path: Path) -> None:
     trainer = Trainer(tiny_config(data, *ON_GPU, "train.graphs=on"), tmp_path, torch.device("cuda"))
     assert trainer.graphs is not None
     trainer.model.train()

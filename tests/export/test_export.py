@@ -227,7 +227,7 @@ def test_a_failed_comparison_leaves_another_name(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        build, "write_onnx", lambda graph, metadata, path: changed(folder / "model.onnx", path, -1, True)
+        build, "write_onnx", lambda graph, metadata, path, *_: changed(folder / "model.onnx", path, -1, True)
     )
     assert main(["export", str(folder / "model.pth"), "-o", str(tmp_path / "bad.onnx")]) == 1
     assert "bad.onnx.failed: does not agree with the model" in one_line(capsys)

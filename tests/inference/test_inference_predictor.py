@@ -132,7 +132,7 @@ def test_a_broken_file_costs_itself_alone(checkpoint: Path, tmp_path: Path) -> N
         assert "truncated" in errors[0] and "a folder" in errors[1] and "a device" in errors[2]
 
 
-def test_the_eight_orientations_of_a_image_give_the_same_boxes(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_eight_orientations_of_an_image_give_the_same_boxes(checkpoint: Path, tmp_path: Path) -> None:
     """Each copy is stored turned or mirrored, and its EXIF block says how to undo that."""
     upright, turn = image(60, 40), Image.Transpose
     stored = {

@@ -63,7 +63,7 @@ def test_any_height_and_width(height: int, width: int) -> None:
     assert torch.isfinite(predictions.boxes).all() and (predictions.boxes >= 0).all() and (predictions.boxes <= 1).all()
 
 
-def test_a_image_does_not_depend_on_its_neighbours() -> None:
+def test_an_image_does_not_depend_on_its_neighbours() -> None:
     model, images = nano().eval().double(), torch.rand(3, 3, 96, 128, dtype=torch.float64)
     with torch.no_grad():
         together, alone = model(images), model(images[1:2])

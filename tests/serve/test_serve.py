@@ -41,7 +41,7 @@ def boxes_of(reply: Reply) -> list[list[float]]:
     return [each["box"] for each in reply.body["detections"]]
 
 
-def test_a_image_as_body_and_as_form() -> None:
+def test_an_image_as_body_and_as_form() -> None:
     with served(Detector()) as url:
         raw = request(f"{url}/detect", image_bytes())
         assert raw.status == 200 and (raw.body["width"], raw.body["height"]) == (320, 240)

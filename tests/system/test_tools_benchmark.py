@@ -29,8 +29,8 @@ def tool(name: str) -> ModuleType:
 def test_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     infer = tool("benchmarks.infer")
     infer.make_checkpoint_file(tmp_path / "model.pth", str(NANO), TINY)
-    (tmp_path / "pictures").mkdir()
-    infer.make_images(tmp_path / "pictures", 2)
+    (tmp_path / "images").mkdir()
+    infer.make_images(tmp_path / "images", 2)
     order = {
         "folder": str(tmp_path),
         "device": "cpu",
