@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while th
     from rtdetr.engine.evaluation.evaluator import EvalResult
     from rtdetr.inference.model_info import ModelInfo
     from rtdetr.inference.predictors import Predictors
-    from rtdetr.models.rtdetrv3 import RTDETRv3 as Network
+    from rtdetr.models.rtdetrv3 import Network
     from rtdetr.weights.hub import Format
 
 logger = logging.getLogger(__name__)

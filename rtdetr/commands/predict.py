@@ -212,7 +212,7 @@ def result_names(names: Iterable[Path]) -> Iterator[Path]:
 def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> int:
     """Detects in the files, writes what is found as it comes and says how it went. Exit code: 0, 1 when some could not
     be read, 128 + n after signal n. names: of the results of each file."""
-    from rtdetr.commands.progress import progress, say
+    from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.prefetch import beside
     from rtdetr.inference.readers import Readers
@@ -228,11 +228,11 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
             results.list_found(found, names[found.file], target)
             if found.error:
                 num_errors += 1
-                say(f"error: {found.error}", file=sys.stderr)
+                say_above_bar(f"error: {found.error}", file=sys.stderr)
             else:
                 num_objects += len(found.detections)
                 best_score = max(best_score, found.best_score)
-                say(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
+                say_above_bar(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
             bar.update()
     done = results.num_images - num_errors
     if done:

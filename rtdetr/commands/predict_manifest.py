@@ -44,7 +44,7 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
 def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, done: Done) -> int:
     """Detects in what is not done yet and says how it went. Exit code: 0, 1 when some could not be read, 128 + n after
     signal n. number: of all images."""
-    from rtdetr.commands.progress import progress, say
+    from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.manifest import Done, manifest_paths
     from rtdetr.inference.results import JsonLines, item_of, save_crops
@@ -60,7 +60,7 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
             results.add(item_of(found))
             done = Done(done.images + 1, done.errors + bool(found.error), done.objects + len(found.detections))
             if found.error:
-                say(f"error: {found.error}", file=sys.stderr)
+                say_above_bar(f"error: {found.error}", file=sys.stderr)
             bar.update()
             if signals.received:
                 break

@@ -18,7 +18,7 @@ def progress(number: int | None, shown: bool = True, unit: str = "image", done: 
     return tqdm(total=number, unit=unit, initial=done, disable=not shown, **style)
 
 
-def say(text: str, file: TextIO) -> None:
+def say_above_bar(text: str, file: TextIO) -> None:
     """A line above the bar. A log file does not want the bar again after it."""
     if sys.stderr.isatty():
         tqdm.write(text, file=file)

@@ -14,7 +14,7 @@ from PIL import Image
 from rtdetr.data.box_checks import judge_boxes, judge_copies
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
-from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.records import DataSource
 from rtdetr.data.image_files import judge_names, unreadable
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image, read_pixels, upright_size
 from rtdetr.types import ImageInfo
@@ -60,7 +60,7 @@ class DetectionSet:
 
     notes: tuple[str, ...] = ()  # on how the annotations were read, for the summary
 
-    origin: Source | Path  # to read the annotations again, for evaluation
+    origin: DataSource | Path  # to read the annotations again, for evaluation
 
     def __init__(
         self,

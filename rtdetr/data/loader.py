@@ -49,7 +49,7 @@ class SampleKey(NamedTuple):
     before: int = 0  # how many samples of the image the epoch had before; each is augmented in its own way
 
 
-class Item(NamedTuple):
+class LoadedImage(NamedTuple):
     image: Tensor  # (3, h, w) uint8 in training, else float32 in [0, 1]
     boxes: Tensor  # (n, 4) xyxy, pixels of `image`
     labels: Tensor  # (n,) int64
@@ -57,7 +57,7 @@ class Item(NamedTuple):
     unreadable: tuple[str, ...] = ()  # about images that this one takes the place of
 
 
-class TrainingSamples(Dataset[Item]):
+class TrainingSamples(Dataset[LoadedImage]):
     """Augmented images of a set, and for one that cannot be used the next one of the epoch's order. Backends make the
     same boxes, and pixels that differ by rounding."""
 
@@ -77,7 +77,7 @@ class TrainingSamples(Dataset[Item]):
         self.paste_prob = paste_prob
         self.custom = custom
 
-    def __getitem__(self, key: SampleKey) -> Item:
+    def __getitem__(self, key: SampleKey) -> LoadedImage:
         again = (key.before,) if key.before else ()
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.image, *again))
         pixels, boxes, labels, info, unreadable = self._augmented(key, rng)
@@ -87,7 +87,7 @@ class TrainingSamples(Dataset[Item]):
             others = donor_pixels, donor_boxes, donor_labels
             pixels, boxes, labels = paste(pixels, boxes, labels, others, rng)
             unreadable += more
-        return Item(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
+        return LoadedImage(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
 
     def _augmented(self, key: SampleKey, rng: Generator) -> tuple[Pixels, Boxes, Labels, ImageInfo, tuple[str, ...]]:
         """Pixels, boxes, labels and `info` of an image after a recipe, and what was wrong with those tried before."""
@@ -127,7 +127,7 @@ class TrainingSamples(Dataset[Item]):
         yield from np.roll(order, -int(np.flatnonzero(order == key.image)[0]))[1:].tolist()
 
 
-class EvaluationSamples(Dataset[Item]):
+class EvaluationSamples(Dataset[LoadedImage]):
     """Images as the network sees them in evaluation; size: (h, w). go_on: one that cannot be used becomes a black one
     without boxes, of height and width 0 in its `info`; else DataError is raised."""
 
@@ -139,7 +139,7 @@ class EvaluationSamples(Dataset[Item]):
         self.go_on = go_on
         self.interpolation: Resize = interpolation
 
-    def __getitem__(self, index: int) -> Item:
+    def __getitem__(self, index: int) -> LoadedImage:
         try:
             image = self.source.image(index)
         except DataError as error:
@@ -147,11 +147,11 @@ class EvaluationSamples(Dataset[Item]):
                 raise
             info = self.source.info(index)._replace(height=0, width=0)
             nothing = torch.zeros(0, 4), torch.zeros(0, dtype=torch.int64)
-            return Item(torch.zeros(3, *self.size), *nothing, info, (str(error),))
+            return LoadedImage(torch.zeros(3, *self.size), *nothing, info, (str(error),))
         boxes, labels = self.source.targets(index)
         scale = np.array([self.size[1] / image.width, self.size[0] / image.height] * 2, np.float32)
         pixels = preprocess(image, self.size, self.interpolation)
-        return Item(pixels, torch.from_numpy(boxes * scale), torch.from_numpy(labels), self.source.info(index))
+        return LoadedImage(pixels, torch.from_numpy(boxes * scale), torch.from_numpy(labels), self.source.info(index))
 
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
@@ -217,7 +217,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         return [(image, before) for image, before in repeated_order(rng, self.factors).tolist()]
 
 
-class DetectionLoader(DataLoader[Item]):
+class DetectionLoader(DataLoader[LoadedImage]):
     """Iterates over Batch. `source` is the set behind it, `classes` its classes."""
 
     def __init__(self, source: DetectionSet, num_workers: int, seed: int = 0, **arguments: Any) -> None:
@@ -278,7 +278,7 @@ class DetectionLoader(DataLoader[Item]):
         self.batch_sampler.epoch, self.batch_sampler.start_batch = epoch, start_batch
 
 
-def collate(items: Sequence[Item]) -> Batch:
+def collate(items: Sequence[LoadedImage]) -> Batch:
     """A batch of items that share one image size."""
     images = torch.stack([item.image for item in items])
     height, width = images.shape[-2:]

@@ -20,7 +20,7 @@ from rtdetr.engine.mixed_precision import CastTogether, autocast_type, hand_over
 from rtdetr.engine.step import Step, training_step
 from rtdetr.losses.criterion import Criterion
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 
 
 class Accelerated(NamedTuple):
@@ -33,7 +33,7 @@ class Accelerated(NamedTuple):
 
 def accelerate(
     cfg: Config,
-    model: RTDETRv3,
+    model: Network,
     criterion: Criterion,
     device: torch.device,
     iterations: int,

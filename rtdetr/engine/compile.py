@@ -12,7 +12,7 @@ import torch
 
 from rtdetr.config import ConfigError, Kernels, TrainConfig
 from rtdetr.engine import distributed
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 
 MAX_GRAPHS = 64  # of one function, before torch gives up on it
 WORTH_IT = 25000  # iterations of an image size that win back the 75 seconds it takes to compile (3 ms each, H200)
@@ -44,7 +44,7 @@ def why_not_compile(
     return None
 
 
-def compile_step(model: RTDETRv3, backend: str | Callable[..., object] = "inductor") -> None:
+def compile_step(model: Network, backend: str | Callable[..., object] = "inductor") -> None:
     """Compiles what sees images, in place: backbone, encoder, dense head. State dicts and copies made before stay.
 
     Each image size gets a graph of its own: one for all takes torch minutes to reason about, and graphs of decoder

@@ -26,7 +26,7 @@ from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
 from rtdetr.export.quantize import quantize
-from rtdetr.export.targets import FORMATS, Source
+from rtdetr.export.targets import FORMATS, WeightSource
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.export.transformers import write_folder
@@ -35,7 +35,7 @@ from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.portable import Sampling
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops import Backend, why_not_compiled
 from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError
@@ -64,7 +64,7 @@ class Exported(NamedTuple):
 
 
 def export_model(
-    weights: Source,
+    weights: WeightSource,
     format: str = "onnx",
     output: str | Path | None = None,
     half: bool = False,
@@ -113,7 +113,7 @@ def export_model(
 
 
 def check_file(
-    weights: Source,
+    weights: WeightSource,
     file: str | Path,
     images: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
@@ -154,11 +154,11 @@ def check_file(
     return Exported(file, certificate)
 
 
-def _named(weights: Source) -> str:
+def _named(weights: WeightSource) -> str:
     return "the model" if isinstance(weights, tuple) else str(weights)
 
 
-def describe(weights: Source, precision: Precision, raw: bool, input_type: InputType) -> tuple[RTDETRv3, Metadata]:
+def describe(weights: WeightSource, precision: Precision, raw: bool, input_type: InputType) -> tuple[Network, Metadata]:
     """The model in eval mode on the CPU, and what its file shall say. Raises CheckpointError or ConfigError."""
     targets.check_source(weights)
     if isinstance(weights, tuple):
@@ -207,7 +207,7 @@ def _check_portable(format: str, half: bool, portable: Sampling | None, opset: i
 
 def _write(
     format: str,
-    model: RTDETRv3,
+    model: Network,
     metadata: Metadata,
     calibration: list[Image.Image],
     path: Path,
@@ -245,7 +245,7 @@ def _write(
         quantize(first, metadata, calibration, path)
 
 
-def _write_edge(format: str, model: RTDETRv3, metadata: Metadata, path: Path) -> None:
+def _write_edge(format: str, model: Network, metadata: Metadata, path: Path) -> None:
     size = own_size(model, metadata)
     if format == "executorch":
         write_executorch(of_one_image(make_graph(model, metadata, "torch"), size), metadata, path)

@@ -30,7 +30,7 @@ from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import is_huggingface
@@ -179,7 +179,7 @@ def read_noted(file: Path) -> Noted | None:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes it anew") from error
 
 
-def certify(path: Path, format: str, model: RTDETRv3, metadata: Metadata, images: Images) -> Certificate:
+def certify(path: Path, format: str, model: Network, metadata: Metadata, images: Images) -> Certificate:
     """Compares a file with the model, on the CPU, in every runtime that is installed and reads it.
 
     metadata: those of the model; precision and outputs are the file's own affair.
@@ -232,7 +232,7 @@ def runtimes_for(path: Path) -> list[str]:
     return [own, *others]
 
 
-def reference(model: RTDETRv3, case: Case, max_detections: int) -> tuple[Detections, Tensor]:
+def reference(model: Network, case: Case, max_detections: int) -> tuple[Detections, Tensor]:
     """What PyTorch says, and how far (B,) the last cell that became a query is from the first that did not."""
     logits: list[Tensor] = []
     hook = model.decoder.selector.score_head.register_forward_hook(lambda *call: logits.append(call[2]))

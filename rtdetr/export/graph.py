@@ -18,7 +18,7 @@ from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.deployed import DeployedModel, DeployOptions
 from rtdetr.models.portable import Portable, Sampling, portable_postprocess
 from rtdetr.models.postprocess import postprocess
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops.backend import Backend
 from rtdetr.types import Predictions
 
@@ -53,7 +53,7 @@ class RawModel(nn.Module):
         return tuple(self.predictions(images))
 
 
-class Detector(RawModel):
+class ExportedDetector(RawModel):
     """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first."""
 
     def __init__(self, model: DeployedModel, max_detections: int) -> None:
@@ -66,8 +66,8 @@ class Detector(RawModel):
         return found.labels, found.boxes, found.scores
 
 
-class PortableDetector(Detector):
-    """A Detector of the operators that rtdetr/models/portable.py is made of."""
+class PortableDetector(ExportedDetector):
+    """A ExportedDetector of the operators that rtdetr/models/portable.py is made of."""
 
     def __init__(self, model: DeployedModel, max_detections: int, sampling: Sampling) -> None:
         super().__init__(model, max_detections)
@@ -78,7 +78,7 @@ class PortableDetector(Detector):
         return found.labels, found.boxes, found.scores
 
 
-def own_size(model: RTDETRv3, metadata: Metadata) -> tuple[int, int]:
+def own_size(model: Network, metadata: Metadata) -> tuple[int, int]:
     """Height and width for a file of one size. Raises ConfigError."""
     height, width = size = metadata.config.data.image_size
     if fitting(height, width, model.decoder.selector.num_queries) != size:
@@ -89,7 +89,7 @@ def own_size(model: RTDETRv3, metadata: Metadata) -> tuple[int, int]:
     return height, width
 
 
-def make_portable_graph(model: RTDETRv3, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
+def make_portable_graph(model: Network, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
     """The model, folded, for one image of its own size, of operators that small runtimes have, too; float32.
 
     metadata: with `fixed`. Raises ConfigError for an image size that is none of exported files.
@@ -104,7 +104,7 @@ def make_portable_graph(model: RTDETRv3, metadata: Metadata, sampling: Sampling 
     return Graph(module, (images, torch.tensor([[height, width]])), ("images", "sizes"), DETECTIONS, ({}, {}))
 
 
-def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
+def make_graph(model: Network, metadata: Metadata, backend: Backend) -> Graph:
     """The model, folded, as the metadata want it. backend: of deformable attention."""
     dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
     deployed = model.deploy(DeployOptions(dtype=dtype, channels_last=False, exact_ends=dtype != torch.float32))
@@ -121,7 +121,7 @@ def make_graph(model: RTDETRv3, metadata: Metadata, backend: Backend) -> Graph:
     }
     if metadata.raw:
         return Graph(RawModel(deployed), (images,), ("images",), RAW, ({0: batch, **sides},))
-    module = Detector(deployed, metadata.config.eval.max_detections)
+    module = ExportedDetector(deployed, metadata.config.eval.max_detections)
     return Graph(module, (images, sizes), ("images", "sizes"), DETECTIONS, ({0: batch, **sides}, {0: batch}))
 
 

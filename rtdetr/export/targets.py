@@ -9,7 +9,7 @@ from rtdetr.data.classes import Classes
 from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, RUNTIMES
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.portable import Sampling
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
 
@@ -17,10 +17,12 @@ FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino
 FORMATS |= {"transformers": "_transformers"}  # a folder
 FORMATS |= {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}  # the last one is a folder, too
 
-Source = str | Path | tuple[RTDETRv3, Config, Classes]  # of the model: a checkpoint, or the model itself
+WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a checkpoint, or the model itself
 
 
-def default(weights: Source, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None) -> Path:
+def default(
+    weights: WeightSource, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None
+) -> Path:
     """Beside the checkpoint, under its name; in the current folder for a model that came from none."""
     folder, name = Path(), "model"
     if isinstance(weights, tuple):
@@ -32,7 +34,7 @@ def default(weights: Source, format: str, half: bool, int8: bool, raw: bool, por
     return folder / ("-".join(parts) + FORMATS[format])
 
 
-def check_source(weights: Source) -> None:
+def check_source(weights: WeightSource) -> None:
     """Raises CheckpointError for an exported file in place of weights."""
     if not isinstance(weights, tuple) and is_exported(weights):
         raise CheckpointError(f"{weights}: is an exported file; expected the checkpoint that it came from")

@@ -10,7 +10,7 @@ from torch import Tensor
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.models.postprocess import EndToEnd
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import make_checkpoint
 from rtdetr.weights.huggingface import read_huggingface, save_huggingface
@@ -35,12 +35,12 @@ class TransformersModel(EndToEnd):
         return Detections(*(torch.stack([each[key] for each in found]) for key in ("scores", "labels", "boxes")))
 
 
-def write_folder(model: RTDETRv3, metadata: Metadata, folder: Path) -> None:
+def write_folder(model: Network, metadata: Metadata, folder: Path) -> None:
     content = make_checkpoint(metadata.config, metadata.classes, model.state_dict())
     save_huggingface(folder, content)
 
 
-def changed_entries(folder: Path, model: RTDETRv3) -> str:
+def changed_entries(folder: Path, model: Network) -> str:
     """Why a folder is not of this model's weights, empty where it is. Raises CheckpointError."""
     there, own = to_theirs(read_huggingface(folder)["model"]), to_theirs(model.state_dict())
     names = [name for name in own if not name.endswith("num_batches_tracked")]

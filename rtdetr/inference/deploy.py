@@ -26,11 +26,11 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.gpu import load_libraries
 from rtdetr.models.deployed import DeployedModel, DeployOptions
 from rtdetr.models.postprocess import EndToEnd, detections
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops.kernels import using
 from rtdetr.types import Detections
 
-Model = RTDETRv3 | DeployedModel | EndToEnd
+Model = Network | DeployedModel | EndToEnd
 Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B, 2) height and width in pixels
 Auto = bool | Literal["auto"]
 Compile = bool | Literal["max"]
@@ -47,7 +47,7 @@ logger = logging.getLogger("rtdetr")
 class Plan(NamedTuple):
     """How a model runs.
 
-    fold: as `RTDETRv3.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
+    fold: as `Network.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
     on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
     by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
     `DeployOptions`; "auto": with half. resize: where images get the network's size, on the host or on the device;
@@ -111,7 +111,7 @@ class Detector(EndToEnd):
 
 
 def build_detector(
-    model: RTDETRv3 | EndToEnd, device: torch.device, max_detections: int, plan: Plan, in_place: bool = False
+    model: Network | EndToEnd, device: torch.device, max_detections: int, plan: Plan, in_place: bool = False
 ) -> Running:
     """The model that runs and the call that runs it, both on the device; plan: as `Plan.on` returns it.
 
@@ -121,9 +121,9 @@ def build_detector(
         plan = Plan(fold=False, half=False, graphs=False)
     dtype = torch.float16 if plan.half else torch.float32
     running: Model = model.eval()
-    if plan.kernels == "plain" and not in_place and isinstance(model, RTDETRv3):  # which may be trained meanwhile
+    if plan.kernels == "plain" and not in_place and isinstance(model, Network):  # which may be trained meanwhile
         running = copy.deepcopy(model)
-    if plan.fold and isinstance(model, RTDETRv3):
+    if plan.fold and isinstance(model, Network):
         options = DeployOptions(
             dtype=dtype,
             remember_sizes=True,

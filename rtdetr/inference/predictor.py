@@ -38,7 +38,7 @@ from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.inference.thresholds import Lowest, lowest_scores
 from rtdetr.models.postprocess import EndToEnd
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
 
@@ -105,7 +105,7 @@ class Predictor:
     @classmethod
     def of(
         cls,
-        model: RTDETRv3 | EndToEnd,
+        model: Network | EndToEnd,
         cfg: Config,
         classes: Classes,
         device: torch.device | str = "cpu",
@@ -120,7 +120,7 @@ class Predictor:
 
     def _set_up(
         self,
-        model: RTDETRv3 | EndToEnd,
+        model: Network | EndToEnd,
         cfg: Config,
         classes: Classes,
         device: torch.device | str,

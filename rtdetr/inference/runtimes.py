@@ -24,7 +24,7 @@ from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, read_metad
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.thresholds import Lowest
 from rtdetr.models.postprocess import EndToEnd, postprocess
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections, Predictions
 from rtdetr.weights.checkpoint import DAMAGE, CheckpointError
 from rtdetr.weights.load import model_from_checkpoint
@@ -82,7 +82,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", threshold: Lowest
 
 def load_model(
     path: str | Path, device: torch.device | str = "cpu", updates: list[str] | None = None, cfg: Config | None = None
-) -> tuple[RTDETRv3 | ExportedModel, Config, Classes]:
+) -> tuple[Network | ExportedModel, Config, Classes]:
     """`model_from_checkpoint` for exported files, too."""
     if not is_exported(path):
         return model_from_checkpoint(path, updates, cfg)

@@ -18,7 +18,7 @@ from rtdetr.models.query_groups import QueryGroups
 from rtdetr.types import Predictions, Targets, TrainingOutputs
 
 
-class RTDETRv3(nn.Module):
+class Network(nn.Module):
     """Detector. Eval mode returns Predictions and uses backbone, encoder and decoder alone; train mode returns
     TrainingOutputs, for which `query_groups` and `dense_head` exist."""
 
@@ -60,11 +60,11 @@ class RTDETRv3(nn.Module):
         return deploy(self.backbone, self.encoder, self.decoder, options or DeployOptions())
 
 
-def build_model(cfg: ModelConfig, num_classes: int) -> RTDETRv3:
+def build_model(cfg: ModelConfig, num_classes: int) -> Network:
     """The model that a config describes, with freshly initialised weights."""
     backbone = build_backbone(cfg.backbone)
     encoder = build_encoder(cfg.encoder, backbone.out_channels, cfg.official_rectangles)
     decoder = build_decoder(cfg.decoder, cfg.encoder.hidden_dim, num_classes, cfg.official_rectangles)
     groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
     dense_head = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
-    return RTDETRv3(backbone, encoder, decoder, groups, dense_head)
+    return Network(backbone, encoder, decoder, groups, dense_head)

@@ -13,7 +13,7 @@ from rtdetr.config import Config, config_from_dict
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.objects365_names import OBJECTS365_CLASSES
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.catalogue import located, read_detector
 from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import CarriedRows, carry_rows
@@ -121,7 +121,7 @@ def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Pa
 
 def model_from_checkpoint(
     path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
-) -> tuple[RTDETRv3, Config, Classes]:
+) -> tuple[Network, Config, Classes]:
     """The averaged model of a checkpoint, or of what save_pretrained() wrote, in eval mode, its config and classes.
 
     updates: `a.b=value` changes of the stored config; cfg: replaces the stored one. Raises CheckpointError or
@@ -132,7 +132,7 @@ def model_from_checkpoint(
 
 def model_from_content(
     content: dict[str, Any], path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
-) -> tuple[RTDETRv3, Config, Classes]:
+) -> tuple[Network, Config, Classes]:
     """`model_from_checkpoint` of a file that has been read; `path` names it in messages."""
     cfg = cfg or config_from_dict(content["config"], str(path), updates)
     classes = Classes.of(content["classes"])

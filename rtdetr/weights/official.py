@@ -25,7 +25,7 @@ from rtdetr.config import (
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.models.backbone import STAGE_BLOCKS
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import LoadReport, compare
 from rtdetr.weights.foreign import read_official
@@ -99,7 +99,7 @@ def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
     return under_our_names(official, bodiless(config.model, _num_classes(official), path))
 
 
-def under_our_names(official: Mapping[str, Tensor], model: RTDETRv3) -> dict[str, Tensor]:
+def under_our_names(official: Mapping[str, Tensor], model: Network) -> dict[str, Tensor]:
     """Entries under the names that `model` has for them; the others keep the official names."""
     ours = {official_name: own for own, official_name in official_names(model.state_dict()).items()}
     return {ours.get(name, name): tensor for name, tensor in official.items()}
@@ -189,7 +189,7 @@ def _num_classes(official: Mapping[str, Tensor]) -> int:
     return head.shape[0] if head is not None and head.dim() else 80
 
 
-def bodiless(config: ModelConfig, num_classes: int, path: str | Path) -> RTDETRv3:
+def bodiless(config: ModelConfig, num_classes: int, path: str | Path) -> Network:
     """The model without memory for its weights: only names and shapes are wanted."""
     try:
         with torch.device("meta"):

@@ -23,7 +23,7 @@ from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig
 from rtdetr.data.classes import DataError
 from rtdetr.data.loader import (
     DetectionLoader,
-    Item,
+    LoadedImage,
     SampleKey,
     TrainingBatches,
     build_train_loader,
@@ -78,7 +78,7 @@ def test_workers_do_not_matter(shapes: Path) -> None:
 def test_pasting_turning_and_the_ramp_are_settings(shapes: Path) -> None:
     """Without the other steps an image changes by what a setting does, and by nothing at probability 0."""
 
-    def first(**settings: float) -> Item:
+    def first(**settings: float) -> LoadedImage:
         still = {f"{step}_prob": 0.0 for step in ("distort", "expand", "crop", "flip")}
         augment = AugmentConfig(batch_sizes=(96,), **still | settings)  # type: ignore[arg-type]
         samples = build_train_loader(config(shapes, augment=augment), seed=3).dataset

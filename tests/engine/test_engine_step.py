@@ -11,7 +11,7 @@ import torch
 from engine_helpers import tiny_config, tiny_data
 
 from rtdetr.engine.trainer import Trainer
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 
 CPU = torch.device("cpu")
 PACKAGE = Path(__file__).resolve().parents[2] / "rtdetr"
@@ -37,14 +37,14 @@ def test_models_and_losses_do_not_ask_for_a_gpu() -> None:
 
 
 def test_four_calls_lead_from_the_loop_to_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stacks, forward = [], RTDETRv3.forward
+    stacks, forward = [], Network.forward
 
     def noted(self, *arguments):  # type: ignore[no-untyped-def]
         if self.training:
             stacks.append([each.name for each in traceback.extract_stack() if str(PACKAGE) in each.filename])
         return forward(self, *arguments)
 
-    monkeypatch.setattr(RTDETRv3, "forward", noted)
+    monkeypatch.setattr(Network, "forward", noted)
     Trainer(tiny_config(tiny_data(tmp_path / "shapes"), "train.max_iterations=1"), tmp_path / "run", CPU).run()
     assert [stack[stack.index("_train_epoch") :] for stack in stacks] == [
         ["_train_epoch", "train_step", "_step", "training_step"]

@@ -33,7 +33,7 @@ from rtdetr.export.quantize import quantize
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.inference.runtimes import ExportedModel, _load_op, load, open_exported
 from rtdetr.models.postprocess import postprocess
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.checkpoint import CheckpointError, make_checkpoint, save_checkpoint
 from rtdetr.weights.load import model_from_checkpoint
 
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> RTDETRv3:
+def model(folder: Path) -> Network:
     return model_from_checkpoint(folder / "model.pth")[0]
 
 
@@ -114,7 +114,7 @@ def test_certificate_of_a_good_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("batch", "height", "width"), [(1, 128, 128), (3, 96, 160), (8, 64, 224)])
-def test_one_onnx_file_for_all_sizes(folder: Path, model: RTDETRv3, batch: int, height: int, width: int) -> None:
+def test_one_onnx_file_for_all_sizes(folder: Path, model: Network, batch: int, height: int, width: int) -> None:
     session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
     pixels, sizes = noise(batch, height, width), torch.tensor([[480 + i, 640 - i] for i in range(batch)])
     labels, boxes, scores = session.run(None, {"images": pixels.numpy(), "sizes": sizes.numpy()})
@@ -204,7 +204,7 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert one_line(capsys).startswith(f"error: {file}: damaged, or no ONNX file")  # named once
 
 
-def test_other_weights_fail(folder: Path, tmp_path: Path, model: RTDETRv3, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_weights_fail(folder: Path, tmp_path: Path, model: Network, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is there of the certificate that they do not concern stays as it is."""
     cfg = model_from_checkpoint(folder / "model.pth")[1]
     torch.manual_seed(1)
@@ -285,7 +285,7 @@ def test_arguments_that_do_not_fit(
     assert sorted(folder.iterdir()) == before
 
 
-def test_chance_among_queries_is_not_held_against_a_file(folder: Path, model: RTDETRv3) -> None:
+def test_chance_among_queries_is_not_held_against_a_file(folder: Path, model: Network) -> None:
     file = open_exported(folder / "model.onnx")
     case = Case("random", noise(2, 64, 96), torch.tensor([[64, 96]] * 2))
     expected, gaps = reference(model, case, 300)
@@ -304,7 +304,7 @@ def test_an_unknown_input_is_one_sentence(folder: Path) -> None:
         export_model(folder / "model.pth", input_type="float32")  # type: ignore[arg-type]
 
 
-def test_a_query_more_or_less_is_not_held_against_float16(folder: Path, model: RTDETRv3) -> None:
+def test_a_query_more_or_less_is_not_held_against_float16(folder: Path, model: Network) -> None:
     """The rounding of the features decides about the last of them; one detection in ten may be another for that."""
     file = open_exported(folder / "model.onnx")
     case = Case("pictures", noise(1, 64, 96), torch.tensor([[64, 96]]))
@@ -316,7 +316,7 @@ def test_a_query_more_or_less_is_not_held_against_float16(folder: Path, model: R
         assert found.missing and found.passed == passes
 
 
-def test_noise_does_not_decide_about_8_bits(folder: Path, model: RTDETRv3) -> None:
+def test_noise_does_not_decide_about_8_bits(folder: Path, model: Network) -> None:
     """It lies outside of the ranges that they were calibrated for; what is not finite is broken all the same."""
     file = open_exported(folder / "model.onnx")
     case = Case("random", noise(1, 64, 96), torch.tensor([[64, 96]]))
@@ -329,7 +329,7 @@ def test_noise_does_not_decide_about_8_bits(folder: Path, model: RTDETRv3) -> No
     assert not compare(broken, case, expected, gaps, BOUNDS["int8"]).passed
 
 
-def test_half_keeps_what_scores_and_places(folder: Path, model: RTDETRv3) -> None:
+def test_half_keeps_what_scores_and_places(folder: Path, model: Network) -> None:
     """Run by torch itself here; the writers take the same module."""
     metadata = replace(open_exported(folder / "model.onnx").metadata, precision="fp16")
     graph = make_graph(model, metadata, "torch")
@@ -347,7 +347,7 @@ def test_half_keeps_what_scores_and_places(folder: Path, model: RTDETRv3) -> Non
     assert next(model.parameters()).dtype == torch.float32  # a copy was changed
 
 
-def test_int8(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
+def test_int8(folder: Path, model: Network, tmp_path: Path) -> None:
     metadata = replace(open_exported(folder / "model.onnx").metadata, precision="int8")
     images = calibration_images(folder / "shapes" / "train", metadata.config)
     before = logging.root.manager.disable
@@ -397,7 +397,7 @@ def test_tensorrt_script(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert "does not parse" in check_script(script, file)
 
 
-def test_openvino(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
+def test_openvino(folder: Path, model: Network, tmp_path: Path) -> None:
     pytest.importorskip("openvino", reason="OpenVINO is not installed")
     metadata = open_exported(folder / "model.onnx").metadata
     write_openvino(folder / "model.onnx", metadata, tmp_path / "vino")
@@ -413,7 +413,7 @@ def test_openvino(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
         load(tmp_path / "vino")
 
 
-def check_program(file: Path, model: RTDETRv3, tmp_path: Path, packaged: bool, *library: Path) -> None:
+def check_program(file: Path, model: Network, tmp_path: Path, packaged: bool, *library: Path) -> None:
     """Two sizes and batches in a process without our code."""
     inputs = [(noise(b, h, w), torch.tensor([[h, w]] * b)) for b, h, w in ((1, 96, 64), (3, 64, 160))]
     torch.save(inputs, tmp_path / "tensors.pt")
@@ -426,7 +426,7 @@ def check_program(file: Path, model: RTDETRv3, tmp_path: Path, packaged: bool, *
         assert boxes.shape == expected.boxes.shape and labels.dtype == torch.int64
 
 
-def test_torch_export_in_a_process_without_our_code(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
+def test_torch_export_in_a_process_without_our_code(folder: Path, model: Network, tmp_path: Path) -> None:
     exported = export_model(folder / "model.pth", "torch-export", tmp_path / "model.pt2")
     assert exported.certificate.passed and exported.path == tmp_path / "model.pt2"
     check_program(exported.path, model, tmp_path, packaged=False)
@@ -439,7 +439,7 @@ def test_torch_export_in_a_process_without_our_code(folder: Path, model: RTDETRv
 
 
 @pytest.mark.slow  # inductor's C++ compiler takes a minute, and the C++ headers of torch half of one
-def test_aot_package_in_python_and_cpp(folder: Path, model: RTDETRv3, tmp_path: Path) -> None:
+def test_aot_package_in_python_and_cpp(folder: Path, model: Network, tmp_path: Path) -> None:
     exported = export_model(folder / "model.pth", "aot", tmp_path / "model.aot.pt2")
     library = [each for each in (tmp_path / "model.aot.ops.so",) if each.exists()]
     check_program(exported.path, model, tmp_path, True, *library)

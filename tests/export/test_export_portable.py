@@ -21,7 +21,7 @@ from rtdetr.export.onnx import operators, write_onnx
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.inference.runtimes import open_exported
 from rtdetr.models.portable import best_places, descending, running_sum, sample_by_gather, sample_by_products
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops.reference import ms_deform_attn_reference
 
 onnx = pytest.importorskip("onnx")
@@ -39,12 +39,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def described(folder: Path) -> tuple[RTDETRv3, Metadata]:
+def described(folder: Path) -> tuple[Network, Metadata]:
     model, metadata = describe(folder / "model.pth", "fp32", raw=False, input_type="uint8")
     return model, replace(metadata, fixed=True)
 
 
-def check_file(path: Path, model: RTDETRv3, metadata: Metadata) -> None:
+def check_file(path: Path, model: Network, metadata: Metadata) -> None:
     """Its operators, ranks and numbers; its detections on images and on noise."""
     inferred = onnx.shape_inference.infer_shapes(onnx.load(path), strict_mode=True, data_prop=True).graph
     assert not REFUSED & set(operators(path))
@@ -65,7 +65,7 @@ def check_file(path: Path, model: RTDETRv3, metadata: Metadata) -> None:
 
 @pytest.mark.parametrize(("sampling", "opset"), [("gather", 13), ("products", 17)])
 def test_portable_files_hold_few_operators_and_agree(
-    described: tuple[RTDETRv3, Metadata], tmp_path: Path, sampling: str, opset: int
+    described: tuple[Network, Metadata], tmp_path: Path, sampling: str, opset: int
 ) -> None:
     model, metadata = described
     path = tmp_path / "portable.onnx"
@@ -79,7 +79,7 @@ def test_portable_files_hold_few_operators_and_agree(
         open_exported(path)(noise(1, 96, 64) * SCALE, torch.tensor([[96, 64]]))
 
 
-def test_the_plain_graph_holds_what_is_refused(described: tuple[RTDETRv3, Metadata], tmp_path: Path) -> None:
+def test_the_plain_graph_holds_what_is_refused(described: tuple[Network, Metadata], tmp_path: Path) -> None:
     """So that the test above can fail."""
     model, metadata = described
     metadata = replace(metadata, fixed=False)
@@ -87,7 +87,7 @@ def test_the_plain_graph_holds_what_is_refused(described: tuple[RTDETRv3, Metada
     assert {"GridSample", "TopK"} <= set(operators(tmp_path / "plain.onnx"))
 
 
-def test_raw_portable_module_is_the_plain_model(described: tuple[RTDETRv3, Metadata]) -> None:
+def test_raw_portable_module_is_the_plain_model(described: tuple[Network, Metadata]) -> None:
     """As torch module that others export; its queries come in another order."""
     model, metadata = described
     pixels = noise(1, 64, 96)
@@ -173,14 +173,14 @@ def test_arguments_that_do_not_fit(
     assert why in capsys.readouterr().err
 
 
-def test_a_file_for_one_size_needs_a_size_that_fits(described: tuple[RTDETRv3, Metadata]) -> None:
+def test_a_file_for_one_size_needs_a_size_that_fits(described: tuple[Network, Metadata]) -> None:
     model, metadata = described
     config = replace(metadata.config, data=replace(metadata.config.data, image_size=(80, 96)))
     with pytest.raises(ConfigError, match=r"takes multiples of 32 from 64 .*, got 80 x 96"):
         make_portable_graph(model, replace(metadata, config=config))
 
 
-def test_several_images_go_through_a_file_for_one(described: tuple[RTDETRv3, Metadata], tmp_path: Path) -> None:
+def test_several_images_go_through_a_file_for_one(described: tuple[Network, Metadata], tmp_path: Path) -> None:
     model, metadata = described
     graph = make_portable_graph(model, metadata, "products")
     write_onnx(graph, metadata, tmp_path / "portable.onnx")

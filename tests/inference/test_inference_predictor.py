@@ -19,7 +19,7 @@ from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.images import read_image
 from rtdetr.engine.evaluation.evaluator import detect
 from rtdetr.inference.predictor import Predictor
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.types import Batch, Detections, ImageInfo, Targets
 from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_checkpoint
@@ -70,7 +70,7 @@ def test_plain_kernels_detect_with_the_model_as_it_is(checkpoint: Path, tmp_path
     plain, fast = Predictor(tmp_path / "plain.pth", threshold=0.0), Predictor(checkpoint, threshold=0.0)
     with OurOperators() as called:
         found = plain.predict([image(96, 64)])[0]
-    assert isinstance(plain.model, RTDETRv3) and not called.names
+    assert isinstance(plain.model, Network) and not called.names
     with OurOperators() as called:
         expected = fast.predict([image(96, 64)])[0]
     assert called.names or WHY_NOT["cpu"]

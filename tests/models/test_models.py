@@ -20,7 +20,7 @@ from rtdetr.models.dense_head import EffectiveSqueezeExcite
 from rtdetr.models.layers import FrozenBatchNorm2d, Group, SelfAttention, position_code
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.query_groups import QueryGroups
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.ops.fused.projections import project_averages, project_scaled
 from rtdetr.types import Predictions, Targets, TrainingOutputs
 
@@ -35,7 +35,7 @@ NANO = dataclasses.replace(  # sizes that the tests count with, whatever the shi
 )
 
 
-def nano(num_classes: int = 5, **supervision: object) -> RTDETRv3:
+def nano(num_classes: int = 5, **supervision: object) -> Network:
     torch.manual_seed(0)
     changed = dataclasses.replace(NANO.supervision, **supervision)  # type: ignore[arg-type]
     return build_model(dataclasses.replace(NANO, supervision=changed), num_classes)
@@ -48,7 +48,7 @@ def targets_of(*counts: int, size: int = 128) -> Targets:
     return Targets.stack(labels, boxes, [b * size for b in boxes])
 
 
-def train_step(model: RTDETRv3, targets: Targets, height: int = 128, width: int = 128) -> TrainingOutputs:
+def train_step(model: Network, targets: Targets, height: int = 128, width: int = 128) -> TrainingOutputs:
     outputs = model.train()(torch.rand(len(targets.counts), 3, height, width), targets)
     assert isinstance(outputs, TrainingOutputs)
     return outputs

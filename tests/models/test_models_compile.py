@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rtdetr.config import load_config
 from rtdetr.models.decoder import Decoder
 from rtdetr.models.layers import Group
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.types import Predictions
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "rtdetrv3_r18vd_6x_coco.yml"
@@ -27,7 +27,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def r18() -> RTDETRv3:
+def r18() -> Network:
     torch.manual_seed(0)
     return build_model(load_config(CONFIG).model, num_classes=80)
 

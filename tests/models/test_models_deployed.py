@@ -11,13 +11,13 @@ from rtdetr.config import load_config
 from rtdetr.models.deployed import DeployOptions
 from rtdetr.models.deployed_layers import MergedAttention
 from rtdetr.models.layers import FrozenBatchNorm2d
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.ops.conv_relu import conv_relu, conv_relu_reference, linear_relu, linear_relu_reference
 
 SIZES = [(1, 640, 640), (3, 64, 96), (2, 96, 64)]  # batch, height, width
 
 
-def made_up(*updates: str) -> RTDETRv3:
+def made_up(*updates: str) -> Network:
     """A tiny model in eval mode in which nothing is as at the start: statistics, affine values, box heads."""
     cfg = load_config(NANO, [each for each in tiny_updates(NANO.parent) if each.startswith("model")] + [*updates])
     torch.manual_seed(0)

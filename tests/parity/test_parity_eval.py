@@ -24,7 +24,7 @@ from tolerances import FLOAT32, FLOAT64
 from torch import Tensor
 
 from rtdetr.models.postprocess import postprocess
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Predictions
 
 CASES = list(cases_of("eval_*.npz"))
@@ -50,7 +50,7 @@ def test_eval_matches_official_model(name: str, case: str) -> None:
     checks.done()
 
 
-def watch(model: RTDETRv3) -> dict[str, Any]:
+def watch(model: Network) -> dict[str, Any]:
     """What passes through the stages of the model in its next forward, by stage."""
     seen: dict[str, Any] = {}
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 import rtdetr.losses.criterion as criterion_module
 import rtdetr.losses.dense_criterion as dense_module
 from rtdetr.losses.criterion import build_criterion, denoising_index
-from rtdetr.models.rtdetrv3 import RTDETRv3
+from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Targets, TrainingOutputs
 from rtdetr.weights.official_names import official_layout, official_names
 
@@ -70,7 +70,7 @@ class Step:
         self.outputs: TrainingOutputs = outputs
         self.losses["loss"].backward()
 
-    def _watch(self, model: RTDETRv3) -> None:
+    def _watch(self, model: Network) -> None:
         seen = self.seen
         model.backbone.register_forward_hook(lambda _m, _i, out: seen.update(backbone=list(out)))
         model.encoder.register_forward_hook(lambda _m, _i, out: seen.update(encoder=list(out)))

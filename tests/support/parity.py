@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rtdetr.config import Config, load_config
 from rtdetr.models.denoising import Draws
-from rtdetr.models.rtdetrv3 import RTDETRv3, build_model
+from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.types import Targets
 from rtdetr.weights.official_names import official_layout, official_names
 
@@ -69,7 +69,7 @@ def official_state(model: str) -> dict[str, Array]:
     return {e["name"]: det_param(e["name"], e["shape"]) for e in golden_json(f"params_{model}.json")["entries"]}
 
 
-def formula_model(config: Config, state: dict[str, Array], dtype: torch.dtype, num_classes: int = 80) -> RTDETRv3:
+def formula_model(config: Config, state: dict[str, Array], dtype: torch.dtype, num_classes: int = 80) -> Network:
     """A model of `config` that holds the official `state`. Every entry must find its place, on both sides."""
     model = build_model(config.model, num_classes)
     own = model.state_dict()

@@ -17,7 +17,7 @@ from rtdetr.data.defects import LIMITS, MOST_DROPPED, WITHOUT_AREA, Action, Defe
 from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
-from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import (
     find_sources,
     image_folder_of,
@@ -37,7 +37,7 @@ class Asked(NamedTuple):
     """One set to look at."""
 
     name: str  # train, val, ... or ""
-    source: Source
+    source: DataSource
     given: Path  # as the user wrote it
     images: str  # the image folder that the user gave; may be empty
 

@@ -19,7 +19,7 @@ from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, los
 from rtdetr.data.formats import lvis
 from rtdetr.data.formats.coco_records import Annotations, BoxTable, Images, as_table, is_id
 from rtdetr.data.formats.json_lists import Doubled, one_object, read_lists
-from rtdetr.data.formats.records import Problem, Source, as_defect
+from rtdetr.data.formats.records import DataSource, Problem, as_defect
 from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 from rtdetr.data.image_files import Folders
 from rtdetr.data.images import MAX_MEGAPIXELS
@@ -53,7 +53,7 @@ class DocumentSet(DetectionSet):
     def __init__(
         self,
         document: CocoDocument,
-        source: Source,
+        source: DataSource,
         classes: Classes | None = None,
         drop_empty: bool = False,
         match: Match = "id",
@@ -103,7 +103,7 @@ class CocoDetection(DocumentSet):
         match: Match = "id",
         limit: float | None = MOST_DROPPED,
     ) -> None:
-        source = Source("coco", Path(annotations), "", Path(images), max_megapixels)
+        source = DataSource("coco", Path(annotations), "", Path(images), max_megapixels)
         super().__init__(read_document(annotations, limit), source, classes, drop_empty, match, limit)
 
 

@@ -22,7 +22,7 @@ from PIL import Image
 from rtdetr.data.classes import DataError
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import Source, below, split_named
+from rtdetr.data.formats.records import DataSource, below, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
 from rtdetr.data.formats.sources import (
     find_sources,
@@ -82,7 +82,7 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
     writer.finish()
 
 
-def _chosen(given: Path, split: str) -> dict[str, Source]:
+def _chosen(given: Path, split: str) -> dict[str, DataSource]:
     """Sets by the name that they will have."""
     if split:
         return {split: source_of(given, split)}
@@ -93,7 +93,7 @@ def _chosen(given: Path, split: str) -> dict[str, Source]:
     return {names.get(name, name): source for name, source in sources.items()}
 
 
-def _part(source: Source, split: str, given: Path, images: str) -> Part:
+def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     source = with_images(source, images)
     document = read_document(source, limit=0)  # nothing is to be lost on the way
     folder = image_folder_of(source, document, given, images)
@@ -121,7 +121,7 @@ def _part(source: Source, split: str, given: Path, images: str) -> Part:
     return Part(split, document, files, _distinct(names), boxes)
 
 
-def _root(source: Source) -> Path:
+def _root(source: DataSource) -> Path:
     """Where rtdetr.json lies, if anywhere."""
     if source.format == "voc" and (voc := find_voc(source.path)) is not None:
         return voc.root

@@ -29,7 +29,7 @@ MAX_BYTES = 10_000_000  # of the annotation of one image, or of a list of images
 WHOLE_PIXEL = 1e-6
 
 
-class Source(NamedTuple):
+class DataSource(NamedTuple):
     """One set of images: where its annotations are, and in which format."""
 
     format: Format

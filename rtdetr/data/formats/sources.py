@@ -19,7 +19,7 @@ from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, read_labelme
 from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
 from rtdetr.data.formats.packed import packed_files, unpack
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Format, Problems, Source, as_defect, split_named
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, as_defect, split_named
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
 from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
@@ -47,11 +47,11 @@ def recognise(path: str | Path) -> Format:
     return next(iter(find_sources(path).values())).format
 
 
-def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> dict[str, Source]:
+def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> dict[str, DataSource]:
     """The sets that a file or folder holds, by name: train, val, trainval, test, or "" for the only one. Reads no
     annotations yet. Raises DataError where nothing is recognised."""
     path = Path(path)
-    json = Source("coco" if os.path.isdir(path) else _json_format(path), path, "", None, max_megapixels)
+    json = DataSource("coco" if os.path.isdir(path) else _json_format(path), path, "", None, max_megapixels)
     if path.suffix.lower() == ".json" and not os.path.isdir(path):
         return {"": json}
     if not os.path.exists(path):
@@ -66,7 +66,7 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
     raise DataError(f"{path}: no annotations recognised; looked for {LOOKED_FOR}")
 
 
-def _recognised(path: Path) -> dict[str, Source]:
+def _recognised(path: Path) -> dict[str, DataSource]:
     for read in (_yolo, _cvat, _voc, _labelme, _image_folder, _coco):
         if found := read(path):
             return found
@@ -85,7 +85,7 @@ def unpacked(path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> Source:
+def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> DataSource:
     """The set of that name, or the one that serves instead; the only one of a path that is not divided. "": the only
     one, whatever its name, else val. Raises DataError."""
     sources = find_sources(path, max_megapixels)
@@ -127,7 +127,7 @@ def not_read_line(paths: Sequence[Path]) -> str:
 
 
 def read_document(
-    source: Source | str | Path,
+    source: DataSource | str | Path,
     split: str = "",
     problems: Problems | None = None,
     limit: float | None = MOST_DROPPED,
@@ -138,7 +138,7 @@ def read_document(
     single records of VOC and YOLO go; None makes them the document's defects, of which `limit` says how many there may
     be. Raises DataError.
     """
-    if not isinstance(source, Source):
+    if not isinstance(source, DataSource):
         source = source_of(source, split)
     if problems is not None or source.format in ("coco", "lvis"):
         return _read(source, problems or Problems(), limit)
@@ -153,7 +153,7 @@ def read_document(
     return with_defects(document, problems.found, source.path, limit)
 
 
-def _read(source: Source, problems: Problems, limit: float | None) -> CocoDocument:
+def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:
     if source.format == "voc":
         voc = find_voc(source.path)
         if voc is not None:
@@ -200,7 +200,7 @@ def open_set(
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
-def with_images(source: Source, images: str | Path) -> Source:
+def with_images(source: DataSource, images: str | Path) -> DataSource:
     """The source, with the image folder that is given for XML files that lie alone."""
     own = source.images
     if not images or not Path(images).is_dir():
@@ -223,7 +223,7 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
     return "name" if format in BY_NAME or (unique and set(names) <= set(classes.names)) else match
 
 
-def image_folder_of(source: Source, document: CocoDocument, given: Path, images: str | Path) -> Path:
+def image_folder_of(source: DataSource, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies."""
     if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ONE_FILE:
         return Path(images)
@@ -254,36 +254,38 @@ def _folders_near(path: Path, split: str) -> list[Path]:
     return [path.parent, *nested, root / "images", root / "JPEGImages", root, *around]
 
 
-def _yolo(path: Path) -> dict[str, Source]:
+def _yolo(path: Path) -> dict[str, DataSource]:
     found = find_yolo(path)
     if found is None:
         return {}
-    return {split: Source("yolo", found.path, split, image_folder(found, split)) for split in found.sets}
+    return {split: DataSource("yolo", found.path, split, image_folder(found, split)) for split in found.sets}
 
 
-def _voc(path: Path) -> dict[str, Source]:
+def _voc(path: Path) -> dict[str, DataSource]:
     found = find_voc(path)
     if found is None:
         return {}
     return {
-        split: Source("voc", path if path.is_file() else found.root, split, each.images)
+        split: DataSource("voc", path if path.is_file() else found.root, split, each.images)
         for split, each in found.sets.items()
     }
 
 
-def _cvat(path: Path) -> dict[str, Source]:
+def _cvat(path: Path) -> dict[str, DataSource]:
     found = find_cvat(path)
-    return {split: Source("cvat", found.path, split) for split in found.subsets} if found else {}
+    return {split: DataSource("cvat", found.path, split) for split in found.subsets} if found else {}
 
 
-def _labelme(path: Path) -> dict[str, Source]:
+def _labelme(path: Path) -> dict[str, DataSource]:
     found = find_labelme(path)
-    return {split: Source("labelme", path, split, place) for split, place in found.sets.items()} if found else {}
+    return {split: DataSource("labelme", path, split, place) for split, place in found.sets.items()} if found else {}
 
 
-def _image_folder(path: Path) -> dict[str, Source]:
+def _image_folder(path: Path) -> dict[str, DataSource]:
     found = find_image_folder(path)
-    return {split: Source("huggingface", path, split, place) for split, place in found.sets.items()} if found else {}
+    return (
+        {split: DataSource("huggingface", path, split, place) for split, place in found.sets.items()} if found else {}
+    )
 
 
 def _json_format(path: Path) -> Format:
@@ -295,7 +297,7 @@ def _json_sets(path: Path) -> list[Path]:
     return [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
 
 
-def _coco(path: Path) -> dict[str, Source]:
+def _coco(path: Path) -> dict[str, DataSource]:
     if path.is_file():
         return {}
     files = {}
@@ -311,4 +313,4 @@ def _coco(path: Path) -> dict[str, Source]:
         raise DataError(f"{path}: holds several JSON files, {some(map(str, unnamed))}; choose one")
     if len(files) > 1:
         files.pop("", None)
-    return {split: Source(_json_format(file), file, split) for split, file in files.items()}
+    return {split: DataSource(_json_format(file), file, split) for split, file in files.items()}

@@ -19,7 +19,7 @@ from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.formats.coco import CocoDocument, corners_of
 from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
-from rtdetr.data.formats.records import Source
+from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluation.operating_points import OperatingPoint, operating_points
@@ -72,7 +72,7 @@ class EvalResult(NamedTuple):
         points = {each.name: self.points[each.category_id] for each in self.classes if each.category_id in self.points}
         return {name: point.threshold for name, point in points.items() if not math.isnan(point.threshold)}
 
-    def with_points(self, origin: str | Path | Source, given: Mapping[int, float] | None = None) -> EvalResult:
+    def with_points(self, origin: str | Path | DataSource, given: Mapping[int, float] | None = None) -> EvalResult:
         """Precision, recall and F1 of each class as well, see `operating_points`. origin: the annotations, of which the
         images that were evaluated count; given: thresholds by category id."""
         return self._replace(points=operating_points(counted_truth(origin, self.sizes), self.detections, given))
@@ -98,7 +98,7 @@ def _shown(figure: float) -> str:
 def evaluate(
     model: nn.Module,
     loader: Iterable[Batch],
-    annotations: str | Path | Source,
+    annotations: str | Path | DataSource,
     classes: Classes,
     cfg: EvalConfig,
     device: torch.device,
@@ -163,7 +163,7 @@ def detect(
 @uncollected()  # a dict per detection makes Python look again and again for circles among millions of objects
 def score(
     detections: list[dict[str, Any]],
-    annotations: str | Path | Source,
+    annotations: str | Path | DataSource,
     evaluator: Evaluator,
     sizes: Mapping[int, tuple[int, int]] | None = None,
 ) -> EvalResult:
@@ -195,7 +195,7 @@ def score(
     return EvalResult(figures, per_class, detections, precision, sizes or {})
 
 
-def counted_truth(annotations: str | Path | Source, sizes: Mapping[int, tuple[int, int]]) -> CocoDocument:
+def counted_truth(annotations: str | Path | DataSource, sizes: Mapping[int, tuple[int, int]]) -> CocoDocument:
     """The images and annotations that count; see `score` and `countable`."""
     truth = read_document(annotations)
     if sizes:
