@@ -12,7 +12,10 @@ from rtdetr.commands.arguments import Parser, add_overwrite, add_weights
 if TYPE_CHECKING:
     from rtdetr.export import Certificate
 
-FORMATS = ("onnx", "torch-export", "aot", "openvino", "tensorrt", "transformers", "executorch", "litert", "coreml")
+FORMATS = (
+    *("onnx", "torch-export", "aot", "openvino", "tensorrt", "triton"),
+    *("transformers", "executorch", "litert", "coreml"),
+)
 ABOUT = """Write a model in a format that runs without this program, and prove that it agrees.
 
     rtdetr export best.pth --format onnx               one file; batch, height and width stay open
@@ -21,6 +24,7 @@ ABOUT = """Write a model in a format that runs without this program, and prove t
     rtdetr export best.pth --portable --operators      for small runtimes: one size, no GridSample, no TopK
     rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
     rtdetr export best.pth --format executorch         a .pte file for phones; litert and coreml likewise
+    rtdetr export best.pth --format triton             a model repository: an ONNX file and config.pbtxt
     rtdetr export best.pth --check best.onnx           compare a file that is there already
 
 An export is finished when its outputs agree with PyTorch: FILE.certificate.json says on what and how well. One that
@@ -100,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
-    text = "default: beside WEIGHTS, under its name; a folder for openvino, transformers and coreml"
+    text = "default: beside WEIGHTS, under its name; a folder for openvino, transformers, triton and coreml"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
     parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")

@@ -30,6 +30,7 @@ from rtdetr.export.targets import FORMATS, WeightSource
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.export.transformers import write_folder
+from rtdetr.export.triton import write_config
 from rtdetr.extras import optional
 from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
@@ -45,10 +46,12 @@ from rtdetr.weights.load import model_from_checkpoint
 
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 NEEDS: dict[str, tuple[str, ...]] = {
-    **{"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "openvino": ("onnx", "onnxscript", "openvino")},
+    **{"onnx": ONNX_PACKAGES, "tensorrt": ONNX_PACKAGES, "triton": ONNX_PACKAGES},
+    **{"openvino": ("onnx", "onnxscript", "openvino")},
     **{"transformers": ("transformers", "safetensors"), "executorch": ("executorch.runtime",)},
     **{"litert": ("litert_torch", "ai_edge_litert"), "coreml": ("coremltools",)},
 }
+ONNX_FILES = ("onnx", "tensorrt", "triton")  # formats of which one is the model
 EDGE = ("executorch", "litert", "coreml")
 
 
@@ -104,10 +107,11 @@ def export_model(
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
-        if not why_not_run(path):
+        file = targets.model_file(path, format)
+        if not why_not_run(file):
             say(f"comparing with PyTorch on {examples.says}, and on random ones")
-        certificate = certify(path, format, model, metadata, examples)
-        _complete(certificate, format, path)
+        certificate = certify(file, format, model, metadata, examples)
+        _complete(certificate, format, file)
         say(certificate.table())
         return _put_in_place(path, target, certificate)
 
@@ -184,7 +188,7 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
         raise ConfigError(f"input_type: expected one of {', '.join(get_args(InputType))}, got {input_type!r}")
     if int8 and half:
         raise ConfigError("half, int8: a file has one precision, got both")
-    if int8 and format != "onnx":
+    if int8 and format not in ("onnx", "triton"):
         raise ConfigError(f"int8: only onnx files can be quantised, got format {format}")
     if half and format in EDGE:
         raise ConfigError(f"half: files of {format} are float32")
@@ -192,7 +196,7 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
         raise ConfigError("int8 and calibrate (a folder of some 100 typical images) go together, got one of them")
     for package in NEEDS.get(format, ()):
         with quiet():  # some warn of what they lack, or of a newer torch
-            optional(package, "onnx" if format == "tensorrt" else format, f"the format {format}")
+            optional(package, "onnx" if format in ONNX_FILES else format, f"the format {format}")
 
 
 def _check_portable(format: str, half: bool, portable: Sampling | None, opset: int | None) -> None:
@@ -235,14 +239,18 @@ def _write(
         return
     converted = format == "openvino" or metadata.precision == "int8"  # from a float32 ONNX file
     graph = graph_of(replace(metadata, precision="fp32") if converted else metadata, "torch")
-    first = path.with_name("float32.onnx") if format == "openvino" or metadata.precision == "int8" else path
+    file = targets.model_file(path, format)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    first = path.with_name("float32.onnx") if converted else file
     write_onnx(graph, metadata, first, opset)
     if format == "openvino":
         write_openvino(first, metadata, path)
     elif format == "tensorrt":
         write_script(path, metadata)
     elif metadata.precision == "int8":
-        quantize(first, metadata, calibration, path)
+        quantize(first, metadata, calibration, file)
+    if format == "triton":
+        write_config(path, metadata)
 
 
 def _write_edge(format: str, model: Network, metadata: Metadata, path: Path) -> None:

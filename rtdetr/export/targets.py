@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
+from rtdetr.export.triton import CONFIG_FILE, MODEL_FILE
 from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, RUNTIMES
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.portable import Sampling
@@ -14,7 +15,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
-FORMATS |= {"transformers": "_transformers"}  # a folder
+FORMATS |= {"transformers": "_transformers", "triton": "_triton"}  # folders
 FORMATS |= {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}  # the last one is a folder, too
 
 WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a checkpoint, or the model itself
@@ -58,11 +59,17 @@ def of(output: Path, format: str) -> list[Path]:
     """Every file of an export, its certificate last."""
     folders: dict[str, tuple[str | Path, ...]] = {
         **{"openvino": ("model.xml", "model.bin"), "transformers": (CONFIG, PROCESSOR, WEIGHTS)},
+        **{"triton": (CONFIG_FILE, MODEL_FILE)},
         **{"coreml": ("Manifest.json", COREML_WEIGHTS, COREML_WEIGHTS.parents[1] / "model.mlmodel")},
     }
     files = [output / name for name in folders[format]] if format in folders else [output]
     beside = {"aot": [op_library_path(output)], "tensorrt": [script_path(output)]}.get(format, [])
     return [*files, *beside, certificate_path(output)]
+
+
+def model_file(output: Path, format: str) -> Path:
+    """What a runtime opens: `output`, or a file in it."""
+    return output / MODEL_FILE if format == "triton" else output
 
 
 def certificate_path(file: Path) -> Path:
