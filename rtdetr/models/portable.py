@@ -133,6 +133,7 @@ def sample_by_gather(value: Tensor, shapes: Shapes, x: Tensor, y: Tensor, weight
         column, row = x[..., here] * width - 0.5, y[..., here] * height - 0.5
         left, upper = column.floor(), row.floor()
         for cell_x, cell_y in ((left, upper), (left + 1, upper), (left, upper + 1), (left + 1, upper + 1)):
+            # Float bounds: of whole ones torch's ONNX optimiser makes a graph that is out of order.
             inside_x, inside_y = cell_x.clamp(0.0, width - 1.0), cell_y.clamp(0.0, height - 1.0)
             inside = (inside_x == cell_x).to(x.dtype) * (inside_y == cell_y).to(x.dtype)
             share = triangle(column - cell_x) * triangle(row - cell_y) * inside
