@@ -145,7 +145,7 @@ def test_report_is_text_and_json(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr("sys.argv", ["rtdetr.ops"])
     command.main()
     text = capsys.readouterr().out
-    assert f"cpu (processor) uses the backend {facts['devices']['cpu']['backend']}" in text
+    assert f"cpu (CPU) uses the backend {facts['devices']['cpu']['backend']}" in text
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
