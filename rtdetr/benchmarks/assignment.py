@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rtdetr.benchmarks.profiled import work_of
 from rtdetr.config import LossConfig, SupervisionConfig
-from rtdetr.engine.placement import slots_for
+from rtdetr.engine.acceleration.placement import slots_for
 from rtdetr.losses.matcher import match_together, matching_cost
 from rtdetr.ops.assignment import AssignmentBackend, linear_assignment
 from rtdetr.ops.backend import why_not_compiled

@@ -1,6 +1,6 @@
 """The training step, plainly: a batch in, losses out, gradients in the parameters.
 
-What makes it fast is wrapped around it, see rtdetr/engine/acceleration.py.
+What makes it fast is wrapped around it, see rtdetr/engine/acceleration/accelerate.py.
 """
 
 from __future__ import annotations

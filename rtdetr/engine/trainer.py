@@ -18,14 +18,14 @@ from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
 from rtdetr.engine import distributed
-from rtdetr.engine.acceleration import accelerate
+from rtdetr.engine.acceleration.accelerate import accelerate
+from rtdetr.engine.acceleration.mixed_precision import precision_on
+from rtdetr.engine.acceleration.placement import layout_of, on_device
 from rtdetr.engine.callbacks import Callback, Listeners, Outcome
 from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
 from rtdetr.engine.failures import StepFailed, writing
 from rtdetr.engine.log import TrainingLog, say
-from rtdetr.engine.mixed_precision import precision_on
 from rtdetr.engine.optimizer_step import OptimizerStep
-from rtdetr.engine.placement import layout_of, on_device
 from rtdetr.engine.planning.auto_config import how_it_began, settle
 from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data
 from rtdetr.engine.planning.memory_estimate import estimate, out_of_memory

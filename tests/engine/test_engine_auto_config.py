@@ -280,7 +280,7 @@ def test_a_tenth_of_the_memory_stays_free(
 
     monkeypatch.setattr(memory_estimate, "train_on_worst", train)
     monkeypatch.setattr(memory_estimate, "_detect", lambda *_: reserved.__setitem__(0, 7))
-    monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
+    monkeypatch.setattr("rtdetr.engine.acceleration.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(memory_estimate.gc, "collect", lambda: None)  # it takes its time
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: None)
@@ -320,7 +320,7 @@ FREE = 20 * 2**30
 def test_the_forecast_is_said_before_the_first_step(
     updates: str, need: Need | None, said: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rtdetr.engine.graphs.why_no_kernels", lambda _: None)
+    monkeypatch.setattr("rtdetr.engine.acceleration.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(memory_estimate, "measure", lambda *_: need)
     monkeypatch.setattr(memory_estimate, "_free", lambda _: FREE)
     monkeypatch.setattr(memory_estimate, "why_not_capture", lambda *_: None if updates.endswith("on") else "off")

@@ -14,8 +14,8 @@ from test_engine_replay import LAYER, at_step
 from test_engine_signals import ROOT, environment
 
 from rtdetr import cli
+from rtdetr.engine.acceleration.graphs import StepGraphs
 from rtdetr.engine.failures import StepFailed
-from rtdetr.engine.graphs import StepGraphs
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch

@@ -9,9 +9,9 @@ import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_data
 
 from rtdetr.config import ConfigError, Kernels, TrainConfig
-from rtdetr.engine import graphs
-from rtdetr.engine.graphs import RUNS_BEFORE, why_not_capture
-from rtdetr.engine.placement import slots_for
+from rtdetr.engine.acceleration import graphs
+from rtdetr.engine.acceleration.graphs import RUNS_BEFORE, why_not_capture
+from rtdetr.engine.acceleration.placement import slots_for
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, Targets
 

@@ -9,7 +9,14 @@ from engine_helpers import made_up_batch, tiny_config, tiny_data
 from torch import Tensor
 
 from rtdetr.config import TrainConfig
-from rtdetr.engine.mixed_precision import autocast_type, call_cast, cast_by_autocast, copies_in, hand_over, precision_on
+from rtdetr.engine.acceleration.mixed_precision import (
+    autocast_type,
+    call_cast,
+    cast_by_autocast,
+    copies_in,
+    hand_over,
+    precision_on,
+)
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import as_floats

@@ -14,7 +14,7 @@ from plain_kernels import OurOperators
 from test_engine_signals import ROOT, environment
 
 from rtdetr import RTDETRv3
-from rtdetr.engine.compile import WORTH_IT, why_not_compile
+from rtdetr.engine.acceleration.compile import WORTH_IT, why_not_compile
 from rtdetr.engine.trainer import Trainer
 from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.ops.kernels import are_plain, using

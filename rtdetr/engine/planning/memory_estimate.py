@@ -16,12 +16,12 @@ from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
+from rtdetr.engine.acceleration.graphs import repeats_in_crowds, why_not_capture
+from rtdetr.engine.acceleration.mixed_precision import autocast_type
+from rtdetr.engine.acceleration.placement import layout_of, on_device, slots_for
 from rtdetr.engine.ema import ModelEma
 from rtdetr.engine.failures import TrainingFailed
-from rtdetr.engine.graphs import repeats_in_crowds, why_not_capture
-from rtdetr.engine.mixed_precision import autocast_type
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
-from rtdetr.engine.placement import layout_of, on_device, slots_for
 from rtdetr.engine.step import training_step
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.losses.functional import by_itself

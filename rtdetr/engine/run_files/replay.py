@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.config import Config, config_from_dict
-from rtdetr.engine.mixed_precision import autocast_type, precision_on
-from rtdetr.engine.placement import on_device
+from rtdetr.engine.acceleration.mixed_precision import autocast_type, precision_on
+from rtdetr.engine.acceleration.placement import on_device
 from rtdetr.engine.step import Part, training_step
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model

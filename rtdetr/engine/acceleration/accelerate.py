@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
-from rtdetr.engine.compile import compile_step, why_not_compile
-from rtdetr.engine.data_parallel import AveragedLast
-from rtdetr.engine.gradient_buffer import GradientBuffer
-from rtdetr.engine.graphs import StepGraphs, repeats_in_crowds, why_not_capture
-from rtdetr.engine.mixed_precision import CastTogether, autocast_type, hand_over
+from rtdetr.engine.acceleration.compile import compile_step, why_not_compile
+from rtdetr.engine.acceleration.data_parallel import AveragedLast
+from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
+from rtdetr.engine.acceleration.graphs import StepGraphs, repeats_in_crowds, why_not_capture
+from rtdetr.engine.acceleration.mixed_precision import CastTogether, autocast_type, hand_over
 from rtdetr.engine.step import Step, training_step
 from rtdetr.losses.criterion import Criterion
 from rtdetr.models.denoising import Draws

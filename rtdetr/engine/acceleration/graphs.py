@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rtdetr.config import ConfigError, Kernels, SupervisionConfig, TrainConfig, settled
 from rtdetr.engine import distributed
-from rtdetr.engine.gradient_buffer import GradientBuffer
+from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
 from rtdetr.engine.step import Losses, Part, Step
 from rtdetr.losses.criterion import ONE_TO_MANY_REPEATS
 from rtdetr.ops.assignment import MAX_COLUMNS
