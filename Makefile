@@ -2,6 +2,7 @@
 # make test   formatter, linter, type checker, tests
 # make test-all that, tests that take minutes, every mutant, the documentation and, with a GPU, its tests
 # make docs   the documentation as a site in site/, every link checked
+# make figures the images of the documentation, from the run of make demo; the screenshots need Chromium
 # make browser the example in the browser, tested with onnxruntime-web, which npm fetches, and Chromium
 # make wheels a wheel for CPUs and one for GPUs, in dist/, each tried away from the clone
 #
@@ -22,7 +23,7 @@ PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
 READY_DEV := $(BIN)/.rtdetr-ready-dev
 
-.PHONY: demo test test-all browser docs lint mutants setup wheels clean
+.PHONY: demo test test-all browser docs figures lint mutants setup wheels clean
 
 setup: $(READY)
 
@@ -64,6 +65,9 @@ browser: $(READY_DEV)
 
 docs: $(READY_DEV)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+figures: $(READY_DEV)
+	$(PY) tools/figures.py $(DEMO)
 
 mutants: $(READY_DEV)
 	$(PY) tests/mutants.py

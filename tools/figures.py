@@ -8,6 +8,7 @@ are screenshots and need Chromium, and `pip install "rtdetr[serve]"`. `--output 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -124,9 +125,11 @@ CHOOSE = """
 
 
 @contextmanager
-def served(weights: Path, image: Path) -> Iterator[str]:
-    """The address of the page of `rtdetr serve`, with this image chosen."""
-    from fastapi.responses import FileResponse, HTMLResponse
+def served(weights: Path, file: Path) -> Iterator[str]:
+    """The address of the page of `rtdetr serve`, with this image chosen, three times as large."""
+    from fastapi import Response
+    from fastapi.responses import HTMLResponse
+    from PIL import Image, ImageOps
 
     from rtdetr.commands.serve import listener
     from rtdetr.inference.predictor import Predictor
@@ -137,7 +140,9 @@ def served(weights: Path, image: Path) -> Iterator[str]:
     app = build_app(predictor.predict, Settings(weights.name, predictor.classes.names))
     page = (HERE / "page.html").read_text(encoding="utf-8").replace("</html>", f"<script>{CHOOSE}</script></html>")
     app.add_api_route("/figure", lambda: HTMLResponse(page, headers=OWN_ONLY))
-    app.add_api_route("/image", lambda: FileResponse(image))
+    image = BytesIO()
+    ImageOps.scale(Image.open(file).convert("RGB"), 3).save(image, "JPEG", quality=95)
+    app.add_api_route("/image", lambda: Response(image.getvalue(), media_type="image/jpeg"))
     with listener("127.0.0.1", 0) as socket:
         server = build_server(app, "critical")
         thread = threading.Thread(target=server.run, args=([socket],))
@@ -150,7 +155,7 @@ def served(weights: Path, image: Path) -> Iterator[str]:
             thread.join(30)
 
 
-def screenshot(address: str, size: tuple[int, int], colours: int = 128) -> bytes:
+def screenshot(address: str, size: tuple[int, int], colours: int = 256) -> bytes:
     """A page as a PNG of few colours. Raises SystemExit where there is no Chromium."""
     from PIL import Image
 
@@ -183,13 +188,15 @@ def figures_of(run: Path, output: Path) -> None:
 
     weights = run / "best.pth"
     model = RTDETRv3.from_pretrained(weights, device="cpu")
-    files = sorted(Path(model.cfg.data.val.images).iterdir())[:80:10]
+    val = model.cfg.data.val
+    files = sorted(Path(val.images).iterdir())[:80:10]
     draw_curves(run / "metrics.csv", output / "curves.png")
     detections(model, files).save(output / "demo.jpg", quality=85)
     with served(weights, files[0]) as address:
-        (output / "serve.png").write_bytes(screenshot(address, (900, 900)))
+        (output / "serve.png").write_bytes(screenshot(address, (900, 1100)))
     with TemporaryDirectory() as folder:
-        if code := command(["eval", str(weights), "--report", folder, "--device", "cpu", "--overwrite"]):
+        here = f"data.val.annotations={os.path.relpath(val.annotations)}"  # the report shows this path
+        if code := command(["eval", str(weights), "--report", folder, "--device", "cpu", "--overwrite", "-u", here]):
             raise SystemExit(code)
         (output / "report.png").write_bytes(screenshot(Path(folder, "report.html").as_uri(), (1000, 1100)))
 

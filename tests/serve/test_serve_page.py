@@ -109,7 +109,7 @@ def test_images_boxes_slider_classes_and_messages(tmp_path: Path) -> None:
     assert (
         seen["largeAtTheServer"].startswith("the file is larger than 20 MB") and "smaller" in seen["largeAtTheServer"]
     )
-    assert seen["picture"] == "2 of 3 detections shown, 320 x 240 pixels" and seen["size"] == [320, 240]
+    assert seen["image"] == "2 of 3 detections shown, 320 x 240 pixels" and seen["size"] == [320, 240]
     assert seen["lines"] == EDGES and seen["high"] == EDGES[:4] and seen["low"] == EDGES
     assert seen["list"][2] == "cat 0.20: 150, 20, 190, 60" and len(seen["list"]) == 3
     assert seen["focus"] and seen["withoutDog"] == EDGES[:4]
