@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -151,8 +150,7 @@ class RTDETRv3:
         from rtdetr.weights.official import guess_classes
 
         cfg = load_config(find_config(name), [] if kernels is None else [f"kernels={kernels}"])
-        classes = guess_classes(cfg.num_classes or 80) if names is None else new_classes(names)
-        cfg = dataclasses.replace(cfg, num_classes=0)
+        classes = guess_classes(80) if names is None else new_classes(names)
         logger.warning("%s: random weights, which find nothing before they are trained", name)
         made = cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, *options)
         made._as_made = weights_sha256(made._network("from_pretrained").state_dict())
@@ -266,7 +264,7 @@ class RTDETRv3:
         given = settings | ({} if epochs is None else {"epochs": epochs})
         from_file = None if resume is None else path_of("resume", resume)
         base = read_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
-        updates = [*(["num_classes=0"] if data is not None else []), *data_updates(data), *keyword_updates(given)]
+        updates = [*data_updates(data), *keyword_updates(given)]
         if augment is not None:
             updates.append(f"{KEY}={json.dumps(name_of(augment))}")
         cfg = config_from_dict(base, str(self.weights or self.cfg.name), updates, "train()")

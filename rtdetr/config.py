@@ -16,15 +16,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
-from rtdetr.config_file import ConfigError, Origins, Range, apply_updates, build, origin, read_config_file
+from rtdetr.config_file import ConfigError, Origins, Range, build, merge, origin, parse_updates, read_config_file
 from rtdetr.config_keys import full_key, replace_old_keys
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
-Evaluator = Literal["faster-coco-eval", "pycocotools"]
 Kernels = Literal["auto", "plain"]
-OnDefect = Literal["drop", "refuse"]
-Sampling = Literal["uniform", "repeat_factor"]
-OnNan = Literal["stop", "skip"]
 Depth = Literal[18, 34, 50, 101]
 Switch = Literal["auto", "on", "off"]
 Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
@@ -32,8 +28,8 @@ Resize = Literal["cubic", "bilinear", "bicubic"]
 Logger = Literal["tensorboard", "wandb", "mlflow"]
 
 # Every number has a range (a test sees to it). The upper ends are far above sense: they catch a typing error
-# before it fills the memory.
-CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]  # rtdetr/engine/planning/auto_config.py replaces auto
+# before it fills the memory. What a training makes of `auto`: the table in rtdetr/engine/planning/auto_config.py.
+CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]
 Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1_000_000_000)]
 Count = Annotated[int, Range(1, 100_000)]
@@ -41,7 +37,6 @@ CountOrNone = Annotated[int, Range(0, 100_000)]
 EpochsOrAuto = Annotated[int | Literal["auto"], Range(0, 100_000)]
 Iterations = Annotated[int, Range(0, 1_000_000_000)]
 Seed = Annotated[int, Range(0, 2**32 - 1)]
-SeedOrAuto = Annotated[int | Literal["auto"], Range(0, 2**32 - 1)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
@@ -53,18 +48,12 @@ CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are
 class BackboneConfig:
     depth: Depth = 50
     width: Annotated[float, Range(0.05, 8)] = 1.0  # multiplies every channel count
-    freeze_stem: bool = True
-    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Their batch norm is
-    # frozen altogether, whatever `norm` says. For weights that have learnt something: -t, or `weights` below.
-    # auto: 2 in a training that starts from such weights, else 0.
-    freeze_stages: Annotated[int | Literal["auto"], Range(0, 4)] = 0
+    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Where `norm` is train,
+    # theirs is frozen. For weights that have learnt something: -t.
+    freeze_stages: Annotated[int | Literal["auto"], Range(0, 4)] = 1
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
     norm: Literal["train", "frozen", "frozen_affine"] = "frozen"
-    # Unknown to the official recipe: the norm that ends a block starts at 0, so that the block starts as its shortcut.
-    # For random weights: loaded ones replace it, and a norm whose weight does not learn keeps 1.
-    zero_init_residual: bool = False
-    weights: str = ""  # ImageNet weights of the backbone, loaded before training; empty: random
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,9 +82,6 @@ class SupervisionConfig:
     num_noise_groups: Annotated[int, Range(0, 64)] = 2  # extra one-to-one groups with randomly masked self-attention
     num_one_to_many_queries: CountOrNone = 450  # 0 switches the group off
     num_denoising: CountOrNone = 100  # 0 switches denoising off
-    # Of an image with more boxes so many are denoised, drawn at random, and boxes are repeated less often, so that
-    # memory stays bounded. The official code knows no such limit, and COCO no such image (docs/training.md).
-    crowd_limit: Count = 200
     dense_head: bool = True
 
 
@@ -111,12 +97,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    class_weight: Amount = 1.0
-    l1_weight: Amount = 5.0
-    giou_weight: Amount = 2.0
-    match_class_cost: Amount = 2.0
-    match_l1_cost: Amount = 5.0
-    match_giou_cost: Amount = 2.0
+    weights: tuple[Amount, Amount, Amount] = (1.0, 5.0, 2.0)  # of class, L1 and GIoU
+    match_costs: tuple[Amount, Amount, Amount] = (2.0, 5.0, 2.0)  # the same of the matching
     # The dense head's assigner is ATSS before this epoch (from 0), task-aligned from it on.
     atss_epochs: CountOrNone = 30
 
@@ -138,8 +120,7 @@ class AugmentConfig:
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
     # Unknown to the official recipe: up to four objects of another image pasted in; a turn by 90, 180 or 270 degrees,
-    # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs. An
-    # `auto`, here and below, that says no more: by the weights a run starts from (engine/planning/auto_config.py).
+    # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs.
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
     turn_after: EpochsOrAuto = 0
@@ -158,22 +139,18 @@ class DataConfig:
     # How images get that size. cubic: OpenCV's, as in the official pipeline. bilinear, bicubic: smoothed where they
     # shrink, as Pillow, torchvision and transformers do.
     interpolation: Resize = "cubic"
-    # Images per process and batch; auto: as many as fit into the GPU, within limits (engine/planning/auto_config.py).
+    # Images per process and batch; evaluation takes no more than 8 of them. auto: as many as fit into the GPU.
     train_batch_size: CountOrAuto = 16
-    val_batch_size: Count = 8
     num_workers: Annotated[int, Range(0, 256)] = 4
     # Images that claim more are refused before they are decoded; raise it for aerial ones.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
-    # repeat_factor: images with rare classes come several times an epoch, which is longer for it (LVIS' definition). A
-    # class that fewer than this share of the images have is rare; auto: by the number of images, 0.1 to LVIS' 0.001.
-    sampling: Sampling = "uniform"
-    repeat_threshold: Annotated[float | Literal["auto"], Range(0, 1, above=True)] = "auto"
-    # Bad records are left out and listed, up to 5 % of the images and of the boxes; refuse: none may be bad.
-    on_defect: OnDefect = "drop"
-    # An image that cannot be read in training is replaced by another one; above this share of those seen so far, and
-    # from ten or most of the set on, training stops. 0: at the first one.
-    max_unreadable: Share = 0.05
+    # Images with a class that fewer than this share of the images have come several times an epoch, which is longer for
+    # it (LVIS' definition). 0: each comes once; auto: by the number of images, 0.1 to LVIS' 0.001.
+    repeat_threshold: Annotated[float | Literal["auto"], Range(0, 1)] = 0.0
+    # Bad records are left out and listed, and unreadable images replaced in training by others, up to this share of the
+    # images and of the boxes (of unreadable images, nine or less than half of the set always). 0: none may be bad.
+    max_defects: Share = 0.05
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
 
@@ -181,15 +158,15 @@ class DataConfig:
 class OptimizerConfig:
     lr: Annotated[float, Range(0, 0.1, above=True)] = 4e-4
     lr_batch: Count = 16  # images of a step that lr is meant for; counts where data.train_batch_size is auto
-    # Of stages res2 to res5; the stem has the full rate. auto: 0.1 where the backbone has learnt something, else 1.
+    # Of stages res2 to res5; the stem has the full rate.
     backbone_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.1
     weight_decay: Share = 1e-4
-    decay_norm_and_bias: bool = True  # the official run decays them too, whatever its code intends
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     warmup_iterations: Annotated[int | Literal["auto"], Range(0, 10**9)] = 2000
-    schedule: Literal["constant", "flat_cosine", "cosine"] = "constant"
-    min_lr_ratio: Share = 0.0  # final rate of a cosine, relative to lr
-    flat_ratio: Share = 0.5  # share of the iterations before the flat_cosine falls
+    # Share of the iterations at the full rate; after it the rate falls as half a cosine. 1: constant; 0: from the
+    # warm-up on.
+    flat_ratio: Share = 1.0
+    min_lr_ratio: Share = 0.0  # final rate of the cosine, relative to lr
     clip_grad_norm: Amount = 0.1  # 0: no clipping
     # Muon instead of AdamW for matrices and convolutions, at this multiple of their rate; 0: AdamW for all.
     muon_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.0
@@ -200,15 +177,13 @@ class EmaConfig:
     decay: Decay = 0.9999
     # Update t (from 0) uses decay * (1 - exp(-(t + 1) / warmup)).
     warmup: Annotated[float | Literal["auto"], Range(0, 1e9)] = 2000.0
-    from_zeros: bool = False  # True: the average starts from zeros, as the official one does
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    epochs: CountOrAuto = 72  # auto: enough for 1,500 to 6,000 iterations, by the number of images
+    epochs: CountOrAuto = 72
     precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most CPUs take ten times as long
     accumulate: CountOrAuto = 1  # batches per optimiser step
-    counted_batches: CountOrNone = 0  # of them, where rate or epochs are auto; 0: all
     # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
     # kernel, and several processes train through DistributedDataParallel
     graphs: Switch = "auto"
@@ -220,33 +195,25 @@ class TrainConfig:
     log_every: Count = 10  # optimiser steps
     # Beside metrics.csv; wandb and mlflow need their packages. []: none.
     loggers: Annotated[tuple[Logger, ...], Range(0, 3)] = ("tensorboard",)
-    # Evaluations in a row without an AP better by more than min_delta, after which the run ends; 0: it never does.
+    # Evaluations in a row without a better AP, after which the run ends; 0: it never does.
     patience: CountOrNone = 0
-    min_delta: Share = 0.0
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Seed = 0
-    # Of the order of images and of what is done to them, whatever the number of data workers; auto: that of `seed`.
-    data_seed: SeedOrAuto = "auto"
     deterministic: bool = False  # on a GPU the same bits every time, as a CPU gives anyway; slower
-    # A step whose losses are not finite ends the run, or is left out; skip looks at losses before the weights change,
-    # for which a GPU has to wait.
-    on_nan: OnNan = "stop"
-    max_skips: CountOrNone = 10  # steps left out before the run ends after all
-    sync_batch_norm: bool = True  # on several GPUs
-    find_unused_parameters: bool = False
+    # Steps with non-finite losses that are left out; the next one ends the run. Above 0 losses are looked at before the
+    # weights change, for which a GPU has to wait.
+    max_skips: CountOrNone = 0
     max_iterations: Iterations = 0  # optimiser steps after which training ends; 0: as many as the epochs give
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     max_detections: Count = 300
-    evaluator: Evaluator = "faster-coco-eval"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     name: str = "rtdetrv3"
-    num_classes: CountOrNone = 0  # 0: from the training annotations
     # auto: this package's compiled operators and fused kernels, CUDA graphs and the compiler, wherever they can run.
     # plain: PyTorch and SciPy alone, on any device; slower, and the same within rounding.
     kernels: Kernels = "auto"
@@ -264,13 +231,15 @@ def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
 
     Raises ConfigError with one sentence that names the file (or `-u`), the dotted path and what is wrong.
     """
-    return _config(*read_config_file(Path(path)), updates)
+    return _config(*read_config_file(Path(path), replace_old_keys), updates)
 
 
 def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None, by: str = "-u") -> Config:
     """The Config that `config_to_dict` wrote, with `a.b=value` updates. source: names the file in error messages; by:
     what gave the updates."""
-    return _config(copy.deepcopy(data), {"": f"{source} (the config stored in it)"}, updates, by, stored=True)
+    tree, where = copy.deepcopy(data), f"{source} (the config stored in it)"
+    replace_old_keys(tree, where, stored=True)
+    return _config(tree, {"": where}, updates, by)
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
@@ -318,12 +287,11 @@ def save_config(config: Config, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False), encoding="utf-8")
 
 
-def _config(
-    tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u", stored: bool = False
-) -> Config:
+def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
     keys = list(_dotted_keys(config_to_dict(Config())))
-    apply_updates(tree, origins, [_in_full(update, keys, by) for update in updates or []], by)
-    replace_old_keys(tree, origins, stored)
+    changes = parse_updates([_in_full(update, keys, by) for update in updates or []], by)
+    replace_old_keys(changes, by)
+    merge(tree, origins, changes, {"": by})
     config: Config = build(Config, tree, origins)
     for key, other, sentence in _contradictions(config):
         where = [origin(origins, key), origin(origins, other)]
@@ -362,9 +330,8 @@ def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:
         if cells < number:
             what = f"{cells} cells of {height} x {width} pixels"
             yield key, other, f"must give each query of {other}={number} a cell of its own, got {what}"
-    if cfg.train.on_nan == "skip" and cfg.train.precision == "fp16":
-        other = "train.precision"
-        yield "train.on_nan", other, f"must be stop where {other}=fp16, whose loss scale leaves steps out, got skip"
-    if not (loss.match_class_cost or loss.match_l1_cost or loss.match_giou_cost):
-        other = "loss.match_l1_cost"
-        yield "loss.match_class_cost", other, f"must be above 0 where {other} and loss.match_giou_cost are 0, got 0"
+    if cfg.train.max_skips and cfg.train.precision == "fp16":
+        other, got = "train.precision", cfg.train.max_skips
+        yield "train.max_skips", other, f"must be 0 where {other}=fp16, whose loss scale leaves steps out, got {got}"
+    if not any(loss.match_costs):
+        yield "loss.match_costs", "loss.match_costs", "must have one above 0, got zeros"

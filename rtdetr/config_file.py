@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import os
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -48,8 +49,11 @@ class Range:
         return text if self.multiple_of is None else f"{text}, a multiple of {self.multiple_of}"
 
 
-def read_config_file(path: Path, asked_by: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Origins]:
-    """The merged content of a file and its bases, and who set what. asked_by: the files that name it as a base."""
+def read_config_file(
+    path: Path, prepare: Callable[[dict[str, Any], str], None], asked_by: tuple[Path, ...] = ()
+) -> tuple[dict[str, Any], Origins]:
+    """The merged content of a file and its bases, and who set what. prepare: gets what each file says itself, and its
+    name, before they are merged; asked_by: the files that name this one as a base."""
     if any(os.path.realpath(path) == os.path.realpath(other) for other in asked_by):
         raise ConfigError(f"{path}: `base` goes round in a circle: {' -> '.join(map(str, (*asked_by, path)))}")
     own = parse_yaml(_read_text(path, f", a `base` of {asked_by[-1]}" if asked_by else ""), str(path))
@@ -63,8 +67,9 @@ def read_config_file(path: Path, asked_by: tuple[Path, ...] = ()) -> tuple[dict[
     merged: dict[str, Any] = {}
     origins: Origins = {"": str(path)}
     for base in bases:
-        _merge(merged, origins, *read_config_file(path.parent / base, (*asked_by, path)))
-    _merge(merged, origins, own, {"": str(path)})
+        merge(merged, origins, *read_config_file(path.parent / base, prepare, (*asked_by, path)))
+    prepare(own, str(path))
+    merge(merged, origins, own, {"": str(path)})
     return merged, origins
 
 
@@ -158,20 +163,22 @@ def origin(origins: Origins, dotted: str) -> str:
     return origins[dotted]
 
 
-def _merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origins: Origins, prefix: str = "") -> None:
+def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origins: Origins, prefix: str = "") -> None:
+    """Puts what is new over what is there, key by key, and who set it."""
     for key, value in new.items():
         dotted = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, dict):
             below = into.setdefault(key, {})
             if isinstance(below, dict):
-                _merge(below, origins, value, new_origins, dotted)
+                merge(below, origins, value, new_origins, dotted)
                 continue
         into[key] = value
         origins[dotted] = origin(new_origins, dotted)
 
 
-def apply_updates(tree: dict[str, Any], origins: Origins, updates: list[str], by: str = "-u") -> None:
-    """Merges `a.b=value` into the tree; the values are YAML. by: what gave them, for messages."""
+def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
+    """What `a.b=value` updates say together; the values are YAML. by: what gave them, for messages."""
+    tree: dict[str, Any] = {}
     for update in updates:
         dotted, separator, text = update.partition("=")
         keys, where = dotted.split("."), f"{by} {_shortened(update)}"
@@ -180,7 +187,8 @@ def apply_updates(tree: dict[str, Any], origins: Origins, updates: list[str], by
         value = parse_yaml(text, where)
         for key in reversed(keys):
             value = {key: value}
-        _merge(tree, origins, value, {"": by})
+        merge(tree, {}, value, {"": by})
+    return tree
 
 
 def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:

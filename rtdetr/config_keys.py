@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
 
-from rtdetr.config_file import ConfigError, Origins, as_float, origin
+from rtdetr.config_file import ConfigError, as_float
 
 logger = logging.getLogger("rtdetr")
 
@@ -36,18 +36,70 @@ OLD_KEYS = {
     "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
     "data.augment.backend": ("fused", "plain"),
 }
+RENAMED_KEYS = {"train.rehearsal": "train.estimate_memory", "data.max_unreadable": "data.max_defects"}
 
-# Keys that are constants now, with the value that they have always had in shipped configs.
-FIXED_KEYS = {
-    "model.supervision.noise_mask_ratio": (0.1, "NOISE_MASK_RATIO in rtdetr/models/query_groups.py"),
-    "model.supervision.label_noise_ratio": (0.5, "NEW_LABELS, half of it, in rtdetr/models/denoising.py"),
-    "model.supervision.box_noise_scale": (1.0, "noise_targets in rtdetr/models/denoising.py"),
-    "model.supervision.one_to_many_repeats": (4, "ONE_TO_MANY_REPEATS in rtdetr/losses/criterion.py"),
-    "loss.dense_iou_weight": (2.5, "DENSE_WEIGHTS in rtdetr/losses/criterion.py"),
-    "loss.dense_dfl_weight": (0.5, "DENSE_WEIGHTS in rtdetr/losses/criterion.py"),
-    "optimizer.warmup_factor": (0.001, "WARMUP_FACTOR in rtdetr/engine/optim.py"),
+
+class Replaced(NamedTuple):
+    """What took the place of a key."""
+
+    new: str
+    values: dict[Any, Any]  # what each value of the old key is there
+    stands: Callable[[Any, Any], bool]  # of the old value and one given for `new`: whether that one stays as it is
+
+
+REPLACED_KEYS = {
+    "model.backbone.freeze_stem": Replaced(
+        "model.backbone.freeze_stages", {True: 1, False: 0}, lambda stem, stages: not stem or stages != 0
+    ),
+    "data.sampling": Replaced(
+        "data.repeat_threshold", {"uniform": 0.0, "repeat_factor": "auto"}, lambda old, _: old == "repeat_factor"
+    ),
+    "data.on_defect": Replaced("data.max_defects", {"drop": 0.05, "refuse": 0.0}, lambda old, _: old == "drop"),
+    "optimizer.schedule": Replaced(
+        "optimizer.flat_ratio",
+        {"constant": 1.0, "flat_cosine": 0.5, "cosine": 0.0},
+        lambda old, _: old == "flat_cosine",
+    ),
+    "train.on_nan": Replaced("train.max_skips", {"stop": 0, "skip": 10}, lambda old, _: old == "skip"),
 }
-RENAMED_KEYS = {"train.rehearsal": "train.estimate_memory"}
+WEIGHTS, MATCH_COSTS = ("loss.weights", (1.0, 5.0, 2.0)), ("loss.match_costs", (2.0, 5.0, 2.0))
+# Numbers that are entries of a list now: the list, its default, and which entry.
+LISTED_KEYS = {
+    "loss.class_weight": (*WEIGHTS, 0),
+    "loss.l1_weight": (*WEIGHTS, 1),
+    "loss.giou_weight": (*WEIGHTS, 2),
+    "loss.match_class_cost": (*MATCH_COSTS, 0),
+    "loss.match_l1_cost": (*MATCH_COSTS, 1),
+    "loss.match_giou_cost": (*MATCH_COSTS, 2),
+}
+# Keys that have one value now, that of every shipped config, and what to do who wants another one.
+FIXED_KEYS = {
+    "model.backbone.weights": ("", "start from the weights with -t"),
+    "model.supervision.noise_mask_ratio": (0.1, "change NOISE_MASK_RATIO in rtdetr/models/query_groups.py"),
+    "model.supervision.label_noise_ratio": (0.5, "change NEW_LABELS, half of it, in rtdetr/models/denoising.py"),
+    "model.supervision.box_noise_scale": (1.0, "change noise_targets in rtdetr/models/denoising.py"),
+    "model.supervision.one_to_many_repeats": (4, "change ONE_TO_MANY_REPEATS in rtdetr/losses/criterion.py"),
+    "model.supervision.crowd_limit": (200, "change CROWD_LIMIT in rtdetr/types.py"),
+    "loss.dense_iou_weight": (2.5, "change DENSE_WEIGHTS in rtdetr/losses/criterion.py"),
+    "loss.dense_dfl_weight": (0.5, "change DENSE_WEIGHTS in rtdetr/losses/criterion.py"),
+    "optimizer.warmup_factor": (0.001, "change WARMUP_FACTOR in rtdetr/engine/optim.py"),
+    "optimizer.decay_norm_and_bias": (True, "change parameter_groups in rtdetr/engine/optim.py"),
+    "ema.from_zeros": (False, "change ModelEma in rtdetr/engine/ema.py"),
+    "train.min_delta": (0.0, "change EarlyStop in rtdetr/engine/early_stop.py"),
+    "train.data_seed": ("auto", "set train.seed"),
+    "train.sync_batch_norm": (True, "change Trainer in rtdetr/engine/trainer.py"),
+}
+# Keys whose value changes nothing that a run learns, and why nobody needs them.
+GONE_KEYS = {
+    "num_classes": "classes come from the annotations",
+    "model.backbone.zero_init_residual": "follows from model.backbone.depth",
+    "data.val_batch_size": "evaluation takes data.train_batch_size images, at most 8",
+    "train.counted_batches": "follows from train.accumulate",
+    "train.find_unused_parameters": "every parameter is used",
+    "eval.evaluator": "see `rtdetr eval --evaluator`",
+}
+GONE = (*OLD_KEYS, *RENAMED_KEYS, *REPLACED_KEYS, *LISTED_KEYS, *FIXED_KEYS, *GONE_KEYS)
+START_ALONE = ("model.backbone.weights",)  # was read before a run began: checkpoints have what came of it
 
 
 def full_key(name: str, keys: Collection[str], by: str = "") -> str:
@@ -60,6 +112,7 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     if "." in name or name in keys or any(key.startswith(f"{name}.") for key in keys):
         return name
     meant = [key for key in keys if key.rpartition(".")[2] == name]
+    meant = meant or [key for key in GONE if key.rpartition(".")[2] == name and name not in FOREIGN_KEYS]
     if len(meant) == 1:
         return meant[0]
     if meant:
@@ -71,39 +124,83 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     raise ConfigError(f"{by}unknown config key {name}; did you mean {near} ({ends[near]})?")
 
 
-def replace_old_keys(tree: dict[str, Any], origins: Origins, stored: bool) -> None:
-    """Makes `kernels` of the keys that it took the place of, and says so in a line for each. A checkpoint has them all
-    (`stored`): their defaults are not worth a line. Keys that have another name now get it, and those that are
-    constants now go. Raises ConfigError for other values of these."""
+def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> None:
+    """Makes today's keys of those of before in what one source says, before it is merged with others, and tells in one
+    line what became of them. where: names the source; stored: it is a checkpoint, which has all keys of its day, so
+    that only a value which can be had no more is worth a line. In any other source that is a ConfigError: keys without
+    a successor concern training alone, so that a checkpoint detects as before."""
+    said = _replace(tree, where)
+    lines = _fix(tree, where, stored) + _to_kernels(tree, where, stored) + ([] if stored else said)
+    if lines:
+        logger.warning("%s: %s", where, "; ".join(lines))
+
+
+def _replace(tree: dict[str, Any], where: str) -> list[str]:
+    """Puts keys of today in the place of those that have a successor, and takes out those that nobody misses."""
+    lines = []
     for dotted, new in RENAMED_KEYS.items():
-        if (section := _section_with(tree, dotted)) is not None:
-            section[new.rpartition(".")[2]] = section.pop(dotted.rpartition(".")[2])
-            origins[new] = origin(origins, dotted)
-    for dotted, (value, home) in FIXED_KEYS.items():
-        if (section := _section_with(tree, dotted)) is not None:
-            given, where = section.pop(dotted.rpartition(".")[2]), origin(origins, dotted)
-            if as_float(given) != value:
-                raise ConfigError(f"{where}: {dotted} is no key any more, and always {value}; change {home} instead")
-    found = {}
+        for value, section in _taken(tree, dotted):
+            section[_last(new)] = value
+            lines.append(f"{dotted} is now {new}")
+    for dotted, (new, values, stands) in REPLACED_KEYS.items():
+        for value, section in _taken(tree, dotted):
+            _check_choice(dotted, value, tuple(values), new, where)
+            if _last(new) not in section or not stands(value, section[_last(new)]):
+                section[_last(new)] = values[value]
+            lines.append(f"{dotted}={value} is now {new}={section[_last(new)]}")
+    for dotted, (new, default, entry) in LISTED_KEYS.items():
+        for value, section in _taken(tree, dotted):
+            given = section.get(_last(new), default)
+            if isinstance(given, (list, tuple)) and len(given) == len(default):  # anything else is refused as it is
+                section[_last(new)] = [*given[:entry], value, *given[entry + 1 :]]
+            lines.append(f"{dotted} is now number {entry + 1} of {new}")
+    return lines + [f"{dotted} is gone: {why}" for dotted, why in GONE_KEYS.items() for _ in _taken(tree, dotted)]
+
+
+def _fix(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
+    """Takes out the keys that have one value now."""
+    lines, same = [], []
+    for dotted, (fixed, instead) in FIXED_KEYS.items():
+        for value, _ in _taken(tree, dotted):
+            if as_float(value) == fixed:
+                same.append(f"{dotted}={value}")
+            elif not stored:
+                raise ConfigError(
+                    f"{where}: {dotted} is no key any more, and always {fixed or repr(fixed)}; {instead} instead"
+                )
+            elif dotted not in START_ALONE:
+                lines.append(f"{dotted} was {value} and is {fixed} in any further training; it detects as before")
+    return lines if stored or not same else [f"{', '.join(same)} cannot be changed any more"]
+
+
+def _to_kernels(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
+    """Makes `kernels` of the keys that it took the place of."""
+    lines = []
     for dotted, values in OLD_KEYS.items():
-        if (section := _section_with(tree, dotted)) is not None:
-            value, where = section.pop(dotted.rpartition(".")[2]), origin(origins, dotted)
-            if value not in values:
-                raise ConfigError(f"{where}: {dotted} is now `kernels`, which must be auto or plain, got {value!r}")
-            found[dotted] = (value, where)
-    if "kernels" not in tree:
-        for dotted, (value, where) in found.items():
-            if value == OLD_KEYS[dotted][-1]:
-                tree["kernels"], origins["kernels"] = "plain", where
-    for dotted, (value, where) in found.items():
-        if not stored or value != OLD_KEYS[dotted][0]:
-            logger.warning("%s: %s=%s is now kernels=%s", where, dotted, value, tree.get("kernels", "auto"))
+        for value, _ in _taken(tree, dotted):
+            _check_choice(dotted, value, values, "kernels", where)
+            plain = value == values[-1]
+            if plain:
+                tree.setdefault("kernels", "plain")
+            if plain or not stored:
+                lines.append(f"{dotted}={value} is now " + (f"kernels={tree['kernels']}" if plain else "up to kernels"))
+    return lines
 
 
-def _section_with(tree: dict[str, Any], dotted: str) -> dict[str, Any] | None:
-    """The section that holds the key, if there is one."""
-    *sections, key = dotted.split(".")
+def _check_choice(dotted: str, value: Any, values: tuple[Any, ...], new: str, where: str) -> None:
+    if not any(value == each and type(value) is type(each) for each in values):
+        known = ", ".join(map(str, values))
+        raise ConfigError(f"{where}: {dotted} is now `{new}`, and was one of {known}, got {value!r}")
+
+
+def _last(dotted: str) -> str:
+    return dotted.rpartition(".")[2]
+
+
+def _taken(tree: dict[str, Any], dotted: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The value of a key, which is taken out, and its section; nothing where the key is not there."""
     section: Any = tree
-    for name in sections:
+    for name in dotted.split(".")[:-1]:
         section = section.get(name) if isinstance(section, dict) else None
-    return section if isinstance(section, dict) and key in section else None
+    if isinstance(section, dict) and _last(dotted) in section:
+        yield section.pop(_last(dotted)), section

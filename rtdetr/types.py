@@ -13,6 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Of an image with more boxes so many are denoised, drawn at random, and boxes are repeated less often, so that memory
+# stays bounded. The official code knows no such limit, and COCO no such image (docs/training.md).
+CROWD_LIMIT = 200
+
 
 class Targets(NamedTuple):
     """Ground truth of a batch, padded to the fullest image. A batch without any box has M = 1 and an empty mask."""

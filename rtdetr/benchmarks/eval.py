@@ -18,8 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from rtdetr.config import Evaluator
-from rtdetr.engine.evaluation.evaluator import score
+from rtdetr.engine.evaluation.evaluator import Evaluator, score
 
 CLASSES, BOXES = 80, 7
 SIDE = 640.0

@@ -133,8 +133,6 @@ def measure_process(
         fixed = [
             f"data.train_batch_size={batch_size}",
             "data.num_workers=0",
-            "num_classes=0",
-            "model.backbone.weights=''",
             "train.estimate_memory=false",
         ]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])

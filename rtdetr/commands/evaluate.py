@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
 
+EVALUATORS = ("faster-coco-eval", "pycocotools")
+
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
@@ -42,7 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     text = "a folder or file with validation images, in any known format (default: that of the config)"
     parser.add_argument("--data", metavar="DATA", help=text)
     add_update(parser)
-    parser.add_argument("--evaluator", choices=("faster-coco-eval", "pycocotools"), help="default: eval.evaluator")
+    parser.add_argument("--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help="default: %(default)s")
     parser.add_argument(
         "--match-classes",
         choices=("id", "name"),
@@ -88,9 +90,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         check_own(args.weights)
     if args.kernels and is_exported(args.weights):
         raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
-    chosen = {"eval.evaluator": args.evaluator, "kernels": args.kernels}
-    updates = [*data_updates(args.data, ("val",)), *args.update]
-    updates += [f"{key}={value}" for key, value in chosen.items() if value]
+    updates = [*data_updates(args.data, ("val",)), *args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)
@@ -109,9 +109,8 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
             batches, given = _counted(loader), _given(args, loader.classes)
             detections, stopped = [], ""
             try:
-                result = evaluate(
-                    detector, batches, loader.source.origin, loader.classes, cfg.eval, device, signals.asked
-                )
+                origin, asked = loader.source.origin, signals.asked
+                result = evaluate(detector, batches, origin, loader.classes, cfg.eval, device, asked, args.evaluator)
                 if result is not None:
                     detections = result.detections
                     _report(args, result.with_points(loader.source.origin, given), loader, report)

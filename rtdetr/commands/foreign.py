@@ -29,7 +29,7 @@ OPTIONS = {
     "--iou-thres": "nothing: there is no NMS",
     "--max-det": "-u eval.max_detections=N in train and eval, and --threshold where a command detects",
     "--epochs": "-u train.epochs=N",
-    "--batch": "-u data.train_batch_size=N in a training, --batch-size in predict, -u data.val_batch_size=N in eval",
+    "--batch": "-u data.train_batch_size=N in a training, --batch-size in predict; eval takes up to 8",
     "--lr": "-u optimizer.lr=X",
     "--lr0": "-u optimizer.lr=X",
     "--patience": "-u train.patience=N",

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.output.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
     check_outputs([args.output], [], args.overwrite)
-    data = ["num_classes=0", *data_updates(args.data)] if args.data is not None else []
+    data = data_updates(args.data)
     one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # any number, of sets of any size
     cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data, *args.update, *one_by_one])
     cfg, _ = settle(cfg, torch.device("cpu"))

@@ -65,7 +65,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if data is not None:
             from rtdetr.data.data_arguments import data_updates
 
-            args.update = ["num_classes=0", *data_updates(data), *args.update]
+            args.update = [*data_updates(data), *args.update]
         if args.replay is not None:
             return _replay(args)
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)

@@ -15,8 +15,7 @@ from rtdetr.data.classes import DataError, some
 
 Action = Literal["kept", "clipped", "dropped", "refused"]
 
-MOST_DROPPED = 0.05  # share of the images or of the boxes
-LIMITS: dict[str, float] = {"drop": MOST_DROPPED, "refuse": 0.0}  # by data.on_defect
+MOST_DROPPED = 0.05  # share of the images or of the boxes, where no data.max_defects says another one
 
 MOST_KEPT = 100  # defects of a kind that a set keeps in memory, of those that cost nothing
 

@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from rtdetr.boxes import xyxy_to_cxcywh
-from rtdetr.config import Config, Resize, settled
+from rtdetr.config import Config, DataConfig, Resize, settled
 from rtdetr.data.classes import Classes, DataError, Match
 from rtdetr.data.custom import Custom, as_read
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import LIMITS
 from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pasting import paste
 from rtdetr.data.pixels import Pixels, fused, plain
@@ -33,6 +32,7 @@ from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import option
 
+EVALUATED = 8  # images of a batch, at most
 MOST_IN_A_ROW = 10  # images that cannot be used, before it is the folder and not an image
 
 # One stream of random numbers per purpose, so that none repeats another.
@@ -292,13 +292,11 @@ def build_train_loader(
     cfg: Config, seed: int, rank: int = 0, world_size: int = 1, function: Any = None
 ) -> DetectionLoader:
     """Augmented training batches of this process. Call `set_epoch` before each epoch; `classes` come from the data.
-    seed: where train.data_seed is auto; function: what data.augment.custom names, where that is at hand.
+    function: what data.augment.custom names, where that is at hand.
 
     Raises DataError for data that cannot be used, ConfigError where data.augment.custom names nothing.
     """
     data = cfg.data
-    if cfg.train.data_seed != "auto":
-        seed = cfg.train.data_seed
     source = open_train_set(cfg)
     augment = data.augment
     augmentation = Augmentation(
@@ -338,7 +336,7 @@ def build_train_loader(
 def open_train_set(cfg: Config) -> DetectionSet:
     """The training images. Raises DataError."""
     source = _open(cfg, "train", None, cfg.data.drop_images_without_boxes)
-    source.refuse_losses(LIMITS[cfg.data.on_defect])  # boxes without area, too
+    source.refuse_losses(cfg.data.max_defects)  # boxes without area, too
     return source
 
 
@@ -356,7 +354,14 @@ def build_val_loader(
     source = _open(cfg, "val", classes, False, match)
     samples = EvaluationSamples(source, data.image_size, go_on, data.interpolation)
     shard = range(rank, len(source), world_size)
-    return DetectionLoader(source, data.num_workers, dataset=samples, batch_size=data.val_batch_size, sampler=shard)
+    return DetectionLoader(
+        source, data.num_workers, dataset=samples, batch_size=evaluated_together(data), sampler=shard
+    )
+
+
+def evaluated_together(data: DataConfig) -> int:
+    """Images of a batch in evaluation: no more than in training, where they fit into memory."""
+    return EVALUATED if data.train_batch_size == "auto" else min(EVALUATED, data.train_batch_size)
 
 
 def _open(
@@ -366,5 +371,5 @@ def _open(
     if not split.annotations:
         given = option(f"-u data.{name}.annotations=PATH", "data=")
         raise DataError(f"data.{name}.annotations is empty; set it in the config or with {given}")
-    chosen, limit = split.split or name, LIMITS[data.on_defect]
-    return open_set(split.annotations, split.images, chosen, classes, drop_empty, data.max_megapixels, match, limit)
+    chosen, limits = split.split or name, (data.max_megapixels, match, data.max_defects)
+    return open_set(split.annotations, split.images, chosen, classes, drop_empty, *limits)

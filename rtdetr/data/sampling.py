@@ -35,7 +35,7 @@ def class_factors(images_per_class: NDArray[np.int64], num_images: int, threshol
 
 def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64] | None:
     """r(image) for each image of the set (N,); None: each comes once."""
-    if data.sampling == "uniform":
+    if data.repeat_threshold == 0:
         return None
     num_images = len(source)
     threshold = auto_threshold(num_images) if data.repeat_threshold == "auto" else data.repeat_threshold

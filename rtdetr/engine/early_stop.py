@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 
 class EarlyStop:
-    """Counts evaluations in a row whose AP did not beat the best by more than `min_delta`; `over` after `patience` of
-    them (0: never), or as soon as AP50 reaches `goal`. The same in every process that sees the same figures."""
+    """Counts evaluations in a row whose AP did not beat the best; `over` after `patience` of them (0: never), or as
+    soon as AP50 reaches `goal`. The same in every process that sees the same figures."""
 
-    def __init__(self, patience: int, min_delta: float, goal: float = math.inf) -> None:
-        self.patience, self.min_delta, self.goal = patience, min_delta, goal
+    def __init__(self, patience: int, goal: float = math.inf) -> None:
+        self.patience, self.goal = patience, goal
         self.best, self.best_iteration, self.waited = -math.inf, 0, 0
         self.ap50, self.reached = -math.inf, False
 
@@ -21,7 +21,7 @@ class EarlyStop:
         self.reached = self.ap50 >= self.goal
         if figures["AP"] < 0:
             return
-        if figures["AP"] > self.best + self.min_delta:
+        if figures["AP"] > self.best:
             self.best, self.best_iteration, self.waited = figures["AP"], iteration, 0
         else:
             self.waited += 1
@@ -35,8 +35,8 @@ class EarlyStop:
         if self.reached:
             return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
         return (
-            f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP more than "
-            f"{self.min_delta:g} above {self.best:.3f} (iteration {self.best_iteration}); raise train.patience to go on"
+            f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP above {self.best:.3f} "
+            f"(iteration {self.best_iteration}); raise train.patience to go on"
         )
 
     def state(self) -> dict[str, float]:

@@ -15,7 +15,8 @@ from rtdetr.config import EmaConfig, settled
 class ModelEma:
     """A copy of a model whose trained parameters and batch-norm statistics are averages over the updates so far.
 
-    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. What is frozen was copied once.
+    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. What is frozen was copied once. The
+    official average starts from zeros, which makes a difference for less than an epoch.
     """
 
     def __init__(self, model: nn.Module, cfg: EmaConfig) -> None:
@@ -30,8 +31,6 @@ class ModelEma:
         self._source = _select(model, names)
         self._copied = [buffer for buffer in self.model.buffers() if not buffer.is_floating_point()]
         self._copied_source = [buffer for buffer in model.buffers() if not buffer.is_floating_point()]
-        if cfg.from_zeros:
-            torch._foreach_zero_(self._averaged)
 
     def decay_at(self, update: int) -> float:
         warmup = settled(self.cfg.warmup)

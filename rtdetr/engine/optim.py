@@ -28,22 +28,21 @@ WARMUP_FACTOR = 0.001  # share of the rate at which the warm-up begins
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
 ) -> list[dict[str, object]]:
-    """Groups, one per rate multiplier, decay and way of stepping, each with its `lr_multiplier`, without frozen
-    parameters."""
+    """Groups, one per rate multiplier and way of stepping, each with its `lr_multiplier`, without frozen parameters.
+    Norms and biases decay, too: so they do in the official run, whatever its code intends."""
     muon = settled(cfg.muon_lr_multiplier)
-    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
         if not parameter.requires_grad:
             continue
         multiplier = settled(cfg.backbone_lr_multiplier) if BACKBONE_STAGES.match(name) else 1.0
-        exempt = parameter.ndim == 1 and not cfg.decay_norm_and_bias
         by_muon = muon > 0 and parameter.ndim in (2, 4) and not NOT_MATRICES.search(name)
         multiplier *= muon if by_muon else 1.0
-        groups.setdefault((multiplier, 0.0 if exempt else cfg.weight_decay, by_muon), []).append(parameter)
+        groups.setdefault((multiplier, by_muon), []).append(parameter)
     return [
-        {"params": parameters, "lr_multiplier": multiplier, "weight_decay": decay, "lr": cfg.lr * multiplier}
+        {"params": parameters, "lr_multiplier": multiplier, "weight_decay": cfg.weight_decay, "lr": cfg.lr * multiplier}
         | ({"muon": True} if by_muon else {})
-        for (multiplier, decay, by_muon), parameters in groups.items()
+        for (multiplier, by_muon), parameters in groups.items()
     ]
 
 
@@ -75,11 +74,9 @@ def lr_at(iteration: int, total_iterations: int, cfg: OptimizerConfig) -> float:
     warmup = settled(cfg.warmup_iterations)
     if iteration < warmup:
         return cfg.lr * (WARMUP_FACTOR + (1.0 - WARMUP_FACTOR) * iteration / warmup)
-    if cfg.schedule == "constant":
+    if cfg.flat_ratio == 1:
         return cfg.lr
-    start = float(warmup)
-    if cfg.schedule == "flat_cosine":
-        start = max(start, cfg.flat_ratio * total_iterations)
+    start = max(float(warmup), cfg.flat_ratio * total_iterations)
     progress = min(max(iteration - start, 0.0) / max(total_iterations - start, 1.0), 1.0)
     return cfg.lr * (cfg.min_lr_ratio + (1.0 - cfg.min_lr_ratio) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 

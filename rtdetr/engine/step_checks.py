@@ -43,7 +43,7 @@ class StepChecks:
     def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
         self.state, self.output_dir, self.device = state, output_dir, device
         # Steps between one and the look at its losses. One that may be left out is looked at before it is taken.
-        self.lag = 1 if device.type == "cuda" and state.cfg.train.on_nan == "stop" else 0
+        self.lag = 1 if device.type == "cuda" and state.cfg.train.max_skips == 0 else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._skipped = 0  # steps
         self.begin()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rtdetr.config import Config, ConfigError, save_config
+from rtdetr.config import Config, save_config
 from rtdetr.data.classes import DataError
 from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
@@ -87,11 +87,10 @@ class Trainer:
         network.decoder.recompute = cfg.train.checkpoint_activations
         self.model: nn.Module = network
         self._load_report = ""
-        for weights in (cfg.model.backbone.weights, tuning):
-            if weights and resume is None:
-                self._warm_start(weights)
+        if tuning is not None and resume is None:
+            self._warm_start(tuning)
         self.model.to(device).to(memory_format=layout_of(device))
-        if distributed.world_size() > 1 and device.type == "cuda" and cfg.train.sync_batch_norm:
+        if distributed.world_size() > 1 and device.type == "cuda":
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
         self.state = RunState(self.cfg, self.classes, self.model, self.train_loader.num_samples)
         seed_everything(cfg.train.seed + distributed.rank())
@@ -114,11 +113,6 @@ class Trainer:
         self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size, augment)
         self.classes = self.train_loader.classes
         _check_boxes(self.train_loader.source)
-        if cfg.num_classes not in (0, len(self.classes)):
-            raise ConfigError(
-                f"num_classes is {cfg.num_classes}, {cfg.data.train.annotations} has {len(self.classes)} categories; "
-                "set it to 0 to take them from the file"
-            )
         self.val_loader = build_val_loader(cfg, self.classes, rank, world_size, go_on=True)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
@@ -242,7 +236,7 @@ class Trainer:
     def train_step(self, batches: list[Batch]) -> StepRecord:
         """One optimiser step on `batches` together, or none, where it fails and may be left out."""
         with using(self.cfg.kernels):
-            if self.cfg.train.on_nan == "stop":
+            if self.cfg.train.max_skips == 0:
                 return self._step(batches)
             return self._step_or_skip(batches)
 

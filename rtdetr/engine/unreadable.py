@@ -11,7 +11,7 @@ from rtdetr.engine.failures import TrainingFailed
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.types import Batch
 
-MIN_UNREADABLE = 10  # images, or most of the set; fewer do not stop a run whose data.max_unreadable is not 0
+MIN_UNREADABLE = 10  # images, or most of the set; fewer do not stop a run whose data.max_defects is not 0
 
 
 class Unreadable:
@@ -50,9 +50,9 @@ class Unreadable:
                 tqdm.write(f"{sentence}; {instead}")
 
     def _refuse(self, bad: int, of: int, what: str, least: int) -> None:
-        share = self.state.cfg.data.max_unreadable
+        share = self.state.cfg.data.max_defects
         if bad > share * of and bad >= (least if share else 1):
             raise TrainingFailed(
-                f"{bad} of the {of} {what} cannot be read (above), more than data.max_unreadable={share:g} allows; "
+                f"{bad} of the {of} {what} cannot be read (above), more than data.max_defects={share:g} allows; "
                 "`rtdetr doctor CONFIG` names them all"
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from rtdetr.losses.dense_criterion import dense_losses
 from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
 from rtdetr.losses.matcher import match_together
 from rtdetr.ops.fused import box_losses
-from rtdetr.types import DenoisingOutputs, Targets, TrainingOutputs
+from rtdetr.types import CROWD_LIMIT, DenoisingOutputs, Targets, TrainingOutputs
 
 ONE_TO_MANY_REPEATS = 4  # queries that each box is offered to in the one-to-many group
 DENSE_WEIGHTS = 2.5, 0.5  # of the dense head's IoU loss and distribution focal loss
@@ -33,7 +32,7 @@ class Criterion:
     """All losses; names of the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py."""
 
     def __init__(
-        self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, crowd_limit: int = sys.maxsize
+        self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, crowd_limit: int = CROWD_LIMIT
     ) -> None:
         self.cfg = cfg
         self.num_classes = num_classes
@@ -109,9 +108,8 @@ class Criterion:
 
     def _entries(self, sums: SetLosses, scale: Tensor, suffix: str) -> dict[str, Tensor]:
         """Weighted losses of the last layer, and of all layers before it together."""
-        cfg, entries = self.cfg, {}
-        weighted = (("class", cfg.class_weight), ("bbox", cfg.l1_weight), ("giou", cfg.giou_weight))
-        for (name, weight), value in zip(weighted, sums):
+        entries = {}
+        for name, weight, value in zip(("class", "bbox", "giou"), self.cfg.weights, sums):
             value = value * (weight * scale)
             entries[f"loss_{name}{suffix}"] = value[-1]
             entries[f"loss_{name}_aux{suffix}"] = value[:-1].sum()
@@ -181,4 +179,4 @@ def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:
 
 def build_criterion(cfg: Config, num_classes: int) -> Criterion:
     """The criterion of a configuration."""
-    return Criterion(cfg.loss, num_classes, ONE_TO_MANY_REPEATS, cfg.model.supervision.crowd_limit)
+    return Criterion(cfg.loss, num_classes, ONE_TO_MANY_REPEATS)

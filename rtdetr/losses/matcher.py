@@ -92,8 +92,7 @@ def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> T
     On a GPU one kernel makes it."""
     if fused.why_not(outputs.logits, targets.counts) is not None:
         return plain_matching_cost(outputs, targets, cfg)
-    weights = cfg.match_class_cost, cfg.match_l1_cost, cfg.match_giou_cost
-    return fused.fused_matching_cost(*outputs, targets.labels, targets.boxes, targets.counts, weights)
+    return fused.fused_matching_cost(*outputs, targets.labels, targets.boxes, targets.counts, cfg.match_costs)
 
 
 def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
@@ -117,4 +116,5 @@ def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig
     predicted, corners = (x.movedim(-1, 0)[:, :, :, image].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
     l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
     giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))
-    return cfg.match_class_cost * class_cost + cfg.match_l1_cost * l1_cost + cfg.match_giou_cost * giou_cost
+    of_class, of_l1, of_giou = cfg.match_costs
+    return of_class * class_cost + of_l1 * l1_cost + of_giou * giou_cost

@@ -71,7 +71,7 @@ class Bottleneck(nn.Module):
 class ResNetVd(nn.Module):
     """Maps of stride 8, 16 and 32 from images (B, 3, H, W).
 
-    freeze_stages: parts from the input on that do not move, the stem first.
+    freeze_stages: parts from the input on that do not move, the stem first; batch norm that trains is frozen there.
     zero_init_residual: every block starts as its shortcut (arXiv 1706.02677), where the norm that ends it learns.
     """
 
@@ -79,7 +79,6 @@ class ResNetVd(nn.Module):
         self,
         depth: Depth,
         width: float,
-        freeze_stem: bool,
         norm: str,
         freeze_stages: int = 0,
         zero_init_residual: bool = False,
@@ -90,7 +89,8 @@ class ResNetVd(nn.Module):
         block = BasicBlock if depth < 50 else Bottleneck
         stem = round(32 * width)
         channels = [round(c * width) for c in STAGE_CHANNELS]
-        norms = ["frozen" if part < freeze_stages else norm for part in range(1 + len(STAGE_CHANNELS))]
+        there = "frozen" if norm == "train" else norm
+        norms = [there if part < freeze_stages else norm for part in range(1 + len(STAGE_CHANNELS))]
         self.stem = nn.Sequential(
             ConvNorm(3, stem, 3, stride=2, activation=F.relu, norm=norms[0]),
             ConvNorm(stem, stem, 3, activation=F.relu, norm=norms[0]),
@@ -107,8 +107,6 @@ class ResNetVd(nn.Module):
                 in_channels = channels[i] * block.expansion
             self.stages.append(stage)
         self.out_channels = tuple(c * block.expansion for c in channels[1:])
-        if freeze_stem:
-            self.stem.requires_grad_(False)
         for part in [self.stem, *self.stages][:freeze_stages]:
             part.requires_grad_(False)
         if zero_init_residual:
@@ -131,4 +129,6 @@ def feature_maps(images: Tensor, stem: nn.Module, stages: Iterable[nn.Module]) -
 
 def build_backbone(cfg: BackboneConfig) -> ResNetVd:
     freeze_stages = 0 if cfg.freeze_stages == "auto" else cfg.freeze_stages  # a training has replaced it
-    return ResNetVd(cfg.depth, cfg.width, cfg.freeze_stem, cfg.norm, freeze_stages, cfg.zero_init_residual)
+    # From random weights R50 learns faster if its blocks start as their shortcuts; R18 does not. Unknown to the
+    # official recipe, whose frozen norms stay as they are.
+    return ResNetVd(cfg.depth, cfg.width, cfg.norm, freeze_stages, zero_init_residual=cfg.depth >= 50)

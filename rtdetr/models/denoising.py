@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
-from rtdetr.types import Targets
+from rtdetr.types import CROWD_LIMIT, Targets
 
 NEW_LABELS = 0.25  # probability that a label is drawn again
 
@@ -63,7 +63,7 @@ def noise_targets(
     num_groups: int,
     num_classes: int,
     num_denoising: int,
-    crowd_limit: int,
+    crowd_limit: int = CROWD_LIMIT,
 ) -> NoisedTargets:
     """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more. Where an
     image has more than `crowd_limit` boxes, so many of each image, drawn at random."""

@@ -66,7 +66,6 @@ class QueryGroups(nn.Module):
                 num_groups=self.num_groups,
                 num_classes=self.num_classes,
                 num_denoising=self.cfg.num_denoising,
-                crowd_limit=self.cfg.crowd_limit,
             )
             num_copies, num_denoising = noised.num_copies, noised.labels.shape[2]
             used, crowd = noised.mask.any(0), noised.crowd

@@ -142,7 +142,7 @@ def _config(about: Mapping[str, Any], file: Path, data: dict[str, Any]) -> Confi
     _check_fixed({FROZEN: frozen is True or frozen is False}, {FROZEN: True}, file)
     backbone = _backbone(about.get("backbone_config"), file)
     sections: dict[str, dict[str, Any]] = {"backbone": backbone, "encoder": {}, "decoder": {}, "supervision": {}}
-    sections["backbone"] |= {"norm": "frozen" if frozen else "train", "freeze_stem": frozen}
+    sections["backbone"] |= {"norm": "frozen" if frozen else "train", "freeze_stages": int(frozen)}
     for key, (section, own, default) in SETTINGS.items():
         sections[section][own] = about.get(key, default)
     width = sections["encoder"]["hidden_dim"]

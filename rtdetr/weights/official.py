@@ -58,7 +58,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
         config = recognise(official, path)
         if "transformer.dec_score_head.0.weight" not in official:
             raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
-    num_classes = config.num_classes or _num_classes(official)
+    num_classes = _num_classes(official)
     model = bodiless(config.model, num_classes, path)
     weights = under_our_names(official, model)
     report = compare(model, weights)
@@ -124,7 +124,7 @@ def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
     num_classes = _num_classes(official)
     data = {80: "coco", 1203: "lvis"}.get(num_classes, f"{num_classes}classes")
     schedule = "_6x" if num_classes in (80, 1203) else ""
-    return Config(name=f"rtdetrv3_r{model.backbone.depth}vd{schedule}_{data}", num_classes=num_classes, model=model)
+    return Config(name=f"rtdetrv3_r{model.backbone.depth}vd{schedule}_{data}", model=model)
 
 
 def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path) -> BackboneConfig:
@@ -142,7 +142,9 @@ def _recognise_backbone(shapes: Mapping[str, tuple[int, ...]], path: str | Path)
             f" a stem of three convolutions, got {counts}"
         )
     frozen = depths[0] >= 50
-    return BackboneConfig(depth=depths[0], width=stem[0] / 32, freeze_stem=frozen, norm="frozen" if frozen else "train")
+    return BackboneConfig(
+        depth=depths[0], width=stem[0] / 32, freeze_stages=int(frozen), norm="frozen" if frozen else "train"
+    )
 
 
 def _recognise_encoder(shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:

@@ -143,7 +143,8 @@ def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
     shared = copy.deepcopy(config)
     for split in ("train", "val"):
         shared["data"][split] |= {"images": "", "annotations": ""}
-    shared["model"]["backbone"]["weights"] = shared["data"]["augment"]["custom"] = ""
+    shared["data"]["augment"]["custom"] = ""
+    shared["model"]["backbone"].pop("weights", None)  # of older files
     return shared
 
 

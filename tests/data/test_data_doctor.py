@@ -246,7 +246,7 @@ def test_train_and_val_of_a_config(tmp_path: Path, images: Path, capsys: pytest.
     assert cli.main(["doctor", str(config)]) == 2
     out = capsys.readouterr().out
     assert "nowhere.json: no such annotation file" in out and out.count("kept    image_size_missing") == 2
-    config.write_text(text + "\n  on_defect: refuse\n")
+    config.write_text(text + "\n  max_defects: 0.0\n")
     document["categories"] = sound_document()["categories"]
     document["annotations"].append({"id": 2, "image_id": 0, "category_id": 3, "bbox": None})
     (tmp_path / "val.json").write_text(json.dumps(document))
@@ -293,10 +293,10 @@ def test_the_clean_copy_says_where_its_images_are(
     assert cli.main(["doctor", str(copy), "--images", str(tmp_path / "set")]) == 0
 
 
-@pytest.mark.parametrize(("on_defect", "refused"), [("drop", False), ("refuse", True)])
-def test_training_lists_what_it_drops(on_defect: str, refused: bool, tmp_path: Path, images: Path) -> None:
+@pytest.mark.parametrize(("max_defects", "refused"), [(0.05, False), (0, True)])
+def test_training_lists_what_it_drops(max_defects: float, refused: bool, tmp_path: Path, images: Path) -> None:
     annotations, folder = write_case(next(each for each in CASES if each.name == "nan"), tmp_path, images)
-    cfg = config_of(annotations, folder, f"data.on_defect={on_defect}", "train.max_iterations=1")
+    cfg = config_of(annotations, folder, f"data.max_defects={max_defects}", "train.max_iterations=1")
     if refused:
         with pytest.raises(DataError, match=r"would be dropped, and none may be; `rtdetr doctor "):
             build_train_loader(cfg, 0)

@@ -97,11 +97,12 @@ def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
         "optimizer.muon_lr_multiplier 3, optimizer.warmup_iterations 50, ema.warmup 100, data.augment.zoom_ramp 0, "
         "data.augment.turn_after 30, train.accumulate 1"
     ]
-    cfg, _ = auto_config.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU)
-    assert by_weights(cfg) == KNOWING
     slowly = weights_of(data, tmp_path / "slowly.pth", "optimizer.backbone_lr_multiplier=0.1")
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
-    tuned = weights_of(data, tmp_path / "tuned.pth", "model.backbone.weights=w.pth")
+    tuned = weights_of(data, tmp_path / "tuned.pth", "optimizer.backbone_lr_multiplier=1")
+    content = load_checkpoint(tuned)
+    content["config"]["model"]["backbone"]["weights"] = "w.pth"  # of before
+    save_checkpoint(tuned, content)
     torch.save(load_checkpoint(wholly)["model"], tmp_path / "foreign.pth")
     for path, expected in (
         (slowly, KNOWING),
@@ -113,8 +114,6 @@ def test_what_a_run_starts_from_decides(data: Path, tmp_path: Path) -> None:
         assert by_weights(cfg) == expected, path
         (line,) = lines
         assert line.startswith("auto, for the weights it starts from: ") and line.count(", ") == len(AUTO)
-    cfg, _ = auto_config.settle(tiny_config(data, *AUTO, "model.backbone.weights=w.pth"), CPU, None, wholly)
-    assert by_weights(cfg) == KNOWING
 
 
 FULL = "optimizer.backbone_lr_multiplier=1"
@@ -126,7 +125,6 @@ FULL = "optimizer.backbone_lr_multiplier=1"
         ([FULL], None, True),
         (["optimizer.backbone_lr_multiplier=0.1"], None, False),
         ([FULL, "model.backbone.freeze_stages=1"], None, False),
-        ([FULL, "model.backbone.weights={known}"], None, False),
         ([FULL], "known", False),  # official weights, and a rate that keeps nothing back
         ([FULL], "learnt", True),
         (["optimizer.backbone_lr_multiplier=auto"], "learnt", True),
@@ -140,12 +138,12 @@ def test_checkpoints_tell_how_their_run_began(
         "known": weights_of(data, tmp_path / "known.pth", "optimizer.backbone_lr_multiplier=0.1"),
         "learnt": weights_of(data, tmp_path / "learnt.pth", FULL),
     }
-    cfg = tiny_config(data, *(each.format(**paths) for each in updates), "train.max_iterations=2", "train.eval_every=1")
+    cfg = tiny_config(data, *updates, "train.max_iterations=2", "train.eval_every=1")
     tuning = paths[start] if start is not None else None
     Trainer(cfg, tmp_path / "run", CPU, tuning=tuning).run()
     Trainer(cfg, tmp_path / "on", CPU, resume=tmp_path / "run" / "last.pth").saver.save()  # a resumed run began so, too
     RTDETRv3.from_pretrained(tmp_path / "run" / "best.pth").save_pretrained(tmp_path / "shared")
-    name = paths[start].name if start is not None else "known.pth" if "{known}" in updates[-1] else ""
+    name = paths[start].name if start is not None else ""
     for file in ("run/best.pth", "run/last.pth", "on/last.pth", "shared"):
         content = read_checkpoint(tmp_path / file)
         assert content["began"] == {"weights": name, "in_full": in_full}, file
@@ -248,7 +246,9 @@ def test_a_step_that_auto_puts_together_has_no_more_images_than_one_batch(
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
     monkeypatch.setattr(auto_config, "make_fits", lambda *_: lambda number: True)
     monkeypatch.setattr(auto_config, "MOST_IMAGES", 4)
-    for accumulate, start, size in (("auto", wholly, 2), ("auto", None, 4), ("2", wholly, 4)):
+    # Two batches a step from such weights are what auto makes, and mean the same if somebody gives them.
+    cases = ("auto", wholly, 2), ("2", wholly, 2), ("auto", None, 4), ("2", None, 4), ("4", wholly, 4)
+    for accumulate, start, size in cases:
         cfg = tiny_config(data, "data.train_batch_size=auto", f"train.accumulate={accumulate}")
         settled, _ = auto_config.settle(cfg, torch.device("cuda"), None, start)
         assert settled.data.train_batch_size == size, (accumulate, start)
@@ -347,7 +347,6 @@ def test_what_is_needed_at_the_same_time() -> None:
         ((5, 50), (), 2),
         ((5, 5), ("data.augment.batch_sizes=[64, 96]",), 2),
         ((1000, 1000), (), 1),
-        ((1000, 1000), ("model.supervision.crowd_limit=1000",), 0),  # 4,000 copies of them to match
         ((2049, 3000), (), 0),
         ((1, 3000), (), 2),
     ],

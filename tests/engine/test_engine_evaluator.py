@@ -15,10 +15,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from rtdetr.config import EvalConfig, Evaluator
+from rtdetr.config import EvalConfig
 from rtdetr.data.classes import NO_ID, Classes, DataError
 from rtdetr.data.formats.coco import CocoDetection
-from rtdetr.engine.evaluation.evaluator import FIGURES, ClassAP, EvalResult, EvaluationStopped, evaluate, score
+from rtdetr.engine.evaluation.evaluator import (
+    FIGURES,
+    ClassAP,
+    EvalResult,
+    EvaluationStopped,
+    Evaluator,
+    evaluate,
+    score,
+)
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
 EVALUATORS: list[Evaluator] = ["faster-coco-eval", "pycocotools"]

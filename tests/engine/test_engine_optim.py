@@ -48,14 +48,6 @@ def test_multipliers_and_decay_of_every_r18_parameter() -> None:
         assert decay == pytest.approx(measured[name]["measured_weight_decay"], abs=1e-7), name
 
 
-def test_norms_and_biases_can_be_exempt_from_decay() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    groups = parameter_groups(model.named_parameters(), OptimizerConfig(decay_norm_and_bias=False))
-    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}  # type: ignore[attr-defined]
-    assert decay[id(model[0].weight)] == 1e-4
-    assert [decay[id(p)] for p in (model[0].bias, model[1].weight, model[1].bias)] == [0.0, 0.0, 0.0]
-
-
 def test_frozen_parameters_are_left_out() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)
@@ -74,11 +66,11 @@ def test_rates_of_the_official_schedule() -> None:
 
 
 def test_cosines_start_high_and_end_at_the_floor() -> None:
-    cfg = OptimizerConfig(lr=1.0, warmup_iterations=10, schedule="cosine", min_lr_ratio=0.1)
+    cfg = OptimizerConfig(lr=1.0, warmup_iterations=10, flat_ratio=0, min_lr_ratio=0.1)
     assert lr_at(10, 110, cfg) == pytest.approx(1.0)
     assert lr_at(60, 110, cfg) == pytest.approx(0.55)
     assert lr_at(110, 110, cfg) == pytest.approx(0.1)
-    flat = OptimizerConfig(lr=1.0, warmup_iterations=10, schedule="flat_cosine", flat_ratio=0.5)
+    flat = OptimizerConfig(lr=1.0, warmup_iterations=10, flat_ratio=0.5)
     assert [lr_at(i, 100, flat) for i in (10, 30, 50)] == [1.0, 1.0, 1.0]
     assert lr_at(75, 100, flat) == pytest.approx(0.5)
     assert lr_at(100, 100, flat) == pytest.approx(0.0)

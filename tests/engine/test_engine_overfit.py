@@ -79,9 +79,7 @@ def test_its_config_is_plain(data: Path) -> None:
     assert plain.data.train == plain.data.val and plain.data.image_size == (96, 96)
     assert (plain.data.augment.crop_prob, plain.data.augment.flip_prob, plain.data.augment.batch_sizes) == (0, 0, (96,))
     assert (plain.data.train_batch_size, plain.train.max_iterations, plain.train.patience) == (8, 700, 0)
-    assert (
-        plain.train.epochs == 350 and plain.optimizer.schedule == "constant" and plain.optimizer.lr == cfg.optimizer.lr
-    )
+    assert plain.train.epochs == 350 and plain.optimizer.flat_ratio == 1 and plain.optimizer.lr == cfg.optimizer.lr
 
 
 def test_a_subset_has_the_boxes_of_its_images(data: Path, tmp_path: Path) -> None:

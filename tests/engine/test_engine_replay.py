@@ -1,4 +1,4 @@
-"""Failed steps: the recorder names image and module, --replay does the step again, and on_nan=skip leaves it out."""
+"""Failed steps: the recorder names image and module, --replay does it again, train.max_skips leaves it out."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_failed_step_can_be_left_out(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights, their average, the optimiser and batch norm are after the step what they were before it."""
-    trainer = Trainer(tiny_config(data, "train.on_nan=skip", "train.max_skips=2"), tmp_path, CPU)
+    trainer = Trainer(tiny_config(data, "train.max_skips=2"), tmp_path, CPU)
     spoil_criterion(trainer, {1, 3}, monkeypatch)
     seen: dict[int, dict[str, torch.Tensor]] = {}
     train_step = trainer.train_step
@@ -165,12 +165,12 @@ def test_a_failed_step_can_be_left_out(
 
 
 def test_too_many_end_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = Trainer(tiny_config(data, "train.on_nan=skip", "train.max_skips=1"), tmp_path, CPU)
+    trainer = Trainer(tiny_config(data, "train.max_skips=1"), tmp_path, CPU)
     spoil_criterion(trainer, {1, 3}, monkeypatch)
     with pytest.raises(TrainingFailed, match=r"iteration 3 .*; 1 steps were left out before \(train.max_skips\)"):
         trainer.run()
 
 
 def test_fp16_leaves_steps_out_by_itself(data: Path) -> None:
-    with pytest.raises(ConfigError, match=r"train.on_nan must be stop where train.precision=fp16"):
-        tiny_config(data, "train.on_nan=skip", "train.precision=fp16")
+    with pytest.raises(ConfigError, match=r"train.max_skips must be 0 where train.precision=fp16"):
+        tiny_config(data, "train.max_skips=1", "train.precision=fp16")

@@ -75,7 +75,7 @@ def runs(data: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> P
             *ON_CPU,
             *saved,
             "-u",
-            "data.val_batch_size=2",
+            "data.train_batch_size=2",
             "--",
         ]
     script = ROOT / "tests" / "support" / "signal_runs.py"

@@ -13,7 +13,7 @@ from rtdetr.ops.fused import matching_cost as kernel
 from rtdetr.ops.kernels import using
 from rtdetr.types import QueryOutputs, Targets
 
-CONFIG = LossConfig(match_class_cost=2.0, match_l1_cost=5.0, match_giou_cost=3.0)
+CONFIG = LossConfig(match_costs=(2.0, 5.0, 3.0))
 COUNTS = (3, 0, 7, 0, 1)
 # Of costs up to 40. A logit of 4 leaves 1 - sigmoid five digits in float32.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 4e-5, torch.float16: 4e-5, torch.bfloat16: 4e-5}

@@ -90,7 +90,6 @@ class TestDenoising:
             num_groups=1,
             num_classes=80,
             num_denoising=100,
-            crowd_limit=200,
         )
         copies, num_dn, num_queries = (int(n) for n in arrays["num_group_split"])
         assert (noised.num_copies, noised.labels.shape[2]) == (copies, num_dn)

@@ -113,7 +113,6 @@ def test_one_changed_bit_is_refused(name: str, folder: Path, tmp_path: Path) -> 
         "train -c rtdetrv3_nano_shapes -r last.pth -u data.train_batch_size=auto",
         "train -c rtdetrv3_nano_shapes -t last.pth -u model.backbone.freeze_stages=auto",
         "train -c rtdetrv3_nano_shapes -t last.pth",
-        "train -c rtdetrv3_nano_shapes -u model.backbone.weights=last.pth",
         "eval -w last.pth",
         "export last.pth -o new.onnx",
         "export last.pth --check last.onnx",

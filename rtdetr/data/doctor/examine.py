@@ -13,7 +13,7 @@ from rtdetr.config import ConfigError, load_config
 from rtdetr.config_file import parse_yaml
 from rtdetr.data.classes import DataError, match_classes, some
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import LIMITS, MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
+from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
 from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet
@@ -135,7 +135,7 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[Asked],
                 unknown.append(_refused(error, Path(split.annotations or path)))
             else:
                 asked.append(Asked(name, source, Path(split.annotations), images or split.images))
-        return asked, LIMITS[data.on_defect]
+        return asked, data.max_defects
     sources = find_sources(path, MAX_MEGAPIXELS)
     if {"train", "val"} <= sources.keys():
         sources.pop("trainval", None)  # the two together

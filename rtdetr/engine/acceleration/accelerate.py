@@ -15,7 +15,7 @@ from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.compile import compile_step, why_not_compile
 from rtdetr.engine.acceleration.data_parallel import AveragedLast
 from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
-from rtdetr.engine.acceleration.graphs import StepGraphs, repeats_in_crowds, why_not_capture
+from rtdetr.engine.acceleration.graphs import StepGraphs, why_not_capture
 from rtdetr.engine.acceleration.mixed_precision import CastTogether, autocast_type, hand_over
 from rtdetr.engine.step import Step, training_step
 from rtdetr.losses.criterion import Criterion
@@ -56,8 +56,7 @@ def accelerate(
     if captured:
         distributed.take_from_main(model.state_dict().values())
     elif parallel:
-        unused = cfg.train.find_unused_parameters
-        together = DistributedDataParallel(model, find_unused_parameters=unused, gradient_as_bucket_view=True)
+        together = DistributedDataParallel(model, gradient_as_bucket_view=True)
         step = AveragedLast(partial(plain, partial(together, **options)), together)
     sizes = len(set(cfg.data.augment.batch_sizes))
     why_not_compiled = why_not_compile(cfg.train, device, iterations, sizes, cfg.kernels)
@@ -72,6 +71,6 @@ def accelerate(
         step = gradients.behind(step)
     graphs = None
     if gradients is not None:
-        repeats, turn = repeats_in_crowds(cfg.model.supervision), cfg.loss.atss_epochs
-        step = graphs = StepGraphs(step, gradients, repeats, lambda part: part.epoch >= turn)
+        turn = cfg.loss.atss_epochs
+        step = graphs = StepGraphs(step, gradients, lambda part: part.epoch >= turn)
     return Accelerated(step, graphs, why_not_compiled)

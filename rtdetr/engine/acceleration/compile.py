@@ -37,8 +37,8 @@ def why_not_compile(
         return "triton is not installed"
     if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
         return "triton finds no C compiler"
-    if distributed.world_size() > 1 and cfg.sync_batch_norm:  # pytorch/pytorch#161302
-        return "batch norm of several processes breaks what is compiled into pieces; see train.sync_batch_norm"
+    if distributed.world_size() > 1:  # pytorch/pytorch#161302
+        return "batch norm of several processes breaks what is compiled into pieces"
     if iterations < WORTH_IT * sizes:
         return f"{iterations} iterations do not win back what compiling {sizes} image size(s) takes"
     return None

@@ -58,6 +58,7 @@ class GradientBuffer:
         missing = sum(parameter.grad is None for parameter in self.parameters)
         if missing:
             raise ConfigError(
-                f"train.find_unused_parameters=false: {missing} parameter(s) got no gradient; set it to true"
+                f"{missing} parameter(s) got no gradient; make the loss depend on them, or freeze them with "
+                "requires_grad_(False)"
             )
         distributed.average(self.flat)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rtdetr.config import ConfigError, Kernels, SupervisionConfig, TrainConfig, settled
+from rtdetr.config import ConfigError, Kernels, TrainConfig, settled
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
 from rtdetr.engine.step import Losses, Part, Step
-from rtdetr.losses.criterion import ONE_TO_MANY_REPEATS
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
@@ -31,8 +30,6 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "
         reason = "kernels=plain"
     elif device.type != "cuda":
         reason = "there is no GPU"
-    elif distributed.world_size() > 1 and cfg.find_unused_parameters:
-        reason = "train.find_unused_parameters is done by DistributedDataParallel"
     elif settled(cfg.accumulate) > 1:
         reason = "train.accumulate adds up the gradients of several batches"
     elif why_not := why_no_kernels(device):
@@ -44,11 +41,6 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "
 
 def why_no_kernels(device: torch.device) -> str | None:
     return why_not_compiled(torch.empty(0, device=device))
-
-
-def repeats_in_crowds(cfg: SupervisionConfig) -> int:
-    """How often each box of the fullest image is offered at least; see SupervisionConfig.crowd_limit."""
-    return 1 if ONE_TO_MANY_REPEATS * cfg.crowd_limit <= MAX_COLUMNS else ONE_TO_MANY_REPEATS
 
 
 class Captured(NamedTuple):
@@ -65,15 +57,15 @@ class StepGraphs:
     """Runs `step`, which leaves its gradients in `gradients`, by graphs: one for each size of images, number of slots
     and `kind`, captured when it comes for the third time, the oldest given up.
 
-    The plain call is the twin, and takes images with more boxes than the GPU can match when each is offered `repeats`
-    times. kind: what else of its part in a run makes a graph another one. All graphs share their memory, the tensor
-    that holds images of their size, and the gradients they end in. With several processes these are averaged after the
-    graph; what the graph itself exchanges (statistics of batch norm, numbers of boxes) comes in the same order from
-    every one, captured there or not.
+    The plain call is the twin, and takes images with more boxes than the GPU can match (one-to-many repeats those of a
+    crowd once). kind: what else of its part in a run makes a graph another one. All graphs share their memory, the
+    tensor that holds images of their size, and the gradients they end in. With several processes these are averaged
+    after the graph; what the graph itself exchanges (statistics of batch norm, numbers of boxes) comes in the same
+    order from every one, captured there or not.
     """
 
-    def __init__(self, step: Step, gradients: GradientBuffer, repeats: int, kind: Callable[[Part], Hashable]) -> None:
-        self.step, self.gradients, self.max_slots, self.kind = step, gradients, MAX_COLUMNS // repeats, kind
+    def __init__(self, step: Step, gradients: GradientBuffer, kind: Callable[[Part], Hashable]) -> None:
+        self.step, self.gradients, self.kind = step, gradients, kind
         self.images: dict[Hashable, Tensor] = {}  # what graphs read
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
@@ -91,7 +83,7 @@ class StepGraphs:
         key = (images.shape, images.dtype, targets.labels.shape, self.kind(part))
         if key in self.captured:
             self.captured.move_to_end(key)
-        elif self.seen.get(key, 0) < RUNS_BEFORE or targets.labels.shape[1] > self.max_slots:
+        elif self.seen.get(key, 0) < RUNS_BEFORE or targets.labels.shape[1] > MAX_COLUMNS:
             self.seen[key] = self.seen.get(key, 0) + 1
             return self.step(images, targets, part)
         else:

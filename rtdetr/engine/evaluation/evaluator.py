@@ -8,13 +8,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from rtdetr.config import EvalConfig, Evaluator
+from rtdetr.config import EvalConfig
 from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.formats.coco import CocoDocument, corners_of
@@ -26,6 +26,8 @@ from rtdetr.engine.evaluation.operating_points import OperatingPoint, operating_
 from rtdetr.garbage import uncollected
 from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
+
+Evaluator = Literal["faster-coco-eval", "pycocotools"]
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
 # LVIS' own; r, c and f are its rare, common and frequent classes.
@@ -103,6 +105,7 @@ def evaluate(
     cfg: EvalConfig,
     device: torch.device,
     should_stop: Callable[[], bool] = lambda: False,
+    evaluator: Evaluator = "faster-coco-eval",
 ) -> EvalResult | None:
     """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
     first one; the others get None. classes: the loader's, whose ids are those of the annotations.
@@ -126,7 +129,7 @@ def evaluate(
         raise EvaluationStopped(detections, len(sizes))
     if not distributed.is_main():
         return None
-    result = score(detections, annotations, cfg.evaluator, sizes)
+    result = score(detections, annotations, evaluator, sizes)
     return result._replace(unreadable=tuple(each for _, _, part in gathered for each in part))
 
 

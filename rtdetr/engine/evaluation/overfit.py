@@ -97,9 +97,7 @@ def by_heart(cfg: Config, images: SplitConfig, number: int, from_random: bool) -
             train_batch_size=batch_size,
             augment=augment,
         ),
-        optimizer=replace(
-            cfg.optimizer, schedule="constant", warmup_iterations=WARMUP, backbone_lr_multiplier=multiplier
-        ),
+        optimizer=replace(cfg.optimizer, flat_ratio=1.0, warmup_iterations=WARMUP, backbone_lr_multiplier=multiplier),
         ema=replace(cfg.ema, decay=0.99, warmup=WARMUP),
         train=replace(
             cfg.train,

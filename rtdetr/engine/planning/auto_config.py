@@ -1,22 +1,26 @@
-"""`auto` in a config becomes a number: how many epochs, how many images in a batch, and what follows from the weights
-that a run starts from.
+"""`auto` in a config becomes a number: `settle`. All of its rules:
 
-Epochs: 72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any case 12. Batches
-that an `auto` puts together into one step count one by one: a run takes about as long with it as without.
-Batch: what fits into the GPU with a tenth to spare (memory_estimate.py), but at most 32 images, and an
-eighth of the training images where that is more than 4, so that an epoch has some steps; on a CPU 4. The learning rate
-is meant for `optimizer.lr_batch` images, and then follows the batch linearly.
+data.train_batch_size   what fits into the GPU with a tenth to spare (memory_estimate.py), but at most 32 images, and an
+                        eighth of the training images where that is more than 4, so that an epoch has some steps; on a
+                        CPU 4. The learning rate is meant for `optimizer.lr_batch` images, and then follows the batch
+                        linearly.
+train.epochs            72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any
+                        case 12.
+others                  BY_WEIGHTS, a column for each kind of weights that a run starts from.
+
+As many batches a step as BY_WEIGHTS has count as one for epochs, batch and rate: a run takes about as long with them.
 Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
 did: a few hundred images teach nothing that another set has to keep. Of other weights it is kept in part.
 From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
 grown are moved less by one, each from the gradients of two batches at the rate of one.
+(`data.repeat_threshold` is settled where it is used: rtdetr/data/sampling.py.)
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -39,7 +43,7 @@ MOST_IMAGES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured 
 STEPS_OF_EPOCH = 8
 FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt more than this set can teach
 # Columns of the table: a run from random weights, from ones that have learnt more than this set can teach, and from the
-# checkpoint of a run that itself started from random weights and kept nothing back.
+# checkpoint of a run that itself started from random weights and kept nothing back. docs/finetuning.md has it, too.
 RANDOM, KNOWING, LIKE_THIS = range(3)
 BY_WEIGHTS = {
     "model.backbone.freeze_stages": (0, FROZEN, 0),
@@ -63,17 +67,17 @@ def settle(
     sizes = cfg.data.train_batch_size, cfg.train.epochs
     if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
         return cfg, []
-    stored = config_from_dict(load_checkpoint(resume)["config"], str(resume)) if resume is not None else None
-    together = cfg.train.accumulate == "auto"
-    given = cfg.train.counted_batches or (1 if together else settled(cfg.train.accumulate))  # for rate and epochs
-    cfg, lines = _settle_by_weights(cfg, tuning, stored)
-    if together and settled(cfg.train.accumulate) > 1:
-        cfg = _with(cfg, "train.counted_batches", given)
+    content = load_checkpoint(resume) if resume is not None else None
+    stored = config_from_dict(content["config"], str(resume)) if content is not None else None
+    column = _column(tuning) if content is None else _column_of_run(content.get("began"))
+    cfg, lines = _settle_by_weights(cfg, column, stored)
     if "auto" not in sizes:
         return cfg, lines
+    accumulate = settled(cfg.train.accumulate)
+    given = 1 if accumulate == BY_WEIGHTS["train.accumulate"][column] else accumulate  # for rate and epochs
     source = open_train_set(cfg)
     if cfg.data.train_batch_size == "auto":
-        most = MOST_IMAGES * given // settled(cfg.train.accumulate)
+        most = MOST_IMAGES * given // accumulate
         size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device, most)
         cfg, rate = _with_rate(_with(cfg, "data.train_batch_size", size), size * given, stored)
         lines.append(f"data.train_batch_size: auto is {size}; optimizer.lr {rate}")
@@ -83,7 +87,7 @@ def settle(
         batches = max(1, batches)  # no batch at all is refused with the loader
         epochs = settled(stored.train.epochs) if stored else epochs_for(math.ceil(batches / given))
         cfg = _with(cfg, "train.epochs", epochs)
-        steps = epochs * math.ceil(batches / settled(cfg.train.accumulate))
+        steps = epochs * math.ceil(batches / accumulate)
         lines.append(f"train.epochs: auto is {epochs}, {steps} iterations")
     return cfg, lines
 
@@ -98,14 +102,24 @@ def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config,
     return cfg, f"{lr:g}, meant for {meant_for} images a step, is {scaled:g} for {total}"
 
 
-def _settle_by_weights(cfg: Config, tuning: Path | None, stored: Config | None) -> tuple[Config, list[str]]:
-    given = bool(cfg.model.backbone.weights)
-    start = "random weights" if tuning is None and not given else "the weights it starts from"
+def _column(tuning: Path | None) -> int:
+    """Of a run that begins."""
+    if tuning is None:
+        return RANDOM
+    return LIKE_THIS if _learnt_in_full(tuning) else KNOWING
+
+
+def _column_of_run(began: Mapping[str, Any] | None) -> int:
+    """Of a run that is resumed, see `how_it_began`; older files do not tell."""
+    if not began or not began["weights"]:
+        return RANDOM
+    return LIKE_THIS if began["in_full"] else KNOWING
+
+
+def _settle_by_weights(cfg: Config, column: int, stored: Config | None) -> tuple[Config, list[str]]:
+    start = "random weights" if column == RANDOM else "the weights it starts from"
     if stored:
         start = "the run that is resumed"
-    column = KNOWING if given else RANDOM
-    if tuning is not None and not given:
-        column = LIKE_THIS if _learnt_in_full(tuning) else KNOWING
     found = []
     for key, values in BY_WEIGHTS.items():
         if attrgetter(key)(cfg) == "auto":
@@ -137,11 +151,9 @@ def _learnt_in_full(weights: Path) -> bool:
 def how_it_began(cfg: Config, tuning: Path | None) -> dict[str, Any]:
     """What the checkpoints of a run with a settled config say of its start: `weights`, a file's name, empty for random
     ones, and `in_full`, see `_learnt_in_full`."""
-    backbone = cfg.model.backbone
-    given = tuning or backbone.weights
-    free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(backbone.freeze_stages)
-    in_full = free and not backbone.weights and (tuning is None or _learnt_in_full(tuning))
-    return {"weights": Path(given).name if given else "", "in_full": in_full}
+    free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(cfg.model.backbone.freeze_stages)
+    in_full = free and (tuning is None or _learnt_in_full(tuning))
+    return {"weights": tuning.name if tuning is not None else "", "in_full": in_full}
 
 
 def epochs_for(steps: int) -> int:

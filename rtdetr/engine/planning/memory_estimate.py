@@ -14,9 +14,10 @@ from torch import nn
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, ConfigError, settled
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.loader import evaluated_together
 from rtdetr.data.pasting import MOST_PASTED
 from rtdetr.engine import distributed
-from rtdetr.engine.acceleration.graphs import repeats_in_crowds, why_not_capture
+from rtdetr.engine.acceleration.graphs import why_not_capture
 from rtdetr.engine.acceleration.mixed_precision import autocast_type
 from rtdetr.engine.acceleration.placement import layout_of, on_device, slots_for
 from rtdetr.engine.ema import ModelEma
@@ -87,7 +88,9 @@ def what_to_lower(cfg: Config, captured: bool) -> str:
 
 def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
     """What a run that does not fit into its GPU can change."""
-    what = f"lower data.val_batch_size ({cfg.data.val_batch_size})" if evaluating else what_to_lower(cfg, captured)
+    fewer = f"lower data.train_batch_size ({cfg.data.train_batch_size}) below the {evaluated_together(cfg.data)} images"
+    fewer += " that evaluation takes at a time"
+    what = fewer if evaluating else what_to_lower(cfg, captured)
     go_on = f"; go on with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
     return TrainingFailed(
         f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
@@ -98,10 +101,10 @@ def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, cap
 def graphs_of(cfg: Config, source: DetectionSet) -> int:
     """1 where all batches are of one kind, else 2, for any number; 0 where every image is too crowded. Graphs share
     their memory, and keep it; the plain steps that come before the next kind is captured need theirs beside it."""
-    counts, supervision = source.boxes_per_image(), cfg.model.supervision
+    counts, num_denoising = source.boxes_per_image(), cfg.model.supervision.num_denoising
     pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
-    fewest, most = (slots_for(n, supervision.num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
-    if fewest > MAX_COLUMNS // repeats_in_crowds(supervision):
+    fewest, most = (slots_for(n, num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
+    if fewest > MAX_COLUMNS:
         return 0
     return 1 if fewest == most and len(set(cfg.data.augment.batch_sizes)) == 1 else 2
 
@@ -144,7 +147,7 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
 
 @torch.inference_mode()
 def _detect(cfg: Config, model: nn.Module, device: torch.device) -> None:
-    model.eval()(torch.rand(cfg.data.val_batch_size, 3, *cfg.data.image_size, device=device))
+    model.eval()(torch.rand(evaluated_together(cfg.data), 3, *cfg.data.image_size, device=device))
 
 
 def _free(device: torch.device) -> int:

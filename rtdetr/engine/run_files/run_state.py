@@ -78,8 +78,8 @@ class RunState:
         self.iteration = self.epoch = self.start_batch = 0
         self.saved_iteration = 0  # what the resumed run called its last step
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
-        self.early_stop = EarlyStop(train.patience, train.min_delta)
-        self.began: dict[str, Any] | None = None  # see how_it_began() in automatic.py
+        self.early_stop = EarlyStop(train.patience)
+        self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
     def content(self) -> dict[str, Any] | None:
         """The content of a checkpoint, whose tensors are those of the run; None but on the main process. Every process
@@ -170,12 +170,7 @@ def with_absolute_paths(cfg: Config) -> Config:
         dataclasses.replace(split, images=absolute(split.images), annotations=absolute(split.annotations))
         for split in (cfg.data.train, cfg.data.val)
     )
-    backbone = dataclasses.replace(cfg.model.backbone, weights=absolute(cfg.model.backbone.weights))
-    return dataclasses.replace(
-        cfg,
-        data=dataclasses.replace(cfg.data, train=train, val=val),
-        model=dataclasses.replace(cfg.model, backbone=backbone),
-    )
+    return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train=train, val=val))
 
 
 def seed_everything(seed: int) -> None:
