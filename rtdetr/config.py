@@ -148,8 +148,8 @@ class DataConfig:
     # Images with a class that fewer than this share of the images have come several times an epoch, which is longer for
     # it (LVIS' definition). 0: each comes once; auto: by the number of images, 0.1 to LVIS' 0.001.
     repeat_threshold: Annotated[float | Literal["auto"], Range(0, 1)] = 0.0
-    # Bad records are left out and listed, and unreadable images replaced in training by others, up to this share of the
-    # images and of the boxes (of unreadable images, nine or less than half of the set always). 0: none may be bad.
+    # Bad records are left out and listed, and unreadable images replaced by others in training, up to this share of the
+    # images and of the boxes; nine unreadable images, or half of a small set, never are too many. 0: none may be bad.
     max_defects: Share = 0.05
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 

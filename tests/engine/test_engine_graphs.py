@@ -13,6 +13,7 @@ from rtdetr.engine.acceleration import graphs
 from rtdetr.engine.acceleration.graphs import RUNS_BEFORE, why_not_capture
 from rtdetr.engine.acceleration.placement import slots_for
 from rtdetr.engine.trainer import Trainer
+from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.types import Batch, Targets
 
 ON_GPU = ("train.precision=fp32", "train.compile=off", "optimizer.lr=1e-4")
@@ -64,7 +65,7 @@ def test_an_image_too_crowded_to_be_matched_on_the_gpu_is_not_captured(data: Pat
     assert trainer.graphs is not None
     trainer.model.train()
     for seed in range(RUNS_BEFORE + 2):
-        record = trainer.train_step([made_up_batch((trainer.graphs.max_slots + 1, 2), seed)])
+        record = trainer.train_step([made_up_batch((MAX_COLUMNS + 1, 2), seed)])
         assert torch.isfinite(record.values).all()
     assert not trainer.graphs.captured
 
