@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,14 @@ def test_random_weights_that_were_changed_may_have_auto_in_their_config(data: Pa
     assert by_weights(cfg) == KNOWING
 
 
+def test_the_guide_has_the_same_table() -> None:
+    """Its columns: random weights, a run of these presets, other weights."""
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "finetuning.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+\.[\w.]+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", guide, re.MULTILINE)
+    written = {key: (float(random), float(others), float(own)) for key, random, own, others in rows}
+    assert written == auto_config.BY_WEIGHTS
+
+
 def test_a_number_given_stays_beside_auto(data: Path, tmp_path: Path) -> None:
     wholly = weights_of(data, tmp_path / "wholly.pth", "optimizer.backbone_lr_multiplier=1")
     updates = [*AUTO, "optimizer.muon_lr_multiplier=2", "data.augment.zoom_ramp=7"]
@@ -238,6 +247,17 @@ def test_a_resumed_run_keeps_its_rate(data: Path, tmp_path: Path, batch: str) ->
         f"data.train_batch_size: auto is {cfg.data.train_batch_size}; optimizer.lr {cfg.optimizer.lr:g}, "
         "as in the run that is resumed"
     ]
+
+
+@pytest.mark.parametrize(("in_full", "lr"), [(True, 0.001), (False, 0.002)])
+def test_a_resumed_run_counts_its_batches_as_it_began(data: Path, tmp_path: Path, in_full: bool, lr: float) -> None:
+    """Two a step are what auto makes where a run started from weights that had learnt in full, else somebody's wish."""
+    cfg = tiny_config(data, "data.train_batch_size=4", "train.accumulate=2", "optimizer.lr_batch=4")
+    began, weights = {"weights": "w.pth", "in_full": in_full}, build_model(cfg.model, 3).state_dict()
+    content = make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), weights, began=began)
+    save_checkpoint(tmp_path / "last.pth", content)
+    again = config_from_dict(config_to_dict(cfg), "last.pth", ["data.train_batch_size=auto", "optimizer.lr=0.001"])
+    assert auto_config.settle(again, CPU, tmp_path / "last.pth")[0].optimizer.lr == pytest.approx(lr)
 
 
 def test_a_step_that_auto_puts_together_has_no_more_images_than_one_batch(
