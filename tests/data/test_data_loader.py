@@ -308,7 +308,7 @@ def test_an_epoch_has_no_batch_after_its_last(shapes: Path) -> None:
 def test_config_is_not_needed_to_be_square(shapes: Path) -> None:
     cfg = config(shapes)
     classes = build_train_loader(cfg, seed=0).classes
-    assert next(iter(build_val_loader(cfg, classes))).images.shape == (3, 3, 64, 96)
+    assert next(iter(build_val_loader(cfg, classes))).images.shape == (4, 3, 64, 96)
 
 
 def copied_by_collecting() -> float:
