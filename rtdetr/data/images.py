@@ -135,12 +135,12 @@ def ordinary_jpeg(path: Path, max_megapixels: float) -> Jpeg | None:
 def _decoded(jpeg: Jpeg) -> NDArray[np.uint8] | None:
     """RGB pixels, None where OpenCV makes none."""
     try:
-        pixels = cv2.imdecode(jpeg.content, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
+        pixels = cv2.imdecode(jpeg.content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:  # more pixels than OpenCV takes
         return None
     if pixels is None or pixels.shape[1::-1] != jpeg.size:
         return None
-    return np.asarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB), np.uint8)
+    return np.asarray(pixels, np.uint8)
 
 
 def _if_jpeg(path: Path) -> bytes | None:

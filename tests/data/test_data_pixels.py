@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,3 +236,16 @@ def test_opencv_reads_the_bytes_of_a_jpeg_as_pil_does(tmp_path: Path, photo: P.P
         difference = np.abs(read_pixels(path).astype(int) - np.asarray(read_image(path)))
         assert (difference <= 2).mean() >= 0.999  # 0 where both have the same libjpeg
     assert cv2.imread(str(path)) is not None
+
+
+def test_a_jpeg_becomes_one_array(tmp_path: Path, photo: P.Pixels) -> None:
+    from rtdetr.data.images import read_pixels
+
+    Image.fromarray(photo).save(tmp_path / "a.jpg")
+    tracemalloc.start()
+    try:
+        pixels = read_pixels(tmp_path / "a.jpg")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert pixels.nbytes < peak < 1.8 * pixels.nbytes  # with the file's bytes
