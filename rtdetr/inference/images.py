@@ -52,7 +52,7 @@ def pixels_of_array(array: NDArray[Any], bgr: bool = False) -> Pixels:
         raise DataError(
             f"array: expected grey, RGB or RGBA of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), got {array.shape}"
         )
-    if np.issubdtype(planes.dtype, np.floating):
+    if planes.dtype.kind == "f":
         low, high = float(planes.min()), float(planes.max())
         if not 0 <= low <= high <= 1:  # not a number, too
             raise DataError(f"array: expected floats from 0 to 1, not yet normalised, got {low:.3g} to {high:.3g}")

@@ -66,11 +66,11 @@ Read = Callable[[File], Any]  # Pixels, or what a batch takes in their place; ra
 
 
 class Pending(NamedTuple):
-    """Detections on the host, complete once `done` has happened."""
+    """Detections on the host, complete after `done.synchronize()`."""
 
     found: Detections
     sizes: Tensor  # (B, 2)
-    done: torch.cuda.Event | None
+    done: torch.cuda.Event | torch.cuda.Stream | None
 
 
 # Files, their pixels at the network's size, and their images, where they are wanted, or why there is none.
@@ -205,14 +205,15 @@ class Predictor:
         width in pixels that the boxes shall refer to, by default H and W. Labels count from 0 in the order of
         `classes`. Raises ValueError for other shapes or types.
         """
-        if images.dim() != 4 or images.shape[1] != 3 or 0 in images.shape:
-            raise ValueError(f"images: expected (B, 3, H, W), got {tuple(images.shape)}")
+        shape = images.shape
+        if len(shape) != 4 or shape[1] != 3 or 0 in shape:
+            raise ValueError(f"images: expected (B, 3, H, W), got {tuple(shape)}")
         if images.dtype != torch.uint8 and not images.is_floating_point():
             raise ValueError(f"images: expected uint8 or floats in [0, 1], got {images.dtype}")
         if sizes is None:
-            sizes = torch.tensor([images.shape[2:]], dtype=torch.float32).expand(len(images), 2)
-        if sizes.shape != (len(images), 2):
-            raise ValueError(f"sizes: expected ({len(images)}, 2) for so many images, got {tuple(sizes.shape)}")
+            sizes = torch.tensor([shape[2:]], dtype=torch.float32).expand(shape[0], 2)
+        if sizes.shape != (shape[0], 2):
+            raise ValueError(f"sizes: expected ({shape[0]}, 2) for so many images, got {tuple(sizes.shape)}")
         if torch.is_inference_mode_enabled():  # what is made in it stays in it, and much is kept here from call to call
             with torch.inference_mode(False):
                 return self.predict_tensors(images, sizes)
@@ -230,7 +231,11 @@ class Predictor:
         return self._empty_batch(number)
 
     def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
-        """Tensors of the device as they are, if all images are that; else what the host makes of them."""
+        """Tensors of the device as they are, if all images are that; else what the host makes of them. An array that
+        needs no resize is copied to the device from where it lies."""
+        if (array := self._fitting(images)) is not None:
+            planes = torch.from_numpy(array.reshape(1, *array.shape).transpose(0, 3, 1, 2))
+            return ThereAlready(planes.to(self.device, non_blocking=True), self.cfg.data.image_size)
         if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
             there = images if isinstance(images, Tensor) else [each for each in images if isinstance(each, Tensor)]
             return ThereAlready(there, self.cfg.data.image_size, self.cfg.data.interpolation)
@@ -244,6 +249,14 @@ class Predictor:
         if not isinstance(image, Tensor) or image.device != self.device:
             return False
         return self._upload is not None or image.shape[-2:] == self.cfg.data.image_size
+
+    def _fitting(self, images: Sequence[AnyImage] | Tensor) -> Pixels | None:
+        """The only image, if that is an array of the network's size; torch warns of arrays that are read-only."""
+        if isinstance(images, Tensor) or len(images) > 1 or not isinstance(array := images[0], np.ndarray):
+            return None
+        usual = array.dtype == np.uint8 and array.flags.c_contiguous and array.flags.writeable
+        fits = array.shape == (*self.cfg.data.image_size, 3) and self.plan.resize != "host"
+        return array if usual and fits else None
 
     def _read_ahead(
         self, files: Iterator[File], batch_size: int, num_threads: int, read: Read, with_images: bool
@@ -309,20 +322,18 @@ class Predictor:
         work."""
         if self._upload is None:
             return Pending(self.predict_tensors(batch.on(self.device), batch.sizes), batch.sizes, None)
-        with torch.cuda.device(self.device):
-            here = torch.cuda.current_stream()
-            if ahead and not isinstance(batch, ThereAlready):  # which was made on this stream
-                with torch.cuda.stream(self._upload):
-                    pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
-                here.wait_stream(self._upload)
-                for each in (pixels, sizes):
-                    each.record_stream(here)
-            else:
-                pixels, sizes = batch.on(self.device), self._sizes_of(batch)
-            found = self.predict_tensors(pixels, sizes)
-            on_host = (torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in found)
-            copied = [host.copy_(each, non_blocking=True) for host, each in zip(on_host, found)]
-            return Pending(Detections(*copied), batch.sizes, here.record_event())
+        here = torch.cuda.current_stream(self.device)
+        if ahead and not isinstance(batch, ThereAlready):  # which was made on this stream
+            with torch.cuda.stream(self._upload):
+                pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
+            here.wait_stream(self._upload)
+            for each in (pixels, sizes):
+                each.record_stream(here)
+        else:
+            pixels, sizes = batch.on(self.device), self._sizes_of(batch)
+        found = self.predict_tensors(pixels, sizes)
+        on_host = (each.to("cpu", non_blocking=True) for each in found)  # in pinned memory
+        return Pending(Detections(*on_host), batch.sizes, here.record_event() if ahead else here)
 
     def _sizes_of(self, batch: Batch) -> Tensor:
         """(B, 2) on the device; sizes that came before lie there still, as copying them takes as long as an image."""
@@ -345,9 +356,9 @@ class Predictor:
         inside = (boxes[..., 0] < boxes[..., 2]) & (boxes[..., 1] < boxes[..., 3])
         lowest = threshold[labels] if isinstance(threshold, np.ndarray) else threshold
         shown = inside & (scores.astype(np.float64) >= lowest)  # compared with the threshold as it was given
-        best = np.where(inside, scores, 0).max(axis=1, initial=0).tolist()
+        best = scores.max(axis=1, initial=0, where=inside).tolist()
         return [
-            Hits(boxes[i, each], scores[i, each], labels[i, each], self.classes, best[i])
+            Hits(boxes[i].compress(each, 0), scores[i].compress(each), labels[i].compress(each), self.classes, best[i])
             for i, each in enumerate(shown)
         ]
 
