@@ -145,9 +145,10 @@ class DataConfig:
     # Images that claim more are refused before they are decoded; raise it for aerial ones.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
-    # Images with a class that fewer than this share of the images have come several times an epoch, which is longer for
-    # it (LVIS' definition). 0: each comes once; auto: by the number of images, 0.1 to LVIS' 0.001.
-    repeat_threshold: Annotated[float | Literal["auto"], Range(0, 1)] = 0.0
+    # uniform: each image comes once an epoch. repeat_factor: images with rare classes come several times, and the epoch
+    # is longer for it (LVIS' definition); a number is its threshold, the share of the images below which a class is
+    # rare; by default it depends on the number of images, 0.1 to LVIS' 0.001.
+    sampling: Annotated[float | Literal["uniform", "repeat_factor"], Range(0, 1)] = "uniform"
     # Bad records are left out and listed, and unreadable images replaced by others in training, up to this share of the
     # images and of the boxes; nine unreadable images, or half of a small set, never are too many. 0: none may be bad.
     max_defects: Share = 0.05

@@ -219,10 +219,12 @@ def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
 def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) -> Any:
     """The value in its declared type, or a ConfigError. An int serves as a float, a list as a tuple."""
     kind, allowed = _kind_and_range(hint)
-    or_auto = typing.get_origin(kind) is Union  # a number or `auto`, the only union there is
-    if or_auto and value == "auto":
-        return value
-    kind = typing.get_args(kind)[0] if or_auto else kind
+    words: tuple[str, ...] = ()
+    if typing.get_origin(kind) is Union:  # a number or one of some words, `auto` for most
+        kind, literal = typing.get_args(kind)
+        words = typing.get_args(literal)
+        if isinstance(value, str) and value in words:
+            return value
     container, arguments = typing.get_origin(kind), typing.get_args(kind)
     number = as_float(value) if kind is float else value
     if container is tuple and isinstance(value, (list, tuple)) and (value or allowed is not None):
@@ -240,7 +242,7 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
     elif type(number) is kind and (allowed is None or number in allowed):
         return number
     raise ConfigError(
-        f"{where}: {dotted} must be {_expected(kind, allowed, default)}{' or auto' * or_auto}, got {_shown(value)}"
+        f"{where}: {dotted} must be {' or '.join((_expected(kind, allowed, default), *words))}, got {_shown(value)}"
     )
 
 

@@ -51,9 +51,6 @@ REPLACED_KEYS = {
     "model.backbone.freeze_stem": Replaced(
         "model.backbone.freeze_stages", {True: 1, False: 0}, lambda stem, stages: not stem or stages != 0
     ),
-    "data.sampling": Replaced(
-        "data.repeat_threshold", {"uniform": 0.0, "repeat_factor": "auto"}, lambda old, _: old == "repeat_factor"
-    ),
     "data.on_defect": Replaced("data.max_defects", {"drop": 0.05, "refuse": 0.0}, lambda old, _: old == "drop"),
     "optimizer.schedule": Replaced(
         "optimizer.flat_ratio",
@@ -94,6 +91,7 @@ GONE_KEYS = {
     "num_classes": "classes come from the annotations",
     "model.backbone.zero_init_residual": "follows from model.backbone.depth",
     "data.val_batch_size": "evaluation takes data.train_batch_size images, at most 8",
+    "data.repeat_threshold": "data.sampling takes the number",
     "train.counted_batches": "follows from train.accumulate",
     "train.find_unused_parameters": "every parameter is used",
     "eval.evaluator": "see `rtdetr eval --evaluator`",

@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[float, float]] = {
     "data.train_batch_size": (0, 10**9),
     "data.num_workers": (-1, 10**9),
     "data.max_megapixels": (0, 10_001),
-    "data.repeat_threshold": (-0.1, 1.1),
+    "data.sampling": (-0.1, 1.1),
     "data.max_defects": (-0.1, 1.1),
     "data.augment.distort_prob": (-0.1, 1.1),
     "data.augment.expand_prob": (-0.1, 1.1),
@@ -212,7 +212,7 @@ def test_a_misspelt_update_names_the_option() -> None:
         ),
         (
             "data.sampling=often",
-            "-u: data.sampling is now `data.repeat_threshold`, and was one of uniform, repeat_fact",
+            "data.sampling must be a number from 0 to 1 or uniform or repeat_factor, got 'often'",
         ),
         ("train.on_nan=false", "-u: train.on_nan is now `train.max_skips`, and was one of stop, skip, got False"),
         ("loss.class_weight=many", "-u: loss.weights[0] must be a number from 0 to 1,000,000,000, got 'many'"),

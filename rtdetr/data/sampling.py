@@ -35,10 +35,10 @@ def class_factors(images_per_class: NDArray[np.int64], num_images: int, threshol
 
 def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64] | None:
     """r(image) for each image of the set (N,); None: each comes once."""
-    if data.repeat_threshold == 0:
+    if data.sampling == "uniform":
         return None
     num_images = len(source)
-    threshold = auto_threshold(num_images) if data.repeat_threshold == "auto" else data.repeat_threshold
+    threshold = auto_threshold(num_images) if data.sampling == "repeat_factor" else data.sampling
     images, labels = source.images_and_classes()
     per_class = np.bincount(labels, minlength=len(source.classes))
     factors = np.ones(num_images)

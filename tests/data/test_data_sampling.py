@@ -49,7 +49,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(path: Path, *updates: str) -> Config:
     nano = Path(__file__).resolve().parents[2] / "configs" / "rtdetrv3_nano_shapes.yml"
     data = [f"data.train.images={path.parents[1]}/train", f"data.train.annotations={path}", "data.num_workers=0"]
-    chosen = ["data.repeat_threshold=auto", "data.train_batch_size=4", "data.augment.batch_sizes=[64]"]
+    chosen = ["data.sampling=repeat_factor", "data.train_batch_size=4", "data.augment.batch_sizes=[64]"]
     return load_config(nano, [*data, *chosen, *updates])
 
 
@@ -63,7 +63,7 @@ def test_the_factors_are_those_of_the_definition(path: Path, threshold: float) -
     share = {c: sum(c in each for each in classes_of.values()) / 40 for c in (1, 2, 3)}
     r = {c: max(1.0, math.sqrt(threshold / share[c])) for c in share}
     expected = [max([r[c] for c in classes_of[i]], default=1.0) for i in range(40)]
-    found = repeat_factors(open_set(path), DataConfig(repeat_threshold=threshold))
+    found = repeat_factors(open_set(path), DataConfig(sampling=threshold))
     assert found is not None and found.tolist() == pytest.approx(expected, abs=1e-6)
     assert (threshold == 0.001) == (found.max() == 1)
 
@@ -99,7 +99,7 @@ def test_without_rare_classes_every_image_comes_once() -> None:
 def test_the_length_does_not_depend_on_the_order() -> None:
     """Sums of floats do: one ulp below a whole number would cost a sample."""
     rng = np.random.default_rng(5)
-    data = DataConfig(repeat_threshold=1.0)
+    data = DataConfig(sampling=1.0)
     for _ in range(50):
         num = int(rng.integers(2, 60))
         labels = np.minimum(rng.geometric(0.3, num), 5) - 1
@@ -152,7 +152,7 @@ def test_samples_of_one_image_are_augmented_apart(path: Path) -> None:
 def test_the_doctor_says_where_it_would_matter(path: Path, tmp_path: Path) -> None:
     said = "\n".join(examine(path).lines())
     assert (
-        "rare classes, by images of 40: once in 1; data.repeat_threshold=auto would show images with them up to 2.0"
+        "rare classes, by images of 40: once in 1; data.sampling=repeat_factor would show images with them up to 2.0"
         in said
     ), said
     document = json.loads(path.read_text())

@@ -19,7 +19,7 @@ from rtdetr.engine.trainer import Trainer
 
 SCRIPT = str(ROOT / "tests" / "support" / "signal_runs.py")
 OFTEN = ("train.save_seconds=0", "train.epochs=3")  # 9 steps, each followed by a save
-REPEATED = ("data.repeat_threshold=1.0",)  # 16 or so samples of 12 images
+REPEATED = ("data.sampling=1.0",)  # 16 or so samples of 12 images
 EVENTS = range(12, 60)  # of kill_at, from after the first save to before the last one
 NEVER = "kill999"
 

@@ -70,6 +70,6 @@ def advise_sampling(data: DetectionSet) -> Iterator[str]:
     if rare:
         names = [f"{one_line(data.classes.names[i])} in {counts[i]}" for i in rare]
         yield (
-            f"  rare classes, by images of {len(data)}: {some(names)}; data.repeat_threshold=auto would show images "
+            f"  rare classes, by images of {len(data)}: {some(names)}; data.sampling=repeat_factor would show images "
             f"with them up to {factors.max():.1f} times an epoch"
         )

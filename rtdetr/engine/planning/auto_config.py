@@ -13,7 +13,6 @@ Backbone: from random weights all of it learns at the full rate, and so it does 
 did: a few hundred images teach nothing that another set has to keep. Of other weights it is kept in part.
 From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
 grown are moved less by one, each from the gradients of two batches at the rate of one.
-(`data.repeat_threshold` is settled where it is used: rtdetr/data/sampling.py.)
 """
 
 from __future__ import annotations
