@@ -152,6 +152,10 @@ def _replace(tree: dict[str, Any], where: str) -> list[str]:
             if isinstance(given, (list, tuple)) and len(given) == len(default):  # anything else is refused as it is
                 section[_last(new)] = [*given[:entry], value, *given[entry + 1 :]]
             lines.append(f"{dotted} is now number {entry + 1} of {new}")
+    data = tree.get("data")
+    if isinstance(data, dict) and data.get("sampling") == "repeat_factor":
+        threshold = data.get("repeat_threshold", "auto")
+        data["sampling"] = "repeat_factor" if threshold == "auto" else threshold
     return lines + [f"{dotted} is gone: {why}" for dotted, why in GONE_KEYS.items() for _ in _taken(tree, dotted)]
 
 

@@ -110,6 +110,16 @@ BECAME = [
     (["freeze_stem=true", "freeze_stages=3"], {"model.backbone.freeze_stages": 3}, "freeze_stages=3"),
     (["freeze_stem=false", "freeze_stages=1"], {"model.backbone.freeze_stages": 1}, "freeze_stages=1"),
     (["freeze_stem=true", "freeze_stages=auto"], {"model.backbone.freeze_stages": "auto"}, "freeze_stages=auto"),
+    (
+        ["data.sampling=repeat_factor", "data.repeat_threshold=0.5"],
+        {"data.sampling": 0.5},
+        "is gone: data.sampling takes",
+    ),
+    (
+        ["data.sampling=uniform", "data.repeat_threshold=0.5"],
+        {"data.sampling": "uniform"},
+        "is gone: data.sampling takes",
+    ),
     (["data.on_defect=refuse"], {"data.max_defects": 0}, "data.on_defect=refuse is now data.max_defects=0.0"),
     (["data.on_defect=drop", "data.max_unreadable=0.2"], {"data.max_defects": 0.2}, "is now data.max_defects=0.2"),
     (["data.max_unreadable=0.2"], {"data.max_defects": 0.2}, "data.max_unreadable is now data.max_defects"),
@@ -139,7 +149,9 @@ BECAME = [
 ]
 
 
-@pytest.mark.parametrize(("updates", "now", "said"), BECAME, ids=lambda each: " ".join(each) if each else "")
+@pytest.mark.parametrize(
+    ("updates", "now", "said"), BECAME, ids=lambda each: " ".join(each) if isinstance(each, list) else ""
+)
 def test_a_key_of_before_says_what_became_of_it(
     updates: list[str], now: dict[str, object], said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -216,6 +228,13 @@ def test_each_source_is_read_before_it_is_merged(tmp_path: Path) -> None:
             assert (stages(cfg), skips(cfg)) == expected
     shipped = file_of(tmp_path / "mine.yml", {"base": str(R18), "model": {"backbone": {"freeze_stem": True}}})
     assert stages(load_config(R18)) == 0 and stages(load_config(shipped)) == 1
+
+
+def test_a_checkpoint_keeps_its_threshold_of_rare_classes(caplog: pytest.LogCaptureFixture) -> None:
+    """It decides how long an epoch is, and so where a resumed run goes on."""
+    for threshold, sampling in ((0.5, 0.5), ("auto", "repeat_factor")):
+        old = of_before(data__sampling="repeat_factor", data__repeat_threshold=threshold)
+        assert config_from_dict(old, "old.pth").data.sampling == sampling and not caplog.messages
 
 
 def test_plain_kernels_of_a_checkpoint_are_said(caplog: pytest.LogCaptureFixture) -> None:
