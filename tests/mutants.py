@@ -131,7 +131,7 @@ MUTANTS = (
     ),
     Mutant(
         "resize with smoothing",
-        "rtdetr/data/preprocess.py",
+        "rtdetr/data/resize.py",
         "interpolation=cv2.INTER_CUBIC",
         "interpolation=cv2.INTER_AREA",
         "tests/parity/test_parity_preprocess.py::TestOfficialImages::test_jpeg_within_two_grey_levels",

@@ -20,7 +20,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from rtdetr.data.classes import DataError
 from rtdetr.data.depth import scaled_from
-from rtdetr.data.preprocess import as_rgb_array
+from rtdetr.data.resize import as_rgb_array
 
 MAX_MEGAPIXELS = 179.0  # of PIL itself, unless its MAX_IMAGE_PIXELS is changed
 

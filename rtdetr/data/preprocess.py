@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import cv2
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from rtdetr.config import Resize
-from rtdetr.data.depth import as_8_bits
+from rtdetr.data.resize import as_rgb_array, planes_of, resize
 
 # The official pipeline multiplies by the rounded reciprocal; dividing by 255 differs in the last bit of some values.
 SCALE = np.float32(1.0 / 255.0)
@@ -35,54 +34,6 @@ def preprocess(
     Raises ValueError when the array or the size has another form.
     """
     return to_tensor(resize(as_rgb_array(image), size, interpolation))
-
-
-def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """RGB pixels (H, W, 3) uint8. Transparency is dropped; more bits are scaled to 8. Raises ValueError for an array of
-    another form, and for integers and floats whose range is not known.
-
-    EXIF orientation is left alone; `images.read_image`, which opens files, turns them.
-    """
-    if isinstance(image, Image.Image):
-        return np.asarray(as_8_bits(image).convert("RGB"))
-    if not isinstance(image, np.ndarray):
-        raise ValueError(f"image: expected a PIL image or a uint8 array (H, W, 3), got {type(image).__name__}")
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
-        raise ValueError(
-            f"image: expected a uint8 RGB array (H, W, 3), got dtype {image.dtype} and shape {tuple(image.shape)}"
-        )
-    return image
-
-
-def resize(
-    pixels: np.ndarray[Any, np.dtype[np.uint8]],
-    size: tuple[int, int],
-    interpolation: Resize,
-    out: np.ndarray[Any, Any] | None = None,
-) -> np.ndarray[Any, Any]:
-    """`resize_cubic`, or torchvision's resize of uint8 with smoothing (bilinear, bicubic), which transformers' own
-    CPUs call."""
-    if interpolation == "cubic" or pixels.shape[:2] == size:
-        return resize_cubic(pixels, size, out)
-    from torchvision.transforms.v2 import InterpolationMode, functional  # here: it takes as long as torch to import
-
-    planes = functional.resize(to_planes(pixels), list(size), InterpolationMode(interpolation), antialias=True)
-    return resize_cubic(planes.permute(1, 2, 0).numpy(), size, out)
-
-
-def resize_cubic(
-    pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int], out: np.ndarray[Any, Any] | None = None
-) -> np.ndarray[Any, Any]:
-    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8; out: an array of that form that takes them."""
-    height, width = size
-    if height <= 0 or width <= 0:
-        raise ValueError(f"size: expected (height, width) in positive pixels, got {size}")
-    if pixels.shape[:2] != (height, width):
-        return cv2.resize(np.ascontiguousarray(pixels), (width, height), dst=out, interpolation=cv2.INTER_CUBIC)
-    if out is None:
-        return pixels
-    out[:] = pixels
-    return out
 
 
 def resize_there(pixels: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
@@ -110,6 +61,4 @@ def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
 
 def to_planes(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """Tensor (3, h, w) uint8 of RGB pixels (h, w, 3) uint8."""
-    planes = np.empty((3, *pixels.shape[:2]), np.uint8)
-    cv2.split(np.ascontiguousarray(pixels), list(planes))
-    return torch.from_numpy(planes)
+    return torch.from_numpy(planes_of(pixels))

@@ -15,7 +15,7 @@ from torch import Tensor
 from rtdetr.config import Config, Resize
 from rtdetr.data.classes import DataError
 from rtdetr.data.images import read_image
-from rtdetr.data.preprocess import as_rgb_array, resize
+from rtdetr.data.resize import as_rgb_array, resize
 from rtdetr.data.shapes import draw_image
 from rtdetr.export.graph import fitting
 from rtdetr.inference.files import find_images

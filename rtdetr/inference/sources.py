@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rtdetr.data.classes import DataError
 from rtdetr.data.images import MAX_MEGAPIXELS, UNREADABLE, read_bytes, read_image, read_pixels
-from rtdetr.data.preprocess import as_rgb_array
+from rtdetr.data.resize import as_rgb_array
 from rtdetr.inference import video
 from rtdetr.inference.fetch import IMAGE, VIDEO, fetch, host_of
 from rtdetr.inference.files import find_images, look_at

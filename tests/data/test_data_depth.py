@@ -13,7 +13,7 @@ from PIL import Image
 
 from rtdetr.data.classes import DataError
 from rtdetr.data.images import image_facts, read_image, read_pixels, upright_size
-from rtdetr.data.preprocess import as_rgb_array
+from rtdetr.data.resize import as_rgb_array
 
 HEIGHT, WIDTH = 40, 64
 RAMP = np.linspace(0, 1, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH)  # from black to white

@@ -10,7 +10,8 @@ from golden_formulas import Array
 from parity import golden_file, golden_json
 from PIL import Image
 
-from rtdetr.data.preprocess import as_rgb_array, preprocess, resize_cubic
+from rtdetr.data.preprocess import preprocess
+from rtdetr.data.resize import as_rgb_array, resize_cubic
 
 IMAGES = [(entry["key"], entry["file"]) for entry in golden_json("preprocess.json")["images"]]
 

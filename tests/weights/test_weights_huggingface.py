@@ -26,7 +26,7 @@ from rtdetr import RTDETRv3
 from rtdetr.config import Resize, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
-from rtdetr.data.preprocess import resize_cubic
+from rtdetr.data.resize import resize_cubic
 from rtdetr.export import ExportFailed, check_file, export_model
 from rtdetr.export.cases import stack
 from rtdetr.inference.predictor import Predictor
