@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, overload
 
@@ -64,6 +64,9 @@ class Hits(Sequence[Detection]):
 
     def __len__(self) -> int:
         return len(self.scores)
+
+    def __iter__(self) -> Iterator[Detection]:  # in half the time that a sequence takes by itself
+        return iter(self.detections)
 
     @overload
     def __getitem__(self, index: int) -> Detection: ...
