@@ -16,7 +16,7 @@ class OutputError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """Writing failed in the middle of the work; the message is one sentence."""
+    """Something failed in the middle of the work, writing, say; the message is one sentence."""
 
 
 def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: bool) -> None:

@@ -293,6 +293,7 @@ def measure_files(
     choices: list[dict[str, Any]] = [{"num_threads": 1}, {"num_threads": cores}, {"num_processes": cores}]
     for readers in choices[:2] if predictor.plan.decode == "device" else choices:
         least = files if cores in readers.values() else files[: max(batch, number // 8)]
+        list(predictor.predict_files(files[:batch], batch, **readers))  # processes start once
         start = time.perf_counter()
         done = sum(not each.error for each in predictor.predict_files(least, batch, **readers))
         taken = time.perf_counter() - start

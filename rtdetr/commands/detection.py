@@ -14,6 +14,7 @@ from rtdetr.commands.arguments import thresholds
 from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import File, Found, Predictor
+from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
@@ -29,10 +30,23 @@ class Search(NamedTuple):
     predictor: Predictor
     batch_size: int
     slices: Slices | None
+    readers: Readers = Readers.choose()
 
     @classmethod
-    def of(cls, args: argparse.Namespace, device: torch.device, slices: Slices | None) -> Search:
-        """As the arguments of the command say. Raises CheckpointError or ConfigError."""
+    def of(
+        cls,
+        args: argparse.Namespace,
+        device: torch.device,
+        slices: Slices | None,
+        num_files: int = 0,
+        in_threads: bool = False,
+    ) -> Search:
+        """As the arguments of the command say. num_files: that `files` will read, by threads if so. Raises
+        CheckpointError or ConfigError."""
+        processes = ReadingProcesses()  # which start beside the model
+        guess = Readers.choose(num_files, device.type == "cuda", started=True)
+        number = args.processes if args.processes is not None else guess.processes
+        processes.start(0 if in_threads or slices else number)
         if not is_exported(args.weights):
             options = {"half": HALF[args.half], "compile": args.compile}
             options |= {"kernels": args.kernels} if args.kernels else {}
@@ -44,27 +58,27 @@ class Search(NamedTuple):
         else:
             predictor = load(args.weights, device)
         predictor.threshold = lowest_scores(predictor.classes, *thresholds(args.threshold))
-        return cls(predictor, args.batch_size, slices)
+        predictor.processes = processes
+        readers = predictor.readers(num_files)
+        if args.processes is not None or not processes.running:
+            readers = Readers.choose()._replace(processes=len(processes.running))
+        if not readers.processes:
+            processes.end()
+        return cls(predictor, args.batch_size, slices, readers)
 
-    def files(
-        self, files: Iterable[File], num_files: int = 0, num_processes: int | None = 0, with_images: bool = True
-    ) -> Iterator[Found]:
-        """What becomes of each file or address, in their order. num_files: how many there are; num_processes: that read
-        them, 0: threads do, None: as the number of files suggests."""
+    def files(self, files: Iterable[File], with_images: bool = True) -> Iterator[Found]:
+        """What becomes of each file or address, in their order."""
         limit = self.predictor.cfg.data.max_megapixels
         opener = Opener(limit, allow_private=True)  # whoever types an address trusts it
         if self.slices is not None:
             return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.image)
-        readers = Readers.choose()._replace(processes=num_processes or 0)
-        if num_processes is None:
-            readers = Readers.choose(num_files, self.predictor.device.type == "cuda")
-        logger.debug("files are read by %s", readers)
+        logger.debug("files are read by %s", self.readers)
         return self.predictor.predict_files(
             files,
             self.batch_size,
-            num_threads=readers.threads,
-            read=opener.pixels,
-            num_processes=readers.processes,
+            num_threads=self.readers.threads,
+            read=None if self.readers.processes else opener.pixels,
+            num_processes=self.readers.processes,
             with_images=with_images,
         )
 

@@ -77,7 +77,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         print(left_out, file=sys.stderr)
     code = 0
     with distributed.process_group(args.device) as device:
-        search = Search.of(args, device, slices)
+        search = Search.of(args, device, slices, len(names), in_threads=bool(addresses))
         with writing(folder):
             if names:
                 with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops, ids) as results:
@@ -127,10 +127,10 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "a text file with the path of an image per line; writes results.jsonl, a line per image, and no images"
     lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
     text = (
-        "read images in so many processes, 0: in threads (default: processes for long lists on a GPU); not with "
-        "--crops or --slices"
+        "read images in so many processes, which draw on them as well, 0: in threads (default: processes for long "
+        "lists on a GPU); not for addresses, with --slices, or with --manifest and --crops"
     )
-    lists.add_argument("--processes", type=count_from_0, metavar="N", help=text)
+    parser.add_argument("--processes", type=count_from_0, metavar="N", help=text)
     lists.add_argument("--resume", action="store_true", help="go on where the run in --output-dir ended")
     return _checked(parser, parser.parse_args(arguments))
 
@@ -148,8 +148,9 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
         parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of images")
     if args.annotations is not None and "coco" not in args.formats:
         parser.error("--annotations numbers the images of --format coco, which is not asked for")
-    if args.processes and (args.manifest is None or args.crops or args.slices):
-        parser.error("--processes goes with --manifest alone, without --crops and --slices")
+    in_threads = args.slices or (args.manifest and args.crops) or any("://" in each for each in args.sources)
+    if args.processes and in_threads:
+        parser.error("--processes goes without addresses, without --slices, and with --manifest without --crops")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
         parser.error("--resume needs --manifest and --output-dir, those of the run to go on with, and no --overwrite")
     return args
@@ -215,7 +216,6 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
     from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.prefetch import beside
-    from rtdetr.inference.readers import Readers
 
     signals, start = StopSignal(), time.perf_counter()
     num_errors = num_objects = 0
@@ -223,9 +223,9 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
     with signals.listening(), progress(len(names)) as bar:
         found_files = takewhile(lambda _: not signals.received, search.files(names))
         # Drawing and compressing take longer than detecting.
-        draw, number = lambda found: results.draw(found, names[found.file]), Readers.choose().threads
-        for found, target in beside(draw, found_files, number):
-            results.list_found(found, names[found.file], target)
+        begin, number = lambda found: results.begin_drawing(found, names[found.file]), 2 * max(search.readers)
+        for found, _ in beside(begin, found_files, number):
+            target = results.list_found(found, names[found.file])
             if found.error:
                 num_errors += 1
                 say_above_bar(f"error: {found.error}", file=sys.stderr)

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
     if resumed:
         print(f"{results}: {done.images} of {number} images are done")
     with distributed.process_group(args.device) as device:
-        search = Search.of(args, device, slices)
+        wanted = bool(args.crops or args.slices)  # the images themselves, in threads
+        search = Search.of(args, device, slices, number - done.images, in_threads=wanted)
         with writing(folder):
             if resumed:
                 cut_partial_line(results)
@@ -46,15 +47,15 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
     signal n. number: of all images."""
     from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
+    from rtdetr.inference.draw import save_crops
     from rtdetr.inference.manifest import Done, manifest_paths
-    from rtdetr.inference.results import JsonLines, item_of, save_crops
+    from rtdetr.inference.results import JsonLines, item_of
 
     signals, start, before = StopSignal(), time.perf_counter(), done.images
     rest = islice(manifest_paths(args.manifest), before, None)
     results = JsonLines(folder / "results.jsonl", append=args.resume)
     with signals.listening(), progress(number, done=before) as bar:
-        wanted = bool(args.crops or args.slices)  # the images themselves, which processes keep
-        for found in search.files(rest, number - before, 0 if wanted else args.processes, wanted):
+        for found in search.files(rest, with_images=bool(args.crops)):
             if args.crops and (image := found.as_pil) is not None:
                 save_crops(image, found.detections, folder / "crops" / str(done.images + 1))
             results.add(item_of(found))

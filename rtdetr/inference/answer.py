@@ -13,7 +13,6 @@ from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference.hits import Hits
 from rtdetr.inference.images import AnyImage
 from rtdetr.inference.predictor import Predictor
-from rtdetr.inference.readers import Readers
 from rtdetr.inference.result import Result
 from rtdetr.inference.slicing import predict_sliced
 from rtdetr.inference.sources import Item, Source
@@ -62,7 +61,7 @@ def _of_files(
     predictor: Predictor, files: Sequence[Path], threshold: Lowest, batch_size: int, tolerant: bool
 ) -> Iterator[Result]:
     """Without their images, which `Result.image` reads again."""
-    readers = Readers.choose(len(files), predictor.device.type == "cuda")
+    readers = predictor.readers(len(files))
     logger.debug("%d files are read by %s", len(files), readers)
     who: Any = {"num_threads": readers.threads, "num_processes": readers.processes}
     found = predictor.predict_files(files, batch_size, threshold=threshold, with_images=False, **who)

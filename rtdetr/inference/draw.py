@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import colorsys
+import os
 from collections.abc import Sequence
 from functools import cache
+from math import ceil, floor
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -89,3 +92,34 @@ def _colour(category_id: int) -> tuple[int, int, int]:
     """Bright colours, far apart for neighbouring ids (golden-ratio steps around the hue circle)."""
     red, green, blue = colorsys.hsv_to_rgb(category_id * 0.618034 % 1.0, 0.65, 1.0)
     return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def save_drawn(
+    image: Image.Image | np.ndarray[Any, Any],
+    detections: Sequence[Detection],
+    target: Path,
+    crops: Path | None = None,
+) -> None:
+    """Writes the image with boxes, and what is in each box to a folder, if there is one. Raises OSError."""
+    image = image if isinstance(image, Image.Image) else Image.fromarray(image)
+    save_jpeg(draw(image, detections), target)
+    if crops is not None:
+        save_crops(image, detections, crops)
+
+
+def save_jpeg(image: Image.Image, target: Path) -> None:
+    """A whole file or none, in place of what is there under that name; what a link leads to is left alone."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".{target.name}.part")
+    try:
+        image.save(beside, format="JPEG", quality=92)
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
+    """1.jpg, 2.jpg, ...: what is in the box of each detection, in their order. Raises OSError."""
+    for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
+        save_jpeg(image.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")

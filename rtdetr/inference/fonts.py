@@ -43,7 +43,7 @@ class Written(NamedTuple):
 
 def written(text: str, name: str, size: float) -> Written:
     """The text in the font for the name. Texts come again, and FreeType takes longer for one than drawing all else."""
-    return _written(text, _file_for(frozenset(name)), size)
+    return _written(text, font_file(name), size)
 
 
 @lru_cache(maxsize=1024)
@@ -59,13 +59,18 @@ def _written(text: str, path: Path | None, size: float) -> Written:
 def font_for(name: str, size: float) -> Any:
     """The first font that shows every character of the name, else the one that shows most, with a warning once in a
     process."""
-    return _font(_file_for(frozenset(name)), size, threading.get_ident())
+    return _font(font_file(name), size, threading.get_ident())
 
 
 @lru_cache(maxsize=256)
 def _font(path: Path | None, size: float, thread: int) -> Any:
     """Reading it takes as long as drawing. thread: of which it is, as FreeType shares none."""
     return ImageFont.load_default(size=size) if path is None else ImageFont.truetype(path, size)
+
+
+def font_file(name: str) -> Path | None:
+    """Of `font_for`; None: Pillow's own."""
+    return _file_for(frozenset(name))
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -34,8 +35,9 @@ from rtdetr.inference.images import (
     check_decoder,
 )
 from rtdetr.inference.prefetch import one_opencv_thread
-from rtdetr.inference.processes import ReadingProcesses
+from rtdetr.inference.processes import Kept, ReadingProcesses
 from rtdetr.inference.readers import Readers
+from rtdetr.inference.reading import Task, working_folder
 from rtdetr.inference.thresholds import Lowest, lowest_scores
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import Network
@@ -47,11 +49,12 @@ class Found(NamedTuple):
     """What became of one file: an image with detections, or the sentence why there is none."""
 
     file: Path | str  # str: an address
-    image: AnyImage | None  # None too where processes read it, and where nobody wants it
+    image: AnyImage | None  # None too where a process keeps it, and where nobody wants it
     detections: Sequence[Detection]
     best_score: float = 0.0  # of all detections, those below the threshold included
     error: str = ""
     size: tuple[int, int] = (0, 0)  # width, height of the image, where it was searched whole
+    kept: Kept | None = None  # the image in the process that read it
 
     @property
     def as_pil(self) -> Image.Image | None:
@@ -74,7 +77,8 @@ class Pending(NamedTuple):
 
 
 # Files, their pixels at the network's size, and their images, where they are wanted, or why there is none.
-Batches = Generator[tuple[list[File], Batch, Sequence[Pixels | DataError | None]], None, None]
+ReadImage = Pixels | Kept | DataError | None
+Batches = Generator[tuple[list[File], Batch, Sequence[ReadImage]], None, None]
 
 
 def _when_read(
@@ -138,6 +142,7 @@ class Predictor:
         self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._known_sizes: dict[bytes, Tensor] = {}
+        self.processes = ReadingProcesses()  # none, until a long list comes
         if self.plan.decode == "device":
             check_decoder(self.device)
 
@@ -166,18 +171,21 @@ class Predictor:
 
         read: makes RGB pixels (H, W, 3) of each, by default of a file.
         num_threads: that read the next batches while the present one is at work; by default as `Readers.choose` says.
-        num_processes: that do so instead; they do not share Python's lock, and what is found comes without its image.
-        threshold: for this call, in place of the predictor's. with_images: keep them for what is found.
-        Where the device decodes, threads only read, and what is found comes without its image.
+        num_processes: that do so instead, unless they serve another call; they do not share Python's lock, know no
+        `read`, and stay for the next call.
+        threshold: for this call, in place of the predictor's. with_images: keep them for what is found, here or in the
+        process that read it. Where the device decodes, threads only read, and what is found comes without its image.
         """
+        if read is not None and num_processes:
+            raise ValueError(f"read: only threads call it, expected num_processes=0, got {num_processes}")
         threshold = self.threshold if threshold is None else threshold
         num_threads = num_threads or Readers.choose().threads
-        waiting: deque[tuple[list[File], Sequence[Pixels | DataError | None], Pending]] = deque()
+        waiting: deque[tuple[list[File], Sequence[ReadImage], Pending]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
         if self.plan.decode == "device":
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self._read_stored, False)
-        elif num_processes:
-            begun = self._read_by_processes(iter(files), batch_size, num_processes, read or self.read_file)
+        elif num_processes and self.processes.taken(num_processes):
+            begun = self._read_by_processes(iter(files), batch_size, with_images)
         else:
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file, with_images)
         try:
@@ -188,6 +196,8 @@ class Predictor:
             while waiting:
                 yield from self._found(*waiting.popleft(), threshold)
         finally:
+            if self._upload is not None:
+                self._upload.synchronize()  # it may copy from memory that goes with what has begun
             begun.close()
 
     def warm_up(self, batch_size: int = 1) -> None:
@@ -279,17 +289,22 @@ class Predictor:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _read_by_processes(self, files: Iterator[File], batch_size: int, num_processes: int, read: Read) -> Batches:
-        """`_read_ahead` without the images themselves."""
-        size = self.cfg.data.image_size
-        with ReadingProcesses(num_processes, batch_size, size, read, self.cfg.data.interpolation) as processes:
-            for batch, pixels, results in processes.batches(files):
-                kept = HostPixels(len(batch), size, pinned=self._upload is not None)
-                kept.pixels.numpy()[:] = pixels
-                for i, result in enumerate(results):
-                    if not isinstance(result, DataError):
-                        kept.sizes[i].numpy()[:] = result
-                yield batch, kept, [each if isinstance(each, DataError) else None for each in results]
+    def _read_by_processes(self, files: Iterator[File], batch_size: int, with_images: bool) -> Batches:
+        """`_read_ahead` by processes that were taken, which keep the images."""
+        data, pinned = self.cfg.data, self._upload is not None
+        task = Task(data.image_size, data.interpolation, data.max_megapixels, with_images, working_folder())
+        with contextlib.closing(self.processes.batches(files, batch_size, task, pinned)) as batches:
+            for names, pixels, read in batches:
+                batch = HostPixels(len(names), data.image_size, pinned, pixels=torch.from_numpy(pixels))
+                for size, each in zip(batch.sizes.numpy(), read):
+                    if not isinstance(each.size, DataError):
+                        size[:] = each.size
+                yield names, batch, [each.size if isinstance(each.size, DataError) else each.kept for each in read]
+
+    def readers(self, num_files: int) -> Readers:
+        """Who reads so many files. A resize that only torch has would keep processes waiting until they have it."""
+        suited = self.device.type == "cuda" and self.cfg.data.interpolation == "cubic" and self.plan.decode == "host"
+        return Readers.choose(num_files, suited, bool(self.processes.running))
 
     def read_file(self, file: File) -> Pixels:
         """The RGB pixels of a file. Raises DataError."""
@@ -363,11 +378,13 @@ class Predictor:
         ]
 
     def _found(
-        self, files: list[File], images: Sequence[Pixels | DataError | None], pending: Pending, threshold: Lowest
+        self, files: list[File], images: Sequence[ReadImage], pending: Pending, threshold: Lowest
     ) -> Iterator[Found]:
         sizes = pending.sizes.int().tolist()
         for file, image, (height, width), hits in zip(files, images, sizes, self._reported(pending, threshold)):
             if isinstance(image, DataError):
                 yield Found(file, None, [], error=str(image))
+            elif isinstance(image, Kept):
+                yield Found(file, None, hits, hits.best, size=(width, height), kept=image)
             else:
                 yield Found(file, image, hits, hits.best, size=(width, height))

@@ -14,6 +14,7 @@ from torch import nn
 from rtdetr.config import Config, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference.predictor import Predictor
+from rtdetr.inference.processes import ReadingProcesses
 
 Half = bool | Literal["auto"]
 Compile = bool | Literal["max"]
@@ -52,6 +53,7 @@ class Predictors:
         self.told, self.lock = Told(), threading.Lock()
         self.made: dict[Key, Predictor] = {}
         self.told.watch(model)
+        self.processes = ReadingProcesses()  # of all predictors
         self.get()
 
     def refresh(self, model: Any) -> None:
@@ -91,6 +93,7 @@ class Predictors:
         if sides != cfg.data.image_size:
             cfg = config_from_dict(config_to_dict(cfg), cfg.name, [f"data.image_size={[*sides]}"], "predict()")
         made = Predictor.of(self.model, cfg, self.classes, self.device, half=half, compile=compile_)
+        made.processes = self.processes
         self.made = {each: old for each, old in self.made.items() if each[0] == changes} | {key: made}
         return made
 

@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import cv2
 
@@ -15,6 +15,7 @@ from rtdetr.data.classes import DataError
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+MadeThere = TypeVar("MadeThere", covariant=True)
 END = object()
 
 
@@ -30,22 +31,26 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
         pool.shutdown(cancel_futures=True)
 
 
-def beside(work: Callable[[Item], Made], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
-    """Each item and what `work` makes of it, in their order. So many threads have up to two items each; what `work`
+class Begun(Protocol[MadeThere]):
+    """Work that is done elsewhere: a future, say."""
+
+    def done(self) -> bool: ...
+
+    def result(self) -> MadeThere: ...
+
+
+def beside(begin: Callable[[Item], Begun[Made]], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
+    """Each item and what comes of the work on it, in their order. number: items that wait for it at most; what the work
     raises is raised in its turn."""
-    pool = ThreadPoolExecutor(number, "rtdetr-beside")
-    waiting: deque[tuple[Item, Future[Made]]] = deque()
-    try:
-        for item in items:
-            waiting.append((item, pool.submit(work, item)))
-            while waiting and (len(waiting) > 2 * number or waiting[0][1].done()):
-                first, made = waiting.popleft()
-                yield first, made.result()
-        while waiting:
+    waiting: deque[tuple[Item, Begun[Made]]] = deque()
+    for item in items:
+        waiting.append((item, begin(item)))
+        while waiting and (len(waiting) > number or waiting[0][1].done()):
             first, made = waiting.popleft()
             yield first, made.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    while waiting:
+        first, made = waiting.popleft()
+        yield first, made.result()
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

@@ -1,97 +1,269 @@
-"""Processes that read images. Threads share Python's lock, and with many of them each waits for it at every call."""
+"""Processes that read images, and work on them where they lie. Threads share Python's lock, and with many of them each
+waits for it at every call."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import multiprocessing
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from itertools import islice
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from rtdetr.config import ConfigError, Resize
+from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
-from rtdetr.data.preprocess import resize
-from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
+from rtdetr.data.workers import signals_held_back
+from rtdetr.inference.reading import Task, on_kept, read
+from rtdetr.outputs import RunFailed
 
-File = Path | str
-Read = Callable[[File], NDArray[np.uint8]]  # RGB (H, W, 3); raises DataError
-Result = tuple[int, int] | DataError  # height and width of an image
-AT_ONCE = 4  # images that a process is asked for
+AHEAD = 2  # images that each process is asked for before the first one is needed
+SECONDS = 10.0  # that processes may take to end
+LOST = "a process that reads images was lost, for want of memory, say; 0 processes read in threads"
+# The C library gives the memory of each image back to the system, and gets it for the next one with every page cleared:
+# 3.5 of 6.4 ms for reading and drawing one of 640 x 480. Only glibc knows these; a process holds on to 64 MB at most.
+FOR_IMAGES = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+CODE = "import sys; from rtdetr.inference.reading import serve; serve(*map(int, sys.argv[1:]))"
 
-# In a process: what reads, the memory (slots, B, h, w, 3) that all see, and how images get their size.
-_work: tuple[Read, NDArray[np.uint8], Resize]
+
+def can_start() -> bool:
+    """Whether there is a Python that can be started again, and hands on what is open."""
+    return os.name == "posix" and bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+class Process:
+    """One process and what it was asked; it does one after the other. Several threads may ask."""
+
+    def __init__(self, connection: Connection[Any, Any]) -> None:
+        self.connection = connection
+        self.asking, self.receiving = threading.Lock(), threading.Lock()
+        self.asked = self.answered = 0
+        self.answers: dict[int, Any] = {}
+        self.forgotten: deque[int] = deque()  # images that it no longer has to keep
+
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> Answer:
+        """work: a function of a module that imports no torch."""
+        with self.asking:
+            forgotten = [self.forgotten.popleft() for _ in range(len(self.forgotten))]
+            try:
+                self.connection.send_bytes(pickle.dumps((work, arguments, forgotten)))  # `send` takes twice as long
+            except ConnectionError as error:
+                raise RunFailed(LOST) from error
+            self.asked += 1
+            return Answer(self, self.asked)
+
+    def answer(self, number: int) -> Any:
+        with self.receiving:
+            while self.answered < number:
+                try:
+                    answer = self.connection.recv()
+                except (EOFError, ConnectionError) as error:
+                    raise RunFailed(LOST) from error
+                self.answered += 1
+                self.answers[self.answered] = answer
+            return self.answers.pop(number)
+
+    def end(self) -> None:
+        """After what it is doing."""
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
+            pipe.shutdown(socket.SHUT_WR)  # closing is not seen where a process was forked that has a copy
+        self.connection.close()
+
+
+class Memory:
+    """Memory that processes share: a file that nobody else sees."""
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):  # /dev/shm is small in containers
+            self.file: IO[bytes] = os.fdopen(os.memfd_create("rtdetr"), "r+b")
+        else:
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115 - until close()
+        self.mapped, self.pinned = np.empty(0, np.uint8), False
+
+    def slots(self, shape: tuple[int, int, int, int], pinned: bool) -> NDArray[np.uint8]:
+        """pinned: a GPU copies from it by itself."""
+        size = math.prod(shape)
+        if size > len(self.mapped) or pinned > self.pinned:
+            self.unpin()
+            self.file.truncate(max(size, len(self.mapped)))
+            self.mapped = np.frombuffer(mmap.mmap(self.file.fileno(), 0), np.uint8)
+            if pinned:
+                torch.cuda.check_error(
+                    torch.cuda.cudart().cudaHostRegister(self.mapped.ctypes.data, len(self.mapped), 1)
+                )
+                self.pinned = True
+        return self.mapped[:size].reshape(shape)
+
+    def unpin(self) -> None:
+        if self.pinned:
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(self.mapped.ctypes.data))
+            self.pinned = False
+
+    def close(self) -> None:
+        self.unpin()
+        self.file.close()
+
+
+class Team(NamedTuple):
+    """Processes that were started together."""
+
+    parent: subprocess.Popen[bytes]
+    processes: list[Process]
+    memory: Memory
+
+    @classmethod
+    def of(cls, number: int) -> Team:
+        memory, pipes = Memory(), [multiprocessing.Pipe() for _ in range(number)]
+        given = [memory.file.fileno(), *(there.fileno() for _, there in pipes)]
+        with signals_held_back():  # for good: only the main process decides what Ctrl-C means
+            parent = subprocess.Popen(
+                [sys.executable, "-c", CODE, *map(str, given)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=given,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | FOR_IMAGES,
+            )
+        for _, there in pipes:
+            there.close()
+        return cls(parent, [Process(here) for here, _ in pipes], memory)
+
+    def end(self) -> None:
+        for each in self.processes:
+            each.end()
+        try:
+            self.parent.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            self.parent.kill()
+            self.parent.wait()
+        self.memory.close()
+
+
+class Answer(NamedTuple):
+    """As a future."""
+
+    process: Process
+    number: int
+
+    def done(self) -> bool:
+        return self.number <= self.process.answered
+
+    def result(self) -> Any:
+        answer = self.process.answer(self.number)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Kept:
+    """An image in the process that read it, until this object goes."""
+
+    def __init__(self, process: Process, number: int) -> None:
+        self.process, self.number = process, number
+
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> Answer:
+        """work(pixels, *arguments), done there. work: as in `Process.ask`."""
+        return self.process.ask(on_kept, self.number, work, *arguments)
+
+    def __del__(self) -> None:
+        self.process.forgotten.append(self.number)
+
+
+class Read(NamedTuple):
+    size: tuple[int, int] | DataError  # height and width of the image
+    kept: Kept | None
 
 
 class ReadingProcesses:
-    """So many processes, which end with the block, at the latest with this process.
+    """Processes that stay for the next list, until this object goes or the program ends. They serve one list at a
+    time."""
 
-    They are forked, so `read` may be any function, and they see the memory that was there when they began.
-    """
+    def __init__(self) -> None:
+        self._teams: list[Team] = []  # one, or none
+        self._serving = threading.Lock()
+        self._keys = itertools.count()
+        weakref.finalize(self, _end, self._teams, os.getpid())
 
-    def __init__(
-        self, number: int, batch_size: int, size: tuple[int, int], read: Read, interpolation: Resize = "cubic"
-    ) -> None:
-        """size: (h, w) that images get. Raises ConfigError where processes cannot be forked."""
-        if "fork" not in multiprocessing.get_all_start_methods():
-            raise ConfigError(
-                "num_processes: expected 0 where processes cannot be forked; num_threads reads in threads"
-            )
-        self.batch_size = batch_size
-        self.num_slots = 1 + math.ceil(2 * AT_ONCE * number / batch_size)  # every process has two tasks to go on with
-        shape = (self.num_slots, batch_size, *size, 3)
-        self.pixels = np.frombuffer(mmap.mmap(-1, math.prod(shape)), np.uint8).reshape(shape)
-        context = multiprocessing.get_context("fork")
-        self.pool = ProcessPoolExecutor(number, context, _begin, (read, self.pixels, interpolation))
-        with signals_held_back(), memory_shared():
-            self.pool.submit(int)  # all of them are forked now, before the pool has threads
+    @property
+    def running(self) -> list[Process]:
+        return self._teams[0].processes if self._teams else []
 
-    def __enter__(self) -> ReadingProcesses:
-        return self
+    def start(self, number: int) -> None:
+        """So many, if they do not run yet. Raises ConfigError where they cannot be started."""
+        if len(self.running) == number and all(each.parent.poll() is None for each in self._teams):
+            return
+        self.end()
+        if number and not can_start():
+            raise ConfigError("num_processes: expected 0 where Python cannot be started again; threads read then")
+        if number:
+            self._teams.append(Team.of(number))
 
-    def __exit__(self, *_: object) -> None:
-        self.pool.shutdown(cancel_futures=True)
+    def end(self) -> None:
+        _end(self._teams, os.getpid())
 
-    def batches(self, files: Iterator[File]) -> Iterator[tuple[list[File], NDArray[np.uint8], list[Result]]]:
-        """Files, their pixels (B, h, w, 3), which are good until the next batch is asked for, and sizes or errors."""
-        begun: deque[tuple[list[File], int, list[Future[list[Result]]]]] = deque()
-        number = 0
-        while True:
-            while len(begun) < self.num_slots and (batch := list(islice(files, self.batch_size))):
-                slot = number % self.num_slots
-                parts = range(0, len(batch), AT_ONCE)
-                reading = [self.pool.submit(_read, batch[i : i + AT_ONCE], slot, i) for i in parts]
-                begun.append((batch, slot, reading))
-                number += 1
-            if not begun:
-                return
-            batch, slot, reading = begun[0]
-            results = [result for part in reading for result in part.result()]
-            yield batch, self.pixels[slot, : len(batch)], results
-            begun.popleft()
-
-
-def _begin(*work: Any) -> None:
-    global _work
-    _work = work[0], work[1], work[2]
-    prepare_worker(0)
-
-
-def _read(files: list[File], slot: int, first: int) -> list[Result]:
-    read, pixels, interpolation = _work
-    results: list[Result] = []
-    for place, file in zip(pixels[slot, first:], files):
+    def taken(self, number: int) -> bool:
+        """Whether so many now serve who asks, who calls `batches` then: not while they serve somebody else."""
+        if not self._serving.acquire(blocking=False):
+            return False
         try:
-            image = read(file)
-        except DataError as error:
-            results.append(error)
-            continue
-        resize(image, (place.shape[0], place.shape[1]), interpolation, place)
-        results.append((image.shape[0], image.shape[1]))
-    return results
+            self.start(number)
+        except BaseException:
+            self._serving.release()
+            raise
+        return True
+
+    def batches(
+        self, files: Iterator[Path | str], number: int, task: Task, pinned: bool
+    ) -> Generator[tuple[list[Path | str], NDArray[np.uint8], list[Read]], None, None]:
+        """So many files at a time, their pixels (B, h, w, 3), and what became of them. The pixels are good until the
+        batch after the next one is asked for. pinned: a GPU copies them by itself."""
+        asked: deque[tuple[list[Path | str], NDArray[np.uint8], list[tuple[int, Answer]]]] = deque()
+        try:
+            num_batches = 2 + math.ceil(AHEAD * len(self.running) / number)
+            slots = self._teams[0].memory.slots((num_batches * number, *task.size, 3), pinned)
+            turn = itertools.cycle(self.running)
+            for first in itertools.cycle(range(0, len(slots), number)):
+                batch = list(itertools.islice(files, number))
+                if not batch and not asked:
+                    return
+                if batch:
+                    begun = [
+                        (key, next(turn).ask(read, str(file), slot, key, task))
+                        for file, slot, key in zip(batch, itertools.count(first), self._keys)
+                    ]
+                    asked.append((batch, slots[first : first + len(batch)], begun))
+                if not batch or len(asked) == num_batches - 1:
+                    done, pixels, begun = asked[0]
+                    yield done, pixels, [_read(key, answer, task.keep) for key, answer in begun]
+                    asked.popleft()
+        finally:
+            if asked:  # nobody waits for the rest
+                self.end()
+            self._serving.release()
+
+
+def _read(key: int, answer: Answer, keep: bool) -> Read:
+    try:
+        return Read(answer.result(), Kept(answer.process, key) if keep else None)
+    except DataError as error:
+        return Read(error.with_traceback(None), None)  # whose frames would hold all of this
+
+
+def _end(teams: list[Team], owner: int) -> None:
+    if os.getpid() == owner:  # not in a process that was forked since
+        for each in teams:
+            each.end()
+    teams.clear()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from typing import NamedTuple
+
+from rtdetr.inference.processes import can_start
 
 MAX_THREADS = 8  # that read files, unless more are asked for; 16 are slower, as they wait for Python's lock
 MAX_PROCESSES = 16
 MIN_PROCESSES = 4  # fewer are no faster than threads
-FILES_PER_PROCESS = 256  # from which a process has paid for its start
+FILES_PER_PROCESS = 8  # from which a process that runs already is worth asking
+FILES_PER_START = 64  # from which a process has paid for its start
 
 
 class Readers(NamedTuple):
@@ -19,13 +21,15 @@ class Readers(NamedTuple):
     processes: int = 0
 
     @classmethod
-    def choose(cls, num_files: int = 0, on_gpu: bool = False, cores: int | None = None) -> Readers:
+    def choose(
+        cls, num_files: int = 0, on_gpu: bool = False, started: bool = False, cores: int | None = None
+    ) -> Readers:
         """For a list of so many files. Threads share Python's lock, and processes take time to start; a network on the
-        CPU is slower than either. cores: by default those that this process may use."""
+        CPU is slower than either. started: processes run already, or will before the first file is read. cores: by
+        default those that this process may use."""
         cores = cores or usable_cores()
-        can_fork = "fork" in multiprocessing.get_all_start_methods()
-        number = min(cores, MAX_PROCESSES)
-        if can_fork and on_gpu and number >= MIN_PROCESSES and num_files >= FILES_PER_PROCESS * number:
+        number, least = min(cores, MAX_PROCESSES), FILES_PER_PROCESS if started else FILES_PER_START
+        if can_start() and on_gpu and number >= MIN_PROCESSES and num_files >= least * number:
             return cls(0, number)
         return cls(min(MAX_THREADS, cores))
 

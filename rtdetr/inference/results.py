@@ -6,17 +6,18 @@ import csv
 import json
 import os
 from collections.abc import Mapping, Sequence
-from math import ceil, floor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from PIL import Image
-
 from rtdetr.data.classes import Classes
-from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.draw import Detection, save_drawn
+from rtdetr.inference.fonts import font_file
 from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, Found
+from rtdetr.inference.prefetch import Begun
+from rtdetr.inference.readers import Readers
 
 Format = Literal["coco", "yolo", "csv"]
 COLUMNS = ("file", "category_id", "name", "score", "x1", "y1", "x2", "y2")
@@ -112,6 +113,7 @@ class ResultsFolder:
         self.crops = folder / "crops" if crops else None
         self.folder, self.file = folder, folder / "results.json"
         self.num_images = 0
+        self.threads = ThreadPoolExecutor(Readers.choose().threads, "rtdetr-draw")
         self.list = JsonList(self.file)
         self.writers: list[CocoWriter | YoloWriter | CsvWriter] = []
         if "coco" in formats:
@@ -123,55 +125,45 @@ class ResultsFolder:
 
     def add(self, found: Found, name: Path) -> Path | None:
         """Writes one file's results and returns the image with boxes. name: relative to the folder, no suffix."""
-        target = self.draw(found, name)
-        self.list_found(found, name, target)
-        return target
+        self.begin_drawing(found, name).result()
+        return self.list_found(found, name)
 
-    def draw(self, found: Found, name: Path) -> Path | None:
-        """Writes the image with boxes, and crops; for several threads."""
-        image = found.as_pil
-        if image is None:
-            return None
-        target = self.folder / f"{name}.jpg"
-        save_jpeg(draw(image, found.detections), target)
-        if self.crops is not None:
-            save_crops(image, found.detections, self.crops / name)
-        return target
+    def begin_drawing(self, found: Found, name: Path) -> Begun[None]:
+        """Where the image is, in a thread or in the process that keeps it: writes the image with boxes, and crops."""
+        files = self._target(name), None if self.crops is None else self.crops / name
+        if found.kept is None:
+            return self.threads.submit(_save_drawn_here, found, *files)
+        for each in found.detections:
+            font_file(each.name)  # says what no font shows
+        return found.kept.ask(save_drawn, list(found.detections), *files)
 
-    def list_found(self, found: Found, name: Path, target: Path | None) -> None:
-        """In results.json and the other formats."""
+    def list_found(self, found: Found, name: Path) -> Path | None:
+        """In results.json and the other formats; the image with boxes, if there is one."""
         self.num_images += 1
-        if target is None:
+        if found.error:
             self.list.extend([item_of(found)])
-            return
+            return None
+        target = self._target(name)
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
             writer.add(self.num_images, name, found.file, _size(found), found.detections)
+        return target
+
+    def _target(self, name: Path) -> Path:
+        return self.folder / f"{name}.jpg"
 
     def __enter__(self) -> ResultsFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.threads.shutdown(cancel_futures=True)
         for each in (self.list, *self.writers):
             each.close()
 
 
-def save_jpeg(image: Image.Image, target: Path) -> None:
-    """A whole file or none, in place of what is there under that name; what a link leads to is left alone."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.part")
-    try:
-        image.save(beside, format="JPEG", quality=92)
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-
-
-def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
-    """1.jpg, 2.jpg, ...: what is in the box of each detection, in their order. Raises OSError."""
-    for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
-        save_jpeg(image.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")
+def _save_drawn_here(found: Found, target: Path, crops: Path | None) -> None:
+    if (image := found.as_pil) is not None:
+        save_drawn(image, found.detections, target, crops)
 
 
 class CocoWriter:

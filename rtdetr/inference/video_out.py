@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from rtdetr.extras import optional
-from rtdetr.inference.draw import Detection, draw
+from rtdetr.inference.draw import Detection, draw, save_crops
 from rtdetr.inference.prefetch import batches
-from rtdetr.inference.results import JsonLines, as_json, save_crops
+from rtdetr.inference.results import JsonLines, as_json
 from rtdetr.inference.video import Film, Frame
 
 QUALITY = {"crf": "20", "preset": "veryfast"}  # of H.264: hardly to be told from the source, and quick

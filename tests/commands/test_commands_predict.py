@@ -391,8 +391,8 @@ def test_a_list_read_by_processes(checkpoint: Path, folder: Path, capsys: pytest
     assert [each | {"detections": 0} for each in ours] == [each | {"detections": 0} for each in theirs]
     assert (ours[1]["width"], ours[1]["height"]) == (21, 30) and "error" in ours[3] and "error" in ours[9]
     capsys.readouterr()
-    assert run(checkpoint, "1.png", "--processes", "2") == 2
-    assert "--processes goes with --manifest alone" in capsys.readouterr().err
+    assert run(checkpoint, "1.png", "--processes", "2", "--slices", "64") == 2
+    assert "--processes goes without addresses, without --slices" in capsys.readouterr().err
 
 
 def test_a_killed_list_is_resumed_exactly(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from rtdetr.config import Config, ConfigError, Resize
 from rtdetr.data.classes import Classes
-from rtdetr.data.preprocess import resize, resize_there
+from rtdetr.data.preprocess import resize_there
+from rtdetr.data.resize import resize
 from rtdetr.inference import deploy
 from rtdetr.inference.deploy import (
     MAX_GRAPHS,
@@ -232,25 +232,6 @@ def test_files_give_what_images_give_one_by_one(cfg: Config, tmp_path: Path, dev
                 scores = [one.score for one in alone]
                 assert [one.score for one in each.detections] == pytest.approx(scores, abs=tolerance)
                 assert each.best_score == pytest.approx(scores[0], abs=tolerance)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_processes_read_what_threads_read(cfg: Config, tmp_path: Path, device: str) -> None:
-    files = write_images(tmp_path, 23)
-    (tmp_path / "4.png").write_bytes(b"no image")
-    detector = predictor(cfg, torch.device(device))
-    expected = list(detector.predict_files(files, 3))
-    found = list(detector.predict_files(iter(files), 3, num_processes=2))
-    assert [(each.file, each.error) for each in found] == [(each.file, each.error) for each in expected]
-    for ours, theirs in zip(found, expected):
-        assert ours.image is None and len(ours.detections) == len(theirs.detections)
-        assert ours.best_score == pytest.approx(theirs.best_score, abs=2e-2 if device == "cuda" else 1e-6)
-    started = set(multiprocessing.active_children())
-    results = detector.predict_files(files, 2, num_processes=2)
-    next(results)
-    assert len(set(multiprocessing.active_children()) - started) == 2
-    results.close()
-    assert set(multiprocessing.active_children()) <= started
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

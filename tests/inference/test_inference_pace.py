@@ -31,6 +31,7 @@ from rtdetr.inference.draw import Detection
 from rtdetr.inference.hits import Hits
 from rtdetr.inference.images import HostPixels, ThereAlready, as_pixels, crop
 from rtdetr.inference.predictor import Predictor
+from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.weights.checkpoint import CheckpointError
 
@@ -295,18 +296,27 @@ def test_an_exported_file_starts_no_gpu(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("files", "on_gpu", "cores", "readers", "said"),
+    ("files", "on_gpu", "started", "cores", "readers", "said"),
     [
-        (10, True, 16, Readers(8), "8 threads"),
-        (4096, True, 16, Readers(0, 16), "16 processes"),
-        (100_000, True, 64, Readers(0, 16), "16 processes"),
-        (100_000, True, 2, Readers(2), "2 threads"),
-        (100_000, False, 16, Readers(8), "8 threads"),
-        (100_000, False, 1, Readers(1), "1 thread"),
+        (1023, True, False, 16, Readers(8), "8 threads"),
+        (1024, True, False, 16, Readers(0, 16), "16 processes"),
+        (127, True, True, 16, Readers(8), "8 threads"),
+        (128, True, True, 16, Readers(0, 16), "16 processes"),
+        (100_000, True, False, 64, Readers(0, 16), "16 processes"),
+        (100_000, True, True, 2, Readers(2), "2 threads"),
+        (100_000, False, True, 16, Readers(8), "8 threads"),
+        (100_000, False, False, 1, Readers(1), "1 thread"),
     ],
 )
-def test_who_reads(files: int, on_gpu: bool, cores: int, readers: Readers, said: str) -> None:
-    assert Readers.choose(files, on_gpu, cores) == readers and str(readers) == said
+def test_who_reads(files: int, on_gpu: bool, started: bool, cores: int, readers: Readers, said: str) -> None:
+    assert Readers.choose(files, on_gpu, started, cores) == readers and str(readers) == said
+
+
+def test_who_has_no_python_to_start_reads_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)  # as PyInstaller says it
+    assert Readers.choose(100_000, True, True, 16) == Readers(8)
+    with pytest.raises(ConfigError, match="num_processes: expected 0 where Python cannot be started again"):
+        ReadingProcesses().start(2)
 
 
 def test_a_list_says_who_reads_it(model: RTDETRv3, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -314,16 +324,6 @@ def test_a_list_says_who_reads_it(model: RTDETRv3, tmp_path: Path, caplog: pytes
     with caplog.at_level(logging.DEBUG, "rtdetr"):
         model.predict([file, file])
     assert "2 files are read by " in caplog.text
-
-
-def test_a_list_by_processes_is_the_list_by_threads(
-    model: RTDETRv3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_images(tmp_path)
-    (tmp_path / "c.png").write_text("no image")
-    by_threads = [each.to_json() for each in model.predict(tmp_path, threshold=0)]
-    monkeypatch.setattr(Readers, "choose", classmethod(lambda cls, *_: cls(1, 2)))
-    assert [each.to_json() for each in model.predict(tmp_path, threshold=0)] == by_threads and len(by_threads) == 3
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
