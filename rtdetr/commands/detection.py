@@ -59,9 +59,9 @@ class Search(NamedTuple):
             predictor = load(args.weights, device)
         predictor.threshold = lowest_scores(predictor.classes, *thresholds(args.threshold))
         predictor.processes = processes
-        readers = predictor.readers(num_files)
-        if args.processes is not None or not processes.running:
-            readers = Readers.choose()._replace(processes=len(processes.running))
+        readers = Readers.choose()
+        if processes.running:
+            readers = readers._replace(processes=args.processes) if args.processes else predictor.readers(num_files)
         if not readers.processes:
             processes.end()
         return cls(predictor, args.batch_size, slices, readers)
