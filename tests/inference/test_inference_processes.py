@@ -75,6 +75,8 @@ def test_they_read_what_threads_read_and_stay_for_the_next_list(checkpoint: Path
     assert all(each.image is None and (each.kept is None) == bool(each.error) for each in found)
     if device == "cpu":  # a GPU's graphs come after a few batches
         assert as_text(found) == expected
+    for ours, theirs in zip(found, expected):
+        assert ours.best_score == pytest.approx(theirs[3], abs=1e-6 if device == "cpu" else 2e-2)
     assert [(each.file, each.error, each.size) for each in found] == [each[:3] for each in expected]
     running = pids_of(predictor.processes)
     again = list(predictor.predict_files(files, 5, num_processes=2, with_images=False))
