@@ -29,7 +29,6 @@ import rtdetr
 from rtdetr import cli
 from rtdetr import shipped_configs as configs
 from rtdetr.data.classes import Classes
-from rtdetr.inference import results as results_module
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
@@ -449,7 +448,7 @@ def test_a_signal_keeps_what_is_done(
             signal.raise_signal(number)
         return arguments[0]
 
-    monkeypatch.setattr(results_module, "draw", draw_and_press)
+    monkeypatch.setattr("rtdetr.inference.draw.draw", draw_and_press)
     assert run(f"{PREDICT} images images/b.png deep/fa/a.png shapes/val --output-dir new") == 128 + number
     done = len(json.loads((folder / "new" / "results.json").read_text()))
     err = capsys.readouterr().err
