@@ -1,4 +1,5 @@
-"""What every test may use: where the golden data lies, and one thread, so that tests run beside each other."""
+"""What tests of several folders use, and one thread, so that tests run beside each other. Fixtures of one folder are in
+its own conftest.py; what a fixture imports, a test without it does not need."""
 
 from __future__ import annotations
 
@@ -11,40 +12,9 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from api_cases import Web
+
     from rtdetr import RTDETRv3
-
-ROOT = Path(__file__).resolve().parents[1]
-SHARED = ROOT.parent / "shared"
-
-
-def golden_dir() -> Path:
-    """The folder of golden data: RTDETR_GOLDEN, else tests/golden."""
-    return Path(os.environ.get("RTDETR_GOLDEN") or ROOT / "tests" / "golden")
-
-
-def golden_file(name: str) -> Path:
-    """The file or folder in the first golden folder that has it: the chosen one, tests/golden, ../shared/golden."""
-    folders = (golden_dir(), ROOT / "tests" / "golden", SHARED / "golden")
-    for folder in folders:
-        if (folder / name).exists():
-            return folder / name
-    raise FileNotFoundError(f"{name} is in none of {', '.join(str(folder) for folder in folders)}")
-
-
-def shared_golden(name: str) -> Path:
-    """A golden file that is too large for the repository; skips the test, with the reason, where it is not at hand."""
-    try:
-        return golden_file(name)
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
-
-
-def shared_data(name: str) -> Path:
-    """A folder of real images; skips the test, with the reason, where it is not at hand."""
-    folder = SHARED / "data" / name
-    if not folder.is_dir():
-        pytest.skip(f"real images: ../shared/data/{name} is not there")
-    return folder
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -61,8 +31,21 @@ def _float32_as_it_was() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Generated images, to train on."""
+    from engine_helpers import tiny_data
+
+    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
+
+
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the runs of tests. A run that a module's fixture makes does draw."""
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of `api_cases`, which import what not every test needs."""
     from api_cases import write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("model"))
@@ -73,6 +56,23 @@ def model(checkpoint: Path) -> RTDETRv3:
     from rtdetr import RTDETRv3
 
     return RTDETRv3.from_pretrained(checkpoint, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from api_cases import write_images
+
+    return write_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def web() -> Iterator[Web]:
+    from api_cases import Web
+
+    server = Web()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

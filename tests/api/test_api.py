@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_cases import IDS, NAMES, write_images
+from api_cases import IDS, NAMES
 from engine_helpers import NANO
 
 import rtdetr
@@ -25,16 +25,6 @@ from rtdetr.data.data_arguments import data_updates
 from rtdetr.extras import MissingPackage
 from rtdetr.shipped_configs import find_config
 from rtdetr.weights.checkpoint import CheckpointError
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> RTDETRv3:
-    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("pictures"))
 
 
 def test_importing_the_package_imports_no_torch() -> None:

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from test_commands_table import RENUMBERED, folder, made, run  # noqa: F401
+from command_cases import RENUMBERED, run
 
 
 def test_matched_by_name_the_results_are_the_same_but_for_the_ids(
-    folder: Path,  # noqa: F811
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     figures, found = [], []
@@ -24,7 +24,7 @@ def test_matched_by_name_the_results_are_the_same_but_for_the_ids(
 
 
 def test_the_summary_and_the_table_count_the_same_boxes(
-    folder: Path,  # noqa: F811
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = folder / "shapes" / "renumbered.json"
@@ -39,7 +39,7 @@ def test_the_summary_and_the_table_count_the_same_boxes(
 
 
 def test_deployed_the_figures_are_the_same(
-    folder: Path,  # noqa: F811
+    folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = []

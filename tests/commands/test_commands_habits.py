@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_cases import PIXELS, write_checkpoint, write_images
-from test_commands_table import folder, made, run  # noqa: F401
+from api_cases import PIXELS, write_images
+from command_cases import run
 
 from rtdetr import RTDETRv3
 
@@ -59,7 +59,7 @@ def test_there_are_30_of_each() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_a_command(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, sentence = COMMANDS[command]
     assert run(command) == code
     out, err = capsys.readouterr()
@@ -110,11 +110,6 @@ PYTHON: dict[str, tuple[Callable[[Model], Any], Any]] = {
     "model.names": (lambda model: model.names, "did you mean classes.names?"),
     "model.optimize_for_inference()": (lambda model: model.optimize_for_inference(), "did you mean compile()?"),
 }
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> RTDETRv3:
-    return RTDETRv3.from_pretrained(write_checkpoint(tmp_path_factory.mktemp("model")), device="cpu")
 
 
 @pytest.mark.parametrize("name", PYTHON)

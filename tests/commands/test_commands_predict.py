@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -294,14 +293,6 @@ def test_ids_stay_through_an_occlusion(checkpoint: Path, folder: Path, monkeypat
         for found in each["detections"]:
             ids[found["category_id"]][found["track"]] += 1
     assert all(len(numbers.keys() - {None}) == 1 and numbers[None] <= 1 for numbers in ids.values()), ids
-
-
-@pytest.fixture
-def web() -> Iterator[Web]:
-    server = Web()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
 
 
 def test_an_address_is_an_image_as_a_file_is(checkpoint: Path, folder: Path, web: Web) -> None:

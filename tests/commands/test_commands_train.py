@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from command_cases import Row, check, contents, run
 from engine_helpers import tiny_config, tiny_data
-from test_commands_table import Row, check, contents, run
 
 from rtdetr.config import save_config
 from rtdetr.engine.run_files.metrics import read_rows

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_helpers import NANO, NUM_TRAIN, NUM_VAL, tiny_data, tiny_updates
+from engine_helpers import NANO, NUM_TRAIN, NUM_VAL, tiny_updates
 from plain_kernels import OurOperators
 
 from rtdetr import cli
@@ -19,11 +19,6 @@ from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="module")

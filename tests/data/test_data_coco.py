@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import shared_data
+from golden_files import shared_data
 from PIL import Image
 from test_data_images import STORED, UPRIGHT, camera_file
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_helpers import tiny_config, tiny_data
+from engine_helpers import tiny_config
 from torchvision.transforms import v2
 
 from rtdetr import RTDETRv3
@@ -63,18 +63,12 @@ class Holder:
 '''
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_curves: None) -> Iterator[None]:
     """In a folder with own_augment.py, which is no package's."""
     (tmp_path / "own_augment.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     yield
     sys.modules.pop("own_augment", None)
 

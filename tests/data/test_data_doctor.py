@@ -15,7 +15,7 @@ import pytest
 import torch
 from fuzz_data import Tracer, make_sets, try_one
 from hostile_folders import VOC, YOLO, write_voc, write_yolo
-from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, config_of, sound_document, write_case, write_images
+from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, config_of, sound_document, write_case
 from PIL import Image
 
 from rtdetr import cli
@@ -29,13 +29,6 @@ from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.types import as_floats
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound") / "pictures"
-    write_images(folder)
-    return folder
 
 
 def loss_or_sentence(annotations: Path, folder: Path, with_loss: bool = True) -> float | str:

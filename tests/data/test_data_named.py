@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hostile_named import HOSTILE, Case
-from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH, write_images
+from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
 from named_sets import CLASSES, WRITERS, link, tasks, write_coco, write_huggingface
 
 from rtdetr import cli
@@ -22,13 +22,6 @@ from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise
 
 FORMATS = tuple(WRITERS)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "images"
-    write_images(folder)
-    return folder
 
 
 def everything(data: DetectionSet) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_sets import NUM_IMAGES, write_images
+from hostile_sets import NUM_IMAGES
 from named_sets import CLASSES, boxes_of, write_coco
 from test_data_named import everything
 
@@ -19,13 +19,6 @@ from rtdetr.data.formats.packed import packed_files
 from rtdetr.data.formats.sources import open_set
 
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made") / "images"
-    write_images(folder)
-    return folder
 
 
 def rows_of(images: Path) -> Rows:

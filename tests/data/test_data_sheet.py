@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_helpers import NANO, made_up_batch, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, made_up_batch, tiny_config, tiny_updates
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -18,16 +18,6 @@ from rtdetr.types import Batch
 
 CPU = torch.device("cpu")
 NAMES = ["a", "b", "c", "d", "Δ 猫"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
 
 
 def batch_of(counts: tuple[int, ...], size: int = 64) -> Batch:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from format_sets import write_all
-from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, sound_document, write_case, write_images
+from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, sound_document, write_case
 from PIL import Image
 
 from rtdetr import cli
@@ -20,13 +20,6 @@ from rtdetr.data.defects import NOTES
 from rtdetr.data.doctor.examine import examine
 from rtdetr.data.formats.coco import read_document
 from rtdetr.data.formats.sources import not_read, open_set
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound") / "pictures"
-    write_images(folder)
-    return folder
 
 
 def check_verdict(lines: list[str], code: int) -> None:

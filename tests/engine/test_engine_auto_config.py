@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
+from engine_helpers import NUM_TRAIN, tiny_config
 
 from rtdetr import RTDETRv3
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
@@ -23,11 +23,6 @@ from rtdetr.weights.checkpoint import load_checkpoint, make_checkpoint, save_che
 from rtdetr.weights.load import read_checkpoint
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +48,6 @@ def test_the_largest_batch_that_fits_is_found(room: int, most: int) -> None:
 def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     updates = ["data.train_batch_size=auto", "train.epochs=auto", "train.max_iterations=1"]
     updates += ["optimizer.lr=0.002", "optimizer.lr_batch=16"]
     Trainer(tiny_config(data, *updates), tmp_path, CPU).run()
@@ -173,10 +167,9 @@ def test_a_number_given_stays_beside_auto(data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("multiplier", "expected"), [("0.1", KNOWING), ("auto", LIKE_THIS)])
 def test_a_resumed_run_keeps_what_it_started_with(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, multiplier: str, expected: tuple[float, ...]
+    data: Path, tmp_path: Path, multiplier: str, expected: tuple[float, ...]
 ) -> None:
     updates = [*AUTO, "train.max_iterations=1"]
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     first = tiny_config(data, *updates, f"optimizer.backbone_lr_multiplier={multiplier}")
     Trainer(first, tmp_path / "first", CPU).run()
     tuned = Trainer(tiny_config(data, *updates), tmp_path / "tuned", CPU, tuning=tmp_path / "first" / "last.pth")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, tiny_config, tiny_updates
 
 from rtdetr import Callback, cli
 from rtdetr.config import ConfigError
@@ -23,16 +23,6 @@ from rtdetr.weights.checkpoint import load_checkpoint
 
 CPU = torch.device("cpu")
 EVERY_STEP = "train.save_seconds=0"
-
-
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 class Notes(Callback):

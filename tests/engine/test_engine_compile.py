@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import made_up_batch, tiny_config, tiny_data
+from engine_helpers import made_up_batch, tiny_config
 from torch import Tensor
 
 from rtdetr.config import TrainConfig, load_config
@@ -17,11 +17,6 @@ from rtdetr.types import Batch
 
 # Boxes in the images of a batch, and the image size. A batch without boxes has one empty slot, like one with a box.
 BATCHES = [((3, 2), 64), ((5, 0), 64), ((1, 1), 96), ((0, 0), 64), ((12, 3), 96)]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data"))
 
 
 def batches() -> list[Batch]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NUM_TRAIN, NUM_VAL, tiny_config, tiny_data
+from engine_helpers import NUM_TRAIN, NUM_VAL, tiny_config
 
 from rtdetr.data.doctor import files
 from rtdetr.data.loader import build_val_loader, open_train_set
@@ -20,14 +20,9 @@ from rtdetr.engine.trainer import Trainer
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
 @pytest.fixture
-def data(made: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(made, tmp_path / "shapes")
+def data(data: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(data, tmp_path / "shapes")
 
 
 def warnings(data: Path, *updates: str) -> list[str]:
@@ -90,7 +85,6 @@ def test_ap_that_stays_at_zero_is_said_once(
     def evaluate(*_: Any) -> EvalResult:
         return EvalResult(dict.fromkeys(FIGURES, 0.0), [], [])
 
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     monkeypatch.setattr("rtdetr.engine.trainer.evaluate", evaluate)
     Trainer(tiny_config(data, "train.eval_every=1"), tmp_path / "run", CPU).run()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: AP is still 0")]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import tiny_config, tiny_data
+from engine_helpers import tiny_config
 
 from rtdetr.engine.early_stop import EarlyStop
 from rtdetr.engine.evaluation.evaluator import FIGURES, EvalResult
@@ -22,15 +22,9 @@ SENTENCE = (
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
 @pytest.fixture(autouse=True)
 def _figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations find .3, .34, .32, .34, .9, .9, ... in turn."""
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
     turns = iter([0.3, 0.34, 0.32, 0.34, *[0.9] * 20])
 
     def evaluate(*_: Any) -> EvalResult:

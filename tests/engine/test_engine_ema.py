@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from conftest import golden_dir
+from golden_files import golden_dir
 from torch import Tensor, nn
 
 from rtdetr.config import EmaConfig

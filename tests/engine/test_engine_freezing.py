@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 import torch
-from engine_helpers import tiny_config, tiny_data
+from engine_helpers import tiny_config
 from torch import Tensor
 
 from rtdetr.config import BackboneConfig
@@ -17,11 +17,6 @@ from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 CPU = torch.device("cpu")
 PARTS = ("backbone.stem.", "backbone.stages.0.", "backbone.stages.1.", "backbone.stages.2.", "backbone.stages.3.")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, tiny_config, tiny_updates
 from test_engine_replay import LAYER, at_step
 from test_engine_signals import ROOT, environment
 
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
 # No crop takes a box away, so that there is one kind of batch: captured at the third step.
 ALIKE = ("data.augment.crop_prob=0", "model.supervision.num_denoising=1", "train.epochs=4")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 def spoil_layer(trainer: Trainer, steps: set[int]) -> None:

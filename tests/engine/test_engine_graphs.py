@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import made_up_batch, tiny_config, tiny_data
+from engine_helpers import made_up_batch, tiny_config
 
 from rtdetr.config import ConfigError, Kernels, TrainConfig
 from rtdetr.engine.acceleration import graphs
@@ -17,11 +17,6 @@ from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.types import Batch, Targets
 
 ON_GPU = ("train.precision=fp32", "train.compile=off", "optimizer.lr=1e-4")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data"))
 
 
 def batches(rounds: int) -> list[Batch]:

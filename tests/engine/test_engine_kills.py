@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_updates
 from test_engine_signals import ROOT, assert_ends_like, environment
 
 from rtdetr.engine.run_files.metrics import read_rows
@@ -24,11 +24,6 @@ EVENTS = range(12, 60)  # of kill_at, from after the first save to before the la
 NEVER = "kill999"
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts processes in /proc")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="module")

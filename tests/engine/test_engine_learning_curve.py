@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_updates
 
 from rtdetr import cli
 from rtdetr.config import load_config
@@ -18,21 +18,13 @@ from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
 def command(data: Path, folder: Path, *updates: str, weights: Path | None = None) -> int:
     arguments = ["learning-curve", "-c", str(NANO), "--device", "cpu", "--output-dir", str(folder)]
     arguments += ["-t", str(weights)] if weights else []
     return cli.main([*arguments, "-u", *tiny_updates(data), "train.eval_every=1", *updates])
 
 
-def test_both_runs_have_the_same_iterations(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+def test_both_runs_have_the_same_iterations(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(data, tmp_path / "curve", "data.train_batch_size=3") == 0
     said = capsys.readouterr().out.splitlines()
     written = json.loads((tmp_path / "curve" / "learning_curve.json").read_text())
@@ -50,10 +42,7 @@ def test_both_runs_have_the_same_iterations(
     assert "holds half, whole, half.json, learning_curve.json already" in capsys.readouterr().err
 
 
-def test_both_runs_keep_of_weights_what_a_training_keeps(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+def test_both_runs_keep_of_weights_what_a_training_keeps(data: Path, tmp_path: Path) -> None:
     slowly = "optimizer.backbone_lr_multiplier=0.1"
     Trainer(tiny_config(data, "train.max_iterations=1", slowly), tmp_path / "start", torch.device("cpu")).run()
     updates = [*(f"{key}=auto" for key in BY_WEIGHTS), "train.max_iterations=1"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_helpers import tiny_config, tiny_data
+from engine_helpers import tiny_config
 from torch.utils.checkpoint import checkpoint
 
 from rtdetr.config import Config, ConfigError
@@ -19,11 +19,6 @@ from rtdetr.engine.planning.memory_estimate import Need, estimate, train_on_wors
 from rtdetr.losses.functional import by_itself, mean_over_processes
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.mark.parametrize(("graphs", "largest"), [("off", 9), ("on", 4)])

@@ -99,10 +99,7 @@ def test_muon_goes_on_from_a_saved_state() -> None:
         assert torch.equal(a, b)
 
 
-def test_a_resumed_run_ends_in_the_same_weights_and_asks_for_muon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
+def test_a_resumed_run_ends_in_the_same_weights_and_asks_for_muon(tmp_path: Path) -> None:
     data, cpu = tiny_data(tmp_path / "data"), torch.device("cpu")
     one, two = (tiny_config(data, "optimizer.muon_lr_multiplier=3", f"train.max_iterations={n}") for n in (1, 2))
     Trainer(two, tmp_path / "straight", cpu).run()

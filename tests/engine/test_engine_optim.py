@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import golden_dir
+from golden_files import golden_dir
 from torch import nn
 
 from rtdetr.config import OptimizerConfig, load_config

@@ -6,22 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_updates
 
 from rtdetr import cli
 from rtdetr.data.loader import open_train_set
 from rtdetr.data.subset import spread, with_boxes, write_subset
 from rtdetr.engine.evaluation.overfit import by_heart
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
 
 
 def command(data: Path, number: int, folder: Path, *updates: str) -> int:

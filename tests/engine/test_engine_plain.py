@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import made_up_batch, tiny_config, tiny_data, tiny_updates
+from engine_helpers import made_up_batch, tiny_config, tiny_updates
 from plain_kernels import OurOperators
 from test_engine_signals import ROOT, environment
 
@@ -36,11 +36,6 @@ print("libraries:", sorted({"_cpu.so", "_cuda.so"} & {Path(each).name for each i
 print(*sorted(called.names), "SciPy:", len(solved))
 sys.exit(code)
 """
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.mark.parametrize("kernels", ["plain", "auto"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, tiny_config, tiny_data
+from engine_helpers import NANO, tiny_config
 
 from rtdetr import cli
 from rtdetr.config import ConfigError
@@ -19,16 +19,6 @@ from rtdetr.losses.criterion import Criterion
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 def at_step(trainer: Trainer, iteration: int, action: Callable[[], None]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NUM_TRAIN, tiny_config, tiny_data
+from engine_helpers import NUM_TRAIN, tiny_config
 
 from rtdetr import cli
 from rtdetr.engine.run_files.metrics import read_rows
@@ -18,16 +18,6 @@ from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 CPU = torch.device("cpu")
 EPOCHS = 4
 SEEN = {6: (2, 0), 4: (1, 4), 5: (1, 8)}  # epoch and images of it after so many steps of 4 images
-
-
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="module")

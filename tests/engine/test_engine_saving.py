@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, tiny_config, tiny_updates
 
 from rtdetr import cli
 from rtdetr.config import ConfigError
@@ -30,16 +30,6 @@ from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, save_che
 
 CPU = torch.device("cpu")
 OFTEN = "train.save_seconds=0"
-
-
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NANO, tiny_config, tiny_data, tiny_updates
+from engine_helpers import NANO, tiny_config, tiny_updates
 from signal_runs import GRACE, send
 from torch.utils.data import DataLoader
 
@@ -33,11 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts processes in /proc"),
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
 
 
 @pytest.fixture(scope="module")

@@ -31,17 +31,6 @@ from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than these runs. The `whole` run, made before this applies, does draw."""
-    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda *_: None)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_data(tmp_path_factory.mktemp("data") / "shapes")
-
-
 def train_rows(folder: Path) -> list[dict[str, str]]:
     """Columns of the training rows as text; times and memory differ between runs, and there are none of evaluation."""
     rows = [row for row in read_rows(folder / "metrics.csv") if row["kind"] == "train"]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from api_cases import PIXELS, Web, write_images
+from api_cases import PIXELS, Web
 from PIL import Image
 
 from rtdetr import RTDETRv3
@@ -22,24 +22,6 @@ from rtdetr.extras import MissingPackage
 from rtdetr.inference import fetch, slicing, video
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.sources import Opener
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint: Path) -> RTDETRv3:
-    return RTDETRv3.from_pretrained(checkpoint, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("pictures"))
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[Web]:
-    server = Web()
-    yield server
-    server.server.shutdown()
-    server.server.server_close()
 
 
 def test_one_image_in_any_form_gives_the_same(model: RTDETRv3, image: Path, web: Web) -> None:

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import shared_golden
+from golden_files import shared_golden
 from losses_naive import assign, dense_entries
 from torch import Tensor
 

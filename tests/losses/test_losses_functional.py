@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import golden_dir
+from golden_files import golden_dir
 
 from rtdetr.boxes import giou, iou
 from rtdetr.losses import functional

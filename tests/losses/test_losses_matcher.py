@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from conftest import golden_dir
+from golden_files import golden_dir
 from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy

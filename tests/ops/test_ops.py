@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import golden_file, shared_golden
+from golden_files import golden_file, shared_golden
 from golden_formulas import unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +17,7 @@ from ops_cases import (
     TOLERANCE,
     Inputs,
     Shapes,
+    Target,
     make_inputs,
     misaligned,
     naive,
@@ -26,17 +27,10 @@ from ops_cases import (
 )
 from torch import Tensor
 
-from rtdetr.ops import Backend, MSDeformAttnFunction, ms_deform_attn, ms_deform_attn_fused
+from rtdetr.ops import MSDeformAttnFunction, ms_deform_attn, ms_deform_attn_fused
 from rtdetr.ops.reference import locations_from_offsets, ms_deform_attn_reference, softmax_weights
 
-Target = tuple[Backend, str]
 SHAPES: Shapes = ((9, 7), (5, 4), (1, 3))
-
-
-@pytest.fixture(params=BACKENDS)
-def target(request: pytest.FixtureRequest) -> Target:
-    require(*request.param)
-    return request.param
 
 
 def run(x: Inputs, target: Target) -> tuple[Tensor, ...]:

@@ -8,24 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from ops_cases import BACKENDS, TOLERANCE, relative, require
+from ops_cases import BACKENDS, TOLERANCE, Target, relative, require
 from torch import Tensor
 
-from rtdetr.ops import Backend, DeformableFeatureAggregation, compiled, deformable_aggregation
+from rtdetr.ops import DeformableFeatureAggregation, compiled, deformable_aggregation
 from rtdetr.ops import backend as backend_module
 from rtdetr.ops.deformable_aggregation import project_points
 
-Target = tuple[Backend, str]
 CameraShapes = tuple[tuple[tuple[int, int], ...], ...]
 # Two cameras alike and one of another size.
 CAMERAS: CameraShapes = (((6, 9), (3, 5)), ((6, 9), (3, 5)), ((4, 4), (1, 2)))
 NAMES = ("output", "grad_features", "grad_locations", "grad_weights")
-
-
-@pytest.fixture(params=BACKENDS)
-def target(request: pytest.FixtureRequest) -> Target:
-    require(*request.param)
-    return request.param
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ops_cases import BACKENDS, make_inputs, require
+from ops_cases import Target, make_inputs
 
-from rtdetr.ops import Backend, compat, ms_deform_attn, ms_deform_attn_fused
+from rtdetr.ops import compat, ms_deform_attn, ms_deform_attn_fused
 
-Target = tuple[Backend, str]
 SHAPES = ((9, 7), (5, 4), (1, 3))
-
-
-@pytest.fixture(params=BACKENDS)
-def target(request: pytest.FixtureRequest) -> Target:
-    require(*request.param)
-    return request.param
 
 
 NUMPY = "expected a tensor, got ndarray"

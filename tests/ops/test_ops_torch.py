@@ -9,22 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from ops_cases import BACKENDS, Shapes, make_inputs, relative, require
+from ops_cases import BACKENDS, Shapes, Target, make_inputs, relative, require
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from rtdetr.ops import Backend, ms_deform_attn, ms_deform_attn_fused
 
-Target = tuple[Backend, str]
 SHAPES: Shapes = ((9, 7), (5, 4), (2, 3))
 COMPILED = [BACKENDS[1], BACKENDS[3]]
-
-
-@pytest.fixture(params=BACKENDS)
-def target(request: pytest.FixtureRequest) -> Target:
-    require(*request.param)
-    return request.param
 
 
 @pytest.fixture(params=COMPILED)

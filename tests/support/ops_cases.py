@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rtdetr.ops import why_not_compiled
+from rtdetr.ops import Backend, why_not_compiled
 
+Target = tuple[Backend, str]  # and a device
 Shapes = tuple[tuple[int, int], ...]
 PYRAMID: Shapes = ((80, 80), (40, 40), (20, 20))  # of a 640 x 640 image
 LOW = (torch.float16, torch.bfloat16)

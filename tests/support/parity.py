@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conftest import SHARED, golden_dir, golden_file
+from golden_files import SHARED, golden_dir, golden_file
 from golden_formulas import Array, det_image, det_param
 from PIL import Image
 from tolerances import Tolerance

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import shared_data
+from golden_files import shared_data
 from PIL import Image
 from test_parity_foreign import rtdetr_state
 from test_weights_checkpoint import nano_config
-from test_weights_registry import Server, server
 from torch import nn
+from weight_server import Server
 
 from rtdetr import RTDETRv3
 from rtdetr.cli import main
@@ -29,7 +29,6 @@ from rtdetr.weights.registry import OfficialFile
 from rtdetr.weights.training_parts import OTHER_SELECTOR
 
 NAME = "rtdetr_r18vd_o365"
-__all__ = ["server"]
 
 
 @pytest.fixture
