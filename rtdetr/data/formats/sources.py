@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
@@ -42,6 +43,45 @@ ONE_FILE = ("coco", "lvis", "labelstudio", "cvat")  # images lie anywhere near i
 BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without ids of classes
 
 
+class Layout(NamedTuple):
+    """A format that is known by the files of its folder."""
+
+    find: Callable[[Path], Any]  # what its reader needs, or None where it is not that format
+    sets: Callable[[Any, Path], Mapping[str, tuple[Path, Path | None]]]  # that, path -> where each lies, its images
+    read: Callable[[Any, DataSource, Problems], CocoDocument]
+
+
+LAYOUTS: dict[Format, Layout] = {  # looked for in this order
+    "yolo": Layout(
+        find_yolo,
+        lambda yolo, _: {split: (yolo.path, image_folder(yolo, split)) for split in yolo.sets},
+        lambda yolo, source, problems: read_yolo(yolo, source.split, problems, source.images, source.max_megapixels),
+    ),
+    "cvat": Layout(
+        find_cvat,
+        lambda cvat, _: dict.fromkeys(cvat.subsets, (cvat.path, None)),
+        lambda cvat, source, problems: read_cvat(cvat, source.split, problems),
+    ),
+    "voc": Layout(
+        find_voc,
+        lambda voc, path: {
+            split: (path if path.is_file() else voc.root, each.images) for split, each in voc.sets.items()
+        },
+        lambda voc, source, problems: read_voc(voc, source.split, problems, source.images),
+    ),
+    "labelme": Layout(
+        find_labelme,
+        lambda labelme, path: {split: (path, images) for split, images in labelme.sets.items()},
+        lambda labelme, source, problems: read_labelme(labelme, source.split, problems, source.images),
+    ),
+    "huggingface": Layout(
+        find_image_folder,
+        lambda folder, path: {split: (path, images) for split, images in folder.sets.items()},
+        lambda folder, source, problems: read_image_folder(folder, source.split, problems, source.max_megapixels),
+    ),
+}
+
+
 def recognise(path: str | Path) -> Format:
     """The format of a file or folder of annotations. Raises DataError, which says what was looked for."""
     return next(iter(find_sources(path).values())).format
@@ -67,10 +107,11 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
 
 
 def _recognised(path: Path) -> dict[str, DataSource]:
-    for read in (_yolo, _cvat, _voc, _labelme, _image_folder, _coco):
-        if found := read(path):
-            return found
-    return {}
+    for format, layout in LAYOUTS.items():
+        found = layout.find(path)
+        if found is not None and (sets := layout.sets(found, path)):
+            return {split: DataSource(format, place, split, images) for split, (place, images) in sets.items()}
+    return _coco(path)
 
 
 @contextmanager
@@ -154,30 +195,14 @@ def read_document(
 
 
 def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:
-    if source.format == "voc":
-        voc = find_voc(source.path)
-        if voc is not None:
-            return read_voc(voc, source.split, problems, source.images)
-    elif source.format == "yolo":
-        yolo = find_yolo(source.path)
-        if yolo is not None:
-            return read_yolo(yolo, source.split, problems, source.images, source.max_megapixels)
-    elif source.format == "labelstudio":
+    if source.format == "labelstudio":
         folders = [source.images] if source.images else _folders_near(source.path, source.split)
         return read_labelstudio(source.path, folders, problems)
-    elif source.format == "cvat":
-        cvat = find_cvat(source.path)
-        if cvat is not None:
-            return read_cvat(cvat, source.split, problems)
-    elif source.format == "labelme":
-        labelme = find_labelme(source.path)
-        if labelme is not None:
-            return read_labelme(labelme, source.split, problems, source.images)
-    elif source.format == "huggingface":
-        folder = find_image_folder(source.path)
-        if folder is not None:
-            return read_image_folder(folder, source.split, problems, source.max_megapixels)
-    return coco.read_document(source.path, limit)
+    layout = LAYOUTS.get(source.format)
+    found = layout and layout.find(source.path)
+    if layout is None or found is None:
+        return coco.read_document(source.path, limit)
+    return layout.read(found, source, problems)
 
 
 def open_set(
@@ -252,40 +277,6 @@ def _folders_near(path: Path, split: str) -> list[Path]:
     inside = sorted(each for folder in {root, path.parent} if folder.is_dir() for each in folder.iterdir())
     around = [each for each in inside if each.is_dir()]
     return [path.parent, *nested, root / "images", root / "JPEGImages", root, *around]
-
-
-def _yolo(path: Path) -> dict[str, DataSource]:
-    found = find_yolo(path)
-    if found is None:
-        return {}
-    return {split: DataSource("yolo", found.path, split, image_folder(found, split)) for split in found.sets}
-
-
-def _voc(path: Path) -> dict[str, DataSource]:
-    found = find_voc(path)
-    if found is None:
-        return {}
-    return {
-        split: DataSource("voc", path if path.is_file() else found.root, split, each.images)
-        for split, each in found.sets.items()
-    }
-
-
-def _cvat(path: Path) -> dict[str, DataSource]:
-    found = find_cvat(path)
-    return {split: DataSource("cvat", found.path, split) for split in found.subsets} if found else {}
-
-
-def _labelme(path: Path) -> dict[str, DataSource]:
-    found = find_labelme(path)
-    return {split: DataSource("labelme", path, split, place) for split, place in found.sets.items()} if found else {}
-
-
-def _image_folder(path: Path) -> dict[str, DataSource]:
-    found = find_image_folder(path)
-    return (
-        {split: DataSource("huggingface", path, split, place) for split, place in found.sets.items()} if found else {}
-    )
 
 
 def _json_format(path: Path) -> Format:
