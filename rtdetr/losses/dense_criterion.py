@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.boxes import giou
-from rtdetr.losses.assigners import assign_atss, assign_task_aligned
+from rtdetr.losses.assigners import Assignment, assign_atss, assign_task_aligned
 from rtdetr.losses.functional import (
     VarifocalOfMatches,
     at_least_float32,
@@ -43,16 +43,9 @@ def dense_losses(
     centres = points / strides
     boxes = torch.cat((centres - distances[..., :2], centres + distances[..., 2:]), dim=-1)  # xyxy, in strides
 
-    predicted = boxes.detach() * strides
-    images = max(1, MOST_PAIRS // (targets.labels.shape[1] * len(points)))
-    parts = []
-    for start in range(0, len(predicted), images):
-        part, some = slice(start, start + images), targets.part(start, start + images)
-        if task_aligned:
-            parts.append(assign_task_aligned(points, logits[part].detach().sigmoid(), predicted[part], some))
-        else:
-            parts.append(assign_atss(points, strides, outputs.level_cells, predicted[part], some))
-    positive, labels, wanted, scores = map(torch.cat, zip(*parts)) if len(parts) > 1 else parts[0]
+    positive, labels, wanted, scores = _assign(
+        outputs, logits.detach(), boxes.detach() * strides, targets, task_aligned
+    )
     wanted = torch.where(positive[..., None], wanted / strides, boxes.detach())
     total_score = (mean_over_processes(scores.sum()).clamp(min=1) / share).to(logits.dtype)
 
@@ -75,3 +68,19 @@ def dense_losses(
         losses["loss_cls_aux_o2m"] + iou_weight * losses["loss_iou_aux_o2m"] + dfl_weight * losses["loss_dfl_aux_o2m"]
     )
     return losses
+
+
+def _assign(
+    outputs: DenseOutputs, logits: Tensor, predicted: Tensor, targets: Targets, task_aligned: bool
+) -> Assignment:
+    """predicted: (B, A, 4) xyxy in pixels."""
+    points, strides = outputs.points.to(logits.dtype), outputs.strides.to(logits.dtype)
+    images = max(1, MOST_PAIRS // (targets.labels.shape[1] * len(points)))
+    parts = []
+    for start in range(0, len(predicted), images):
+        part, some = slice(start, start + images), targets.part(start, start + images)
+        if task_aligned:
+            parts.append(assign_task_aligned(points, logits[part].sigmoid(), predicted[part], some))
+        else:
+            parts.append(assign_atss(points, strides, outputs.level_cells, predicted[part], some))
+    return Assignment(*map(torch.cat, zip(*parts))) if len(parts) > 1 else parts[0]
