@@ -27,6 +27,7 @@ from rtdetr.benchmarks import eval as benchmark_eval
 from rtdetr.benchmarks import infer as benchmark_infer
 from rtdetr.benchmarks import op as benchmark_op
 from rtdetr.benchmarks import train as benchmark_train
+from rtdetr.commands.arguments import add_kernels
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
@@ -75,6 +76,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
     infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     infer.add_argument("--batch", nargs="+", type=positive, default=[1, 32], help="images at a time (default: 1 32)")
+    add_kernels(infer)
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
     infer.add_argument(
         "--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES, *benchmark_infer.PUBLIC], help=text
@@ -215,8 +217,9 @@ def measure_infer(args: argparse.Namespace) -> int:
     print(benchmark_infer.header())
     rows = []
     names = args.rows or benchmark_infer.rows_for(device)
+    updates = [*args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
     for row in benchmark_infer.measure_rows(
-        args.config, args.update, device, names, args.batch, args.num_files, args.profile
+        args.config, updates, device, names, args.batch, args.num_files, args.profile
     ):
         rows.append(row)
         print(benchmark_infer.line(row), flush=True)

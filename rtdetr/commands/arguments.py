@@ -80,8 +80,8 @@ def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda when there is one)")
 
 
-def add_kernels(parser: argparse.ArgumentParser) -> None:
-    text = "auto, or plain: PyTorch and SciPy alone (default: as the config says)"
+def add_kernels(parser: argparse.ArgumentParser, default: str = "as the config says") -> None:
+    text = f"auto, or plain: PyTorch and SciPy alone (default: {default})"
     parser.add_argument("--kernels", choices=("auto", "plain"), help=text)
 
 

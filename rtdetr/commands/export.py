@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.commands.arguments import Parser, add_overwrite, add_weights
+from rtdetr.commands.arguments import Parser, add_kernels, add_overwrite, add_weights
 
 if TYPE_CHECKING:
     from rtdetr.export import Certificate
@@ -38,12 +38,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     weights = args.weights or args.named_weights
 
     from rtdetr.export import check_file, export_model, targets
+    from rtdetr.ops.kernels import Kernels, using
     from rtdetr.outputs import check_outputs, writing
 
     targets.check_source(weights)
+    kernels: Kernels = args.kernels or "auto"  # that of the config is about training
     if args.check:
         _check_operators(args.operators, args.check)
-        with writing(args.check):
+        with writing(args.check), using(kernels):
             certificate = check_file(weights, args.check, args.images, say=print).certificate
         print(f"{args.check}: {_verdict(certificate)} {weights}")
         if args.operators:
@@ -54,7 +56,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     targets.check(output, args.format)
     _check_operators(args.operators, output)
     check_outputs(targets.of(output, args.format), [weights], args.overwrite)
-    with writing(output):
+    with writing(output), using(kernels):
         exported = export_model(
             weights,
             args.format,
@@ -124,5 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     text = "compare on images of this folder; default: those of --calibrate, else generated ones"
     parser.add_argument("--images", "--pictures", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")
+    add_kernels(parser, "auto")
     add_overwrite(parser)
     return parser

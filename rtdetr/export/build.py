@@ -38,6 +38,7 @@ from rtdetr.inference.runtimes import SMALLEST, is_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops import Backend, why_not_compiled
+from rtdetr.ops.kernels import are_plain
 from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import weights_sha256
@@ -230,7 +231,7 @@ def _write(
         _write_edge(format, model, metadata, path)
         return
     if format in ("torch-export", "aot"):
-        with_op = format == "aot" and why_not_compiled(torch.empty(0)) is None
+        with_op = format == "aot" and not are_plain() and why_not_compiled(torch.empty(0)) is None
         graph = graph_of(metadata, "cpu" if with_op else "torch")
         if format == "aot":
             write_package(graph, metadata, path, with_op)

@@ -85,6 +85,15 @@ def test_a_row_that_fails_costs_itself_alone(
     assert json.loads((tmp_path / "rows.json").read_text())["measurements"] == [failed, good]
 
 
+@pytest.mark.parametrize(("option", "expected"), [([], []), (["--kernels", "plain"], ["kernels=plain"])])
+def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[str], expected: list[str]) -> None:
+    benchmark, infer = tool("benchmarks.__main__"), tool("benchmarks.infer")
+    given: list[list[str]] = []
+    monkeypatch.setattr(infer, "measure_rows", lambda _, updates, *rest: given.append(updates) or iter(()))
+    assert benchmark.main(["infer", "--device", "cpu", "-u", "seed=1", *option]) == 0
+    assert given == [["seed=1", *expected]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
