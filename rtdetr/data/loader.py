@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -57,25 +58,17 @@ class LoadedImage(NamedTuple):
     unreadable: tuple[str, ...] = ()  # about images that this one takes the place of
 
 
+@dataclass(eq=False)
 class TrainingSamples(Dataset[LoadedImage]):
     """Augmented images of a set, and for one that cannot be used the next one of the epoch's order. Backends make the
     same boxes, and pixels that differ by rounding."""
 
-    def __init__(
-        self,
-        source: DetectionSet,
-        augmentation: Augmentation,
-        seed: int,
-        backend: Literal["fused", "plain"] = "fused",
-        paste_prob: float = 0.0,
-        custom: Custom | None = None,
-    ) -> None:
-        self.source = source
-        self.augmentation = augmentation
-        self.seed = seed
-        self.backend = backend
-        self.paste_prob = paste_prob
-        self.custom = custom
+    source: DetectionSet
+    augmentation: Augmentation
+    seed: int
+    backend: Literal["fused", "plain"] = "fused"
+    paste_prob: float = 0.0
+    custom: Custom | None = None
 
     def __getitem__(self, key: SampleKey) -> LoadedImage:
         again = (key.before,) if key.before else ()

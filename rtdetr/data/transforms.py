@@ -6,6 +6,7 @@ lack. The recipe says what happens to the boxes, here, and to the pixels, in rtd
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -48,30 +49,18 @@ class Recipe(NamedTuple):
     turns: int = 0  # by 90 degrees, counterclockwise
 
 
+@dataclass(frozen=True)
 class Augmentation:
-    """Draws recipes. The arguments are the probabilities of the five steps, the largest ratio of an expanded side to
-    the old one, the epochs before the first turn, and those over which expanding and cropping come in. The official
-    reader does not turn images, and does all else from the start."""
+    """Draws recipes. The official reader does not turn images, and does all else from the start."""
 
-    def __init__(
-        self,
-        distort_prob: float,
-        expand_prob: float,
-        expand_max_ratio: float,
-        crop_prob: float,
-        flip_prob: float,
-        turn_prob: float = 0.0,
-        turn_after: int = 0,
-        zoom_ramp: int = 0,
-    ) -> None:
-        self.distort_prob = distort_prob
-        self.expand_prob = expand_prob
-        self.expand_max_ratio = expand_max_ratio
-        self.crop_prob = crop_prob
-        self.flip_prob = flip_prob
-        self.turn_prob = turn_prob
-        self.turn_after = turn_after
-        self.zoom_ramp = zoom_ramp
+    distort_prob: float
+    expand_prob: float
+    expand_max_ratio: float  # of an expanded side to the old one
+    crop_prob: float
+    flip_prob: float
+    turn_prob: float = 0.0
+    turn_after: int = 0  # epochs
+    zoom_ramp: int = 0  # epochs over which expanding and cropping come in
 
     def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
         """A recipe for an image of `size` (h, w) with these boxes, in an epoch (from 0)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -28,16 +29,14 @@ class SetLosses(NamedTuple):
     giou: Tensor  # (K,)
 
 
+@dataclass(eq=False)
 class Criterion:
     """All losses; names of the official repo: ppdet/modeling/losses/detr_loss.py, ppdet/modeling/heads/detr_head.py."""
 
-    def __init__(
-        self, cfg: LossConfig, num_classes: int, one_to_many_repeats: int, crowd_limit: int = CROWD_LIMIT
-    ) -> None:
-        self.cfg = cfg
-        self.num_classes = num_classes
-        self.one_to_many_repeats = one_to_many_repeats
-        self.crowd_limit = crowd_limit
+    cfg: LossConfig
+    num_classes: int
+    one_to_many_repeats: int
+    crowd_limit: int = CROWD_LIMIT
 
     def __call__(
         self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int] = ()
