@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rtdetr.garbage import uncollected
+from rtdetr.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
     from rtdetr.api import RTDETRv3
     from rtdetr.engine.callbacks import Callback
-    from rtdetr.gpu import wake_gpu
+    from rtdetr.gpu_startup import wake_gpu
     from rtdetr.inference.result import Result
 
 __version__ = "0.1.0"
@@ -20,7 +20,7 @@ _HOMES = {
     "Callback": "rtdetr.engine.callbacks",
     "RTDETRv3": "rtdetr.api",
     "Result": "rtdetr.inference.result",
-    "wake_gpu": "rtdetr.gpu",
+    "wake_gpu": "rtdetr.gpu_startup",
 }
 
 
@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     """Imports torch and the rest when somebody asks for them: `import rtdetr` and `rtdetr --help` do not."""
     if name not in _HOMES:
         raise AttributeError(f"module 'rtdetr' has no attribute {name!r}")
-    with uncollected():
+    with collection_paused():
         value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

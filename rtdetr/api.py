@@ -16,8 +16,8 @@ from rtdetr.data.classes import Classes, DataError, new_classes
 from rtdetr.data.data_arguments import data_updates, path_of
 from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
 from rtdetr.foreign_names import check_arguments, no_attribute
-from rtdetr.garbage import uncollected
-from rtdetr.gpu import wake_gpu
+from rtdetr.garbage_collection import collection_paused
+from rtdetr.gpu_startup import wake_gpu
 from rtdetr.shipped_configs import find_config
 
 if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while the GPU starts
@@ -113,7 +113,7 @@ class RTDETRv3:
         path, options = path_of("name", name), (compile, half)
         if path.suffix not in EXPORTED:
             wake_gpu(str(device))
-        with uncollected():
+        with collection_paused():
             from rtdetr.engine import distributed
             from rtdetr.inference.deploy import waking
             from rtdetr.inference.predictors import Predictors

@@ -33,8 +33,8 @@ from rtdetr.commands import (
     train,
     weights,
 )
+from rtdetr.openmp_threads import yielding_cpu
 from rtdetr.outputs import nobody_reads
-from rtdetr.threads import making_room
 from rtdetr.wording import command_running
 
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
-        with making_room(), command_running():
+        with yielding_cpu(), command_running():
             done = COMMANDS[name].run(rest)
         sys.stdout.flush()
         return done

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rtdetr.garbage import uncollected
-from rtdetr.gpu import wake_gpu
+from rtdetr.garbage_collection import collection_paused
+from rtdetr.gpu_startup import wake_gpu
 
 if __name__ == "__main__":  # the process of a row, which answers as soon as `rtdetr predict` does
     wake_gpu(json.loads(sys.argv[1])["device"])
 
-with uncollected():
+with collection_paused():
     import torch
     from PIL import Image
     from torch import Tensor

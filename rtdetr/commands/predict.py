@@ -23,8 +23,8 @@ from rtdetr.commands.arguments import (
     is_weights,
     overlap_share,
 )
-from rtdetr.garbage import uncollected
-from rtdetr.gpu import wake_gpu
+from rtdetr.garbage_collection import collection_paused
+from rtdetr.gpu_startup import wake_gpu
 from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.weights.suffix in CHECKPOINTS:
         wake_gpu(args.device)
 
-    with uncollected():
+    with collection_paused():
         from rtdetr.commands import predict_manifest, predict_video
         from rtdetr.commands.detection import Search
         from rtdetr.engine import distributed

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_threshold, add_weights, thresholds
-from rtdetr.garbage import uncollected
-from rtdetr.gpu import wake_gpu
+from rtdetr.garbage_collection import collection_paused
+from rtdetr.gpu_startup import wake_gpu
 
 ABOUT = """Detects in images that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
 Prometheus' figures at /metrics.
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for module in ("fastapi", "uvicorn", "python_multipart"):
         optional(module, "serve", "`rtdetr serve`")
 
-    with uncollected():
+    with collection_paused():
         from rtdetr.engine.distributed import choose_device
         from rtdetr.inference.predictor import Predictor
         from rtdetr.inference.thresholds import lowest_scores

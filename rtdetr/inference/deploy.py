@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rtdetr.config import ConfigError, Kernels
 from rtdetr.data.preprocess import SCALE
-from rtdetr.gpu import load_libraries
+from rtdetr.gpu_startup import load_libraries
 from rtdetr.models.deployed import DeployedModel, DeployOptions
 from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import Network

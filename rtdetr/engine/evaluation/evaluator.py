@@ -23,7 +23,7 @@ from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
 from rtdetr.engine.evaluation.operating_points import OperatingPoint, operating_points
-from rtdetr.garbage import uncollected
+from rtdetr.garbage_collection import collection_paused
 from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
 
@@ -163,7 +163,7 @@ def detect(
     ]
 
 
-@uncollected()  # a dict per detection makes Python look again and again for circles among millions of objects
+@collection_paused()  # a dict per detection makes Python look again and again for circles among millions of objects
 def score(
     detections: list[dict[str, Any]],
     annotations: str | Path | DataSource,

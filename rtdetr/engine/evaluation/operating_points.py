@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.engine.evaluation.error_analysis import LOWEST, best_f1, matched
-from rtdetr.garbage import uncollected
+from rtdetr.garbage_collection import collection_paused
 
 
 class OperatingPoint(NamedTuple):
@@ -27,7 +27,7 @@ class OperatingPoint(NamedTuple):
 NOWHERE = OperatingPoint(math.nan, math.nan, math.nan, math.nan)
 
 
-@uncollected()  # as in `score`
+@collection_paused()  # as in `score`
 def operating_points(
     truth: CocoDocument, detections: Iterable[Mapping[str, Any]], given: Mapping[int, float] | None = None
 ) -> dict[int, OperatingPoint]:

@@ -1,4 +1,4 @@
-"""Threads that make room when other programs want the CPU.
+"""OpenMP threads that yield the CPU when other programs want it.
 
 GNU OpenMP's threads spin for milliseconds while they wait for work. On an idle machine that is the fastest way to wait.
 Beside a busy program, the one that spins holds the core that the one it waits for needs. OMP_WAIT_POLICY=PASSIVE or a
@@ -28,13 +28,13 @@ PATIENCE = 4  # quiet looks in a row after which the machine is no longer crowde
 
 
 @contextmanager
-def making_room() -> Iterator[None]:
+def yielding_cpu() -> Iterator[None]:
     """In here, OpenMP threads that wait for work spin only as long as nobody else wants the CPU."""
     if any(name in os.environ for name in CHOICES) or not (TASKS.parent / "schedstat").is_file():
         yield
         return
     stop = threading.Event()
-    watch = threading.Thread(target=_watch, args=(stop,), name="making_room", daemon=True)
+    watch = threading.Thread(target=_watch, args=(stop,), name="yielding_cpu", daemon=True)
     watch.start()
     try:
         yield

@@ -1,4 +1,4 @@
-"""OpenMP threads make room on a crowded machine, unless the user has decided how they wait."""
+"""OpenMP threads yield the CPU on a crowded machine, unless the user has decided how they wait."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rtdetr import cli, threads
+from rtdetr import cli, openmp_threads
 
 TEAM = """
 import os, torch
-from rtdetr.threads import SleepingTeam, seconds_queued
+from rtdetr.openmp_threads import SleepingTeam, seconds_queued
 torch.ones(2**20).add_(1)
 def tasks(): return len(os.listdir("/proc/self/task"))
 before = tasks()
@@ -43,23 +43,23 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[float]]:
     """Any system, a look every millisecond, and threads that queue as much as the list says."""
     shares = [0.0]
-    for name in threads.CHOICES:
+    for name in openmp_threads.CHOICES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(threads, "TASKS", tmp_path / "task")
+    monkeypatch.setattr(openmp_threads, "TASKS", tmp_path / "task")
     (tmp_path / "schedstat").touch()
-    monkeypatch.setattr(threads, "INTERVAL", 0.001)
-    monkeypatch.setattr(threads, "seconds_queued", lambda: shares[0] * time.monotonic())
+    monkeypatch.setattr(openmp_threads, "INTERVAL", 0.001)
+    monkeypatch.setattr(openmp_threads, "seconds_queued", lambda: shares[0] * time.monotonic())
     yield shares
 
 
 def test_crowded_at_once_and_quiet_with_patience() -> None:
     shares = [0.1, 0.25, 0.9, 0.25, 0.1, 0.1, 0.1, 0.25, 0.1, 0.1, 0.1, 0.1, 0.25, 0.4]
-    assert list(threads.crowded(shares)) == [False] * 2 + [True] * 9 + [False] * 2 + [True]
+    assert list(openmp_threads.crowded(shares)) == [False] * 2 + [True] * 9 + [False] * 2 + [True]
 
 
 def test_a_team_sleeps_while_the_machine_is_crowded(looks: list[float]) -> None:
-    with threads.making_room():
-        wait_for(lambda: "making_room" in names())
+    with openmp_threads.yielding_cpu():
+        wait_for(lambda: "yielding_cpu" in names())
         assert "sleeping_team" not in names()
         looks[0] = 1.0
         wait_for(lambda: "sleeping_team" in names())
@@ -67,23 +67,23 @@ def test_a_team_sleeps_while_the_machine_is_crowded(looks: list[float]) -> None:
         wait_for(lambda: "sleeping_team" not in names())
         looks[0] = 1.0
         wait_for(lambda: "sleeping_team" in names())
-    assert not {"making_room", "sleeping_team"} & set(names())
+    assert not {"yielding_cpu", "sleeping_team"} & set(names())
 
 
-@pytest.mark.parametrize("name", threads.CHOICES)
+@pytest.mark.parametrize("name", openmp_threads.CHOICES)
 def test_the_users_choice_wins(looks: list[float], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "active")
-    with threads.making_room():
-        assert "making_room" not in names()
+    with openmp_threads.yielding_cpu():
+        assert "yielding_cpu" not in names()
 
 
 def test_systems_that_do_not_count_queueing(looks: list[float], tmp_path: Path) -> None:
     (tmp_path / "schedstat").unlink()
-    with threads.making_room():
-        assert "making_room" not in names()
+    with openmp_threads.yielding_cpu():
+        assert "yielding_cpu" not in names()
 
 
-def test_commands_make_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_commands_yield_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     entered = []
 
     @contextmanager
@@ -91,12 +91,12 @@ def test_commands_make_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         entered.append(True)
         yield
 
-    monkeypatch.setattr(cli, "making_room", noted)
+    monkeypatch.setattr(cli, "yielding_cpu", noted)
     assert cli.main(["eval", "-w", str(tmp_path / "missing.pth"), "--device", "cpu"]) == 2
     assert entered == [True]
 
 
-@pytest.mark.skipif(not threads.TASKS.is_dir(), reason="needs Linux")
+@pytest.mark.skipif(not openmp_threads.TASKS.is_dir(), reason="needs Linux")
 def test_the_team_is_one_of_openmp_threads() -> None:
     environment = {"OMP_NUM_THREADS": "2", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     subprocess.run([sys.executable, "-c", TEAM], env=environment, check=True, timeout=120)

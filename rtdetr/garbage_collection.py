@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way where it would look at a million objects and find nothing."""
+"""Pauses Python's garbage collector where it would look at a million objects and find nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def collection_paused() -> Iterator[None]:
     """In here no garbage is collected. A fifth of the time that importing torch takes is looking for some.
 
     What is there at the end counts as old: it is looked at when all is, not once for each younger generation.

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from rtdetr.garbage import uncollected
+from rtdetr.garbage_collection import collection_paused
 
 
 @pytest.mark.parametrize("was_on", [True, False])
@@ -14,10 +14,10 @@ def test_the_collector_is_as_it_was(was_on: bool) -> None:
     before = gc.isenabled()
     try:
         (gc.enable if was_on else gc.disable)()
-        with uncollected():
+        with collection_paused():
             assert not gc.isenabled()
         assert gc.isenabled() == was_on
-        with pytest.raises(ValueError), uncollected():
+        with pytest.raises(ValueError), collection_paused():
             raise ValueError
         assert gc.isenabled() == was_on
     finally:
@@ -29,7 +29,7 @@ def is_young(value: object) -> bool:
 
 
 def test_what_came_meanwhile_is_old() -> None:
-    with uncollected():
+    with collection_paused():
         kept = [[]]
         assert is_young(kept)
     assert not is_young(kept) and gc.get_freeze_count() == 0
@@ -39,7 +39,7 @@ def test_what_somebody_froze_stays_frozen() -> None:
     kept = [[]]
     gc.freeze()
     try:
-        with uncollected():
+        with collection_paused():
             pass
         assert gc.get_freeze_count() > 0
         assert not any(each is kept for each in gc.get_objects())

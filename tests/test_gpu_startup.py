@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from rtdetr.gpu import _make_context, _Waking, wake_gpu
+from rtdetr.gpu_startup import _make_context, _Waking, wake_gpu
 
 
 class Driver:
@@ -51,8 +51,8 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The GPUs whose libraries were loaded, on a machine that has them all."""
     gpus: list[int] = []
-    monkeypatch.setattr("rtdetr.gpu._make_context", lambda index: index < 8)
-    monkeypatch.setattr("rtdetr.gpu.load_libraries", gpus.append)
+    monkeypatch.setattr("rtdetr.gpu_startup._make_context", lambda index: index < 8)
+    monkeypatch.setattr("rtdetr.gpu_startup.load_libraries", gpus.append)
     return gpus
 
 
@@ -83,7 +83,7 @@ def test_errors_are_left_to_torch(loaded: list[int], monkeypatch: pytest.MonkeyP
     def fail(index: int) -> None:
         raise error
 
-    monkeypatch.setattr("rtdetr.gpu.load_libraries", fail)
+    monkeypatch.setattr("rtdetr.gpu_startup.load_libraries", fail)
     _Waking(0).run()
 
 
@@ -106,7 +106,7 @@ def test_without_a_context_nothing_is_loaded(loaded: list[int]) -> None:
 )
 def test_which_gpu(monkeypatch: pytest.MonkeyPatch, device: str, rank: str | None, index: int | None) -> None:
     started: list[int] = []
-    monkeypatch.setattr("rtdetr.gpu._make_context", started.append)
+    monkeypatch.setattr("rtdetr.gpu_startup._make_context", started.append)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
