@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from api_cases import IDS, NAMES
 from engine_helpers import NANO
+from messages import message
 
 import rtdetr
 from rtdetr import RTDETRv3
@@ -145,7 +146,7 @@ def test_saved_as_safetensors_and_read_again(model: RTDETRv3, checkpoint: Path, 
         assert predict_command([str(image), "-w", str(path), "--output-dir", str(out)]) == 0
     again.save_pretrained(folder)  # its own files may be replaced
     (folder / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(CheckpointError, match=r"not the config\.json of a model of this project"):
+    with pytest.raises(CheckpointError, match=message("foreign model", "config.json")):
         model.save_pretrained(folder)
 
 
@@ -206,7 +207,7 @@ def test_the_hub_gives_and_takes_a_model(
     assert taken["repo"] == ("owner/model", True) and b"license: mit" in taken["files"]["README.md"]
     again = RTDETRv3.from_pretrained("owner/model")
     np.testing.assert_array_equal(again.predict(image, threshold=0).boxes, model.predict(image, threshold=0).boxes)
-    with pytest.raises(CheckpointError, match=r"owner/other: .*not to be had from the Hub \(404 Client Error\)"):
+    with pytest.raises(CheckpointError, match=message("not on the Hub", "owner/other", "404 Client Error")):
         RTDETRv3.from_pretrained("owner/other")
     with pytest.raises(CheckpointError, match="expected owner/model"):
         model.push_to_hub("model")
@@ -230,11 +231,11 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
         RTDETRv3.from_pretrained(checkpoint, classes=["a"])
     with pytest.raises(CheckpointError, match="cannot be looked at"):
         RTDETRv3.from_pretrained("x" * 300)
-    with pytest.raises(CheckpointError, match=r"x\\x00/y': cannot be looked at|no such weight file"):
+    with pytest.raises(CheckpointError, match=message("no such weights")):
         RTDETRv3.from_pretrained("x\0/y")
-    with pytest.raises(ConfigError, match="no config of that name is shipped, the nearest are rtdetrv3_r1"):
+    with pytest.raises(ConfigError, match=message("no such config", "rtdetrv3_r1")):
         RTDETRv3.from_pretrained("rtdetrv3_r19vd_6x_coco")
-    with pytest.raises(ConfigError, match="no config of that name is shipped"):
+    with pytest.raises(ConfigError, match=message("no such config")):
         find_config("x" * 300)
 
 
@@ -292,17 +293,15 @@ def test_keys_of_the_config_as_keywords() -> None:
         "train.seed=1",
     ]
     assert keyword_updates({"name": "mine", "model.backbone.depth": 18}) == ['name="mine"', "model.backbone.depth=18"]
-    with pytest.raises(ConfigError, match="hidden_dim: is the end of several keys"):
+    with pytest.raises(ConfigError, match=message("ambiguous key", "hidden_dim")):
         keyword_updates({"hidden_dim": 3})
-    with pytest.raises(ConfigError, match=r"^unknown config key epoch; did you mean epochs \(train.epochs\)\?$"):
+    with pytest.raises(ConfigError, match=message("unknown key", "epoch", "train.epochs")):
         keyword_updates({"epoch": 3})
     assert keyword_updates({"train": {"epochs": 3}}) == ['train={"epochs": 3}']
 
 
 def test_a_misspelt_keyword_names_its_neighbour(model: RTDETRv3, checkpoint: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^train\(\): unknown key `train.epoch`, the nearest valid key is `train.epochs`"
-    ):
+    with pytest.raises(ConfigError, match=message("unknown key", "train()", "train.epoch", "train.epochs")):
         model.train(checkpoint.parent, train__epoch=1)
 
 

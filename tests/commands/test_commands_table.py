@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from command_cases import RENUMBERED, Row, check, run
+from messages import message
 from PIL import Image
 
 import rtdetr
@@ -37,67 +38,79 @@ TABLE = {
     ),
     "version": Row("--version", 0, (rtdetr.__version__,)),
     "nothing": Row("", 2, ("usage: rtdetr COMMAND", "predict ")),
-    "misspelt": Row("trian -c x.yml", 2, ("`trian` is not a command; did you mean `rtdetr train`?",)),
-    "formerly demo": Row("demo images", 2, ("did you mean `rtdetr predict`?",)),
-    "formerly val": Row("val x", 2, ("did you mean `rtdetr eval`?",)),
-    "detect, as elsewhere": Row("detect x", 2, ("did you mean `rtdetr predict`?",)),
-    "conf": Row(f"{PREDICT} images --conf 0.3", 2, ("--conf is not an option; did you mean --threshold?",)),
-    "conf is not config": Row("eval model.pth --conf=.3", 2, ("did you mean --threshold?",)),
-    "save txt": Row(f"{PREDICT} images --save-txt", 2, ("did you mean --format yolo?",)),
-    "epochs": Row("train shapes --epochs 3", 2, ("did you mean -u train.epochs=N?",)),
-    "imgsz": Row("train shapes -u imgsz=640", 2, ("-u: unknown config key imgsz; did you mean data.image_size",)),
+    "misspelt": Row("trian -c x.yml", 2, (message("not a command", "trian", "rtdetr train"),)),
+    "formerly demo": Row("demo images", 2, (message("did you mean", "`rtdetr predict`"),)),
+    "formerly val": Row("val x", 2, (message("did you mean", "`rtdetr eval`"),)),
+    "detect, as elsewhere": Row("detect x", 2, (message("did you mean", "`rtdetr predict`"),)),
+    "conf": Row(f"{PREDICT} images --conf 0.3", 2, (message("did you mean", "--conf", "--threshold"),)),
+    "conf is not config": Row("eval model.pth --conf=.3", 2, (message("did you mean", "--threshold"),)),
+    "save txt": Row(f"{PREDICT} images --save-txt", 2, (message("did you mean", "--format yolo"),)),
+    "epochs": Row("train shapes --epochs 3", 2, (message("did you mean", "-u train.epochs=N"),)),
+    "imgsz": Row("train shapes -u imgsz=640", 2, (message("unknown key", "-u", "imgsz", "data.image_size"),)),
     "short key": Row("train shapes -u epochs=many", 2, ("train.epochs must be a whole number",)),
     "no data": Row("train", 2, ("-c CONFIG or DATA is needed",)),
     "weights twice": Row("eval model.pth -w model.pth", 2, ("not allowed with",)),
-    "unlike any": Row("fly", 2, ("`fly` is not a command; there are train, eval, predict,",)),
+    "unlike any": Row("fly", 2, (message("not a command", "fly", "train, eval, predict"),)),
     "unknown option": Row(f"{PREDICT} images --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")),
-    "no weights": Row("predict images", 2, ("error: expected weights first, as in `rtdetr predict best.pth images`",)),
+    "no weights": Row("predict images", 2, (message("expected", "rtdetr predict best.pth images"),)),
     "weights first": Row(
         "predict model.pth images/a.jpg --device cpu --format coco,yolo --format csv --output-dir new",
         0,
         ("1 images",),
         tuple(f"new/{each}" for each in ALL_FORMATS),
     ),
-    "weights first, none there": Row("predict bset.pth images", 2, ("error: bset.pth: no such weight file",)),
+    "weights first, none there": Row("predict bset.pth images", 2, (message("no such weights", "bset.pth"),)),
     "weights by option, too": Row(
         f"{PREDICT} model.pth", 1, ("1 of 1 files could not be read",), ("output/predict/results.json",)
     ),
     "weights and nothing": Row("predict model.pth", 2, ("expected a SOURCE",)),
-    "formats": Row(f"{PREDICT} images --format coco,txt", 2, ("expected coco, yolo, csv, or several as coco,csv",)),
-    "keyword": Row("predict model=model.pth source=images", 2, ("model=model.pth is not an argument; did you mean",)),
-    "GPUs": Row("eval model.pth --device 0,1", 2, ("device 0,1: expected cpu, cuda or cuda:N; for several GPUs,",)),
+    "formats": Row(f"{PREDICT} images --format coco,txt", 2, (message("expected", "coco", "yolo", "csv", "coco,csv"),)),
+    "keyword": Row("predict model=model.pth source=images", 2, (message("not an argument", "model=model.pth"),)),
+    "GPUs": Row("eval model.pth --device 0,1", 2, (message("expected", "device 0,1", "cpu", "cuda", "cuda:N"),)),
     "data of nobody": Row(
         "train -c rtdetrv3_r18vd_6x_coco --device cpu", 2, ("error: --data DATA is needed", "datasets/coco/annotations")
     ),
     # nothing of the user's is lost
-    "own folder": Row(f"{PREDICT} images --output-dir images", 2, ("images/a.jpg: would be read and replaced",)),
+    "own folder": Row(f"{PREDICT} images --output-dir images", 2, (message("would be replaced", "images/a.jpg"),)),
     "own folder, by force": Row(f"{PREDICT} images --output-dir images --overwrite", 2, ("images/a.jpg",)),
-    "linked folder": Row(f"{PREDICT} images --output-dir in-images --overwrite", 2, ("in-images/a.jpg: would be",)),
-    "hard link": Row(f"{PREDICT} images/b.png other/a.jpg --output-dir hard --overwrite", 2, ("hard/a.jpg: would be",)),
-    "weights as result": Row(f"{PREDICT} images/a.jpg --output-dir odd --overwrite", 2, ("odd/a.jpg: would be",)),
+    "linked folder": Row(
+        f"{PREDICT} images --output-dir in-images --overwrite", 2, (message("would be replaced", "in-images/a.jpg"),)
+    ),
+    "hard link": Row(
+        f"{PREDICT} images/b.png other/a.jpg --output-dir hard --overwrite",
+        2,
+        (message("would be replaced", "hard/a.jpg"),),
+    ),
+    "weights as result": Row(
+        f"{PREDICT} images/a.jpg --output-dir odd --overwrite", 2, (message("would be replaced", "odd/a.jpg"),)
+    ),
     "taken results": Row(
-        f"{PREDICT} images/b.png --output-dir taken", 2, ("taken/results.json: exists already", "--overwrite")
+        f"{PREDICT} images/b.png --output-dir taken", 2, (message("already", "taken/results.json"), "--overwrite")
     ),
-    "taken image": Row(f"{PREDICT} images/a.jpg --output-dir other", 2, ("other/a.jpg: exists already",)),
+    "taken image": Row(f"{PREDICT} images/a.jpg --output-dir other", 2, (message("already", "other/a.jpg"),)),
     "taken coco": Row(
-        f"{PREDICT} images/b.png --output-dir part --format coco", 2, ("part/coco.json: exists already",)
+        f"{PREDICT} images/b.png --output-dir part --format coco", 2, (message("already", "part/coco.json"),)
     ),
-    "taken label": Row(f"{PREDICT} images/a.jpg --output-dir part --format yolo", 2, ("part/labels/a.txt: exists",)),
+    "taken label": Row(
+        f"{PREDICT} images/a.jpg --output-dir part --format yolo", 2, (message("already", "part/labels/a.txt"),)
+    ),
     "overwrite": Row(
         f"{PREDICT} images/a.jpg --output-dir taken --overwrite",
         0,
         ("taken/results.json",),
         ("taken/results.json", "taken/a.jpg"),
     ),
-    "taken json": Row("eval -w model.pth --save-json taken/results.json", 2, ("taken/results.json: exists already",)),
+    "taken json": Row(
+        "eval -w model.pth --save-json taken/results.json", 2, (message("already", "taken/results.json"),)
+    ),
     "json is a folder": Row("eval -w model.pth --save-json taken", 2, ("taken: is a folder",)),
     "json is the weights": Row(
-        "eval -w model.pth --save-json model.pth --overwrite", 2, ("model.pth: would be read and",)
+        "eval -w model.pth --save-json model.pth --overwrite", 2, (message("would be replaced", "model.pth"),)
     ),
     "json is the truth": Row(
         "eval -w model.pth --save-json shapes/annotations/instances_val.json --overwrite",
         2,
-        ("instances_val.json: would be",),
+        (message("would be replaced", "instances_val.json"),),
     ),
     "json": Row(
         "eval -w model.pth --save-json new/d.json --device cpu",
@@ -118,13 +131,13 @@ TABLE = {
     "other names": Row(
         "eval -w model.pth -u data.val.annotations=shapes/other.json --match-classes name",
         2,
-        ("other.json: categories whose name is that of no class", "8 ('dog')", "'circle', 'square'"),
+        (message("unknown class names", "other.json"), "8 ('dog')", "'circle', 'square'"),
     ),
     "matched by nothing": Row("eval -w model.pth --match-classes colour", 2, ("choice: 'colour'",)),
     "a folder as annotations": Row(
         "eval -w model.pth -u data.val.annotations=other",
         2,
-        ("other: no annotations recognised; looked for a COCO or LVIS JSON",),
+        (message("no annotations", "other", "COCO", "LVIS"),),
     ),
     "text as annotations": Row(
         "eval -w model.pth -u data.val.annotations=notes.txt", 2, ("notes.txt: not valid JSON",)
@@ -132,55 +145,65 @@ TABLE = {
     "images elsewhere": Row(
         "eval -w model.pth -u data.val.images=shapes",
         2,
-        ("4 of the 4 in", "did you mean the image folder shapes/val?"),
+        ("4 of the 4 in", message("did you mean", "the image folder shapes/val")),
     ),
-    "convert onto a file": Row("convert notes.txt -o model.pth", 2, ("model.pth: exists already",)),
+    "convert onto a file": Row("convert notes.txt -o model.pth", 2, (message("already", "model.pth"),)),
     "convert onto itself": Row(
-        "convert model.pth -o model.pth --overwrite", 2, ("model.pth: would be read and replaced",)
+        "convert model.pth -o model.pth --overwrite", 2, (message("would be replaced", "model.pth"),)
     ),
     # places that cannot be written
     "predict nowhere": Row(
-        f"{PREDICT} images --output-dir notes.txt/out", 2, ("notes.txt/out: nothing can be written there",)
+        f"{PREDICT} images --output-dir notes.txt/out", 2, (message("nothing written there", "notes.txt/out"),)
     ),
     "eval nowhere": Row(
-        "eval -w model.pth --save-json notes.txt/d.json", 2, ("notes.txt: nothing can be written there",)
+        "eval -w model.pth --save-json notes.txt/d.json", 2, (message("nothing written there", "notes.txt"),)
     ),
     "train nowhere": Row(
-        "train -c rtdetrv3_nano_shapes --output-dir notes.txt/run", 2, ("notes.txt/run: nothing can be",)
+        "train -c rtdetrv3_nano_shapes --output-dir notes.txt/run",
+        2,
+        (message("nothing written there", "notes.txt/run"),),
     ),
     "train into a file": Row(
-        "train -c rtdetrv3_nano_shapes --output-dir notes.txt", 2, ("notes.txt: nothing can be", "it is a file")
+        "train -c rtdetrv3_nano_shapes --output-dir notes.txt",
+        2,
+        (message("nothing written there", "notes.txt"), "it is a file"),
     ),
     "train where nobody can write": Row(
-        "train -c rtdetrv3_nano_shapes --output-dir /proc/run", 2, ("/proc/run: nothing can be written there",)
+        "train -c rtdetrv3_nano_shapes --output-dir /proc/run", 2, (message("nothing written there", "/proc/run"),)
     ),
     "train beside a config": Row(
         "train -c rtdetrv3_nano_shapes --output-dir taken",
         2,
-        ("taken: holds a run already (config.yml); choose another --output-dir, or move", "--overwrite"),
+        (message("already", "taken", "config.yml", "--output-dir"), "--overwrite"),
     ),
     "doctor on a sound set": Row(
         "doctor shapes/annotations/instances_val.json --json new/d.json", 0, ("sound",), ("new/d.json",)
     ),
     "doctor nowhere": Row(
-        "doctor shapes/annotations/instances_val.json --fix notes.txt/x", 2, ("notes.txt: nothing can be written",)
+        "doctor shapes/annotations/instances_val.json --fix notes.txt/x",
+        2,
+        (message("nothing written there", "notes.txt"),),
     ),
-    "doctor onto a file": Row("doctor shapes/annotations/other.json --fix taken", 2, ("taken: exists already",)),
+    "doctor onto a file": Row("doctor shapes/annotations/other.json --fix taken", 2, (message("already", "taken"),)),
     "doctor onto its source": Row(
-        "doctor shapes/other.json --json shapes/other.json --overwrite", 2, ("other.json: would be read and",)
+        "doctor shapes/other.json --json shapes/other.json --overwrite",
+        2,
+        (message("would be replaced", "other.json"),),
     ),
-    "convert nowhere": Row("convert model.pth -o notes.txt/out.pth", 2, ("notes.txt: nothing can be written there",)),
+    "convert nowhere": Row(
+        "convert model.pth -o notes.txt/out.pth", 2, (message("nothing written there", "notes.txt"),)
+    ),
     "refused at the model": Row("predict -w notes.txt images --output-dir new/er", 2, ("notes.txt",)),
     # sources
     "one bad image": Row(
         f"{ALL_FOUND} mixed --output-dir new",
         1,
         (
-            "mixed/cut.jpg: cannot be read",
-            "mixed/bomb.png: cannot be read",
-            "mixed/empty.jpg: cannot be read",
-            "mixed/page.jpg: cannot be read",
-            "mixed/x.jpg: cannot be read as an image (it is a folder)",
+            message("not an image", "mixed/cut.jpg"),
+            message("not an image", "mixed/bomb.png"),
+            message("not an image", "mixed/empty.jpg"),
+            message("not an image", "mixed/page.jpg"),
+            message("not an image", "mixed/x.jpg", "folder"),
             "5 of 7 files could not be read",
             "left out: 1 files",
         ),
@@ -200,18 +223,16 @@ TABLE = {
         ("new/results.json", "new/a.jpg", "new/b.jpg", "new/a_1.jpg"),
     ),
     # settings
-    "threshold 5": Row(
-        f"{PREDICT} images --threshold 5", 2, ("argument --threshold: expected a number from 0 to 1, got 5",)
-    ),
+    "threshold 5": Row(f"{PREDICT} images --threshold 5", 2, (message("expected", "--threshold", "0 to 1", "5"),)),
     "threshold nan": Row(f"{PREDICT} images --threshold nan", 2, ("from 0 to 1, got nan",)),
     "threshold word": Row(f"{PREDICT} images --threshold high", 2, ("from 0 to 1, got high",)),
-    "format": Row(f"{PREDICT} images --format voc", 2, ("--format: expected coco, yolo, csv, or several",)),
+    "format": Row(f"{PREDICT} images --format voc", 2, (message("expected", "--format", "coco", "yolo", "csv"),)),
     "nothing found": Row(
         f"{PREDICT} images/a.jpg --threshold 1",
         0,
         (
             "1 images, 0 objects",
-            "nothing reached the threshold 1, the best score is 0.",
+            message("nothing reached the threshold", "1"),
             "--threshold sets a lower one",
         ),
         ("output/predict/results.json", "output/predict/a.jpg"),
@@ -227,46 +248,46 @@ TABLE = {
     "source and list": Row(f"{PREDICT} images --manifest notes.txt", 2, ("or a --manifest, not both",)),
     "resume what": Row("predict -w model.pth --manifest notes.txt --resume", 2, ("--resume needs --manifest and",)),
     "list as video": Row("predict -w model.pth --manifest notes.txt --track", 2, ("do not go with --manifest",)),
-    "no list": Row("predict -w model.pth --manifest gone.txt", 2, ("gone.txt: cannot be read (No such file",)),
+    "no list": Row("predict -w model.pth --manifest gone.txt", 2, (message("not an image", "gone.txt"),)),
     "results that are none": Row(
         "predict -w model.pth --manifest notes.txt --output-dir taken --resume",
         2,
-        ("taken/results.jsonl: line 1 is no result of an image",),
+        (message("no result", "taken/results.jsonl", "line 1"),),
     ),
     "taken list": Row(
-        "predict -w model.pth --manifest notes.txt --output-dir taken", 2, ("taken/results.jsonl: exists already",)
+        "predict -w model.pth --manifest notes.txt --output-dir taken", 2, (message("already", "taken/results.jsonl"),)
     ),
     "list": Row(
         f"{ALL_FOUND} --manifest list.txt --output-dir new --slices 64",
         1,
-        ("mixed/page.jpg: cannot be read", "1 of 2 files could not be read", "2/2"),
+        (message("not an image", "mixed/page.jpg"), "1 of 2 files could not be read", "2/2"),
         ("new/results.jsonl",),
     ),
     "slices word": Row(f"{PREDICT} images --slices many", 2, ("ROWSxCOLUMNS up to 64, got 'many'",)),
     "slices of nothing": Row(f"{PREDICT} images --slices 0x2", 2, ("ROWSxCOLUMNS up to 64, got '0x2'",)),
     "tiny slices": Row(f"{PREDICT} images --slices 3", 2, ("from 16 pixels, got 3",)),
-    "overlap": Row(f"{PREDICT} images --overlap 1", 2, ("--overlap: expected a number from 0, below 0.9, got 1",)),
+    "overlap": Row(f"{PREDICT} images --overlap 1", 2, (message("expected", "--overlap", "0", "0.9", "1"),)),
     "batch of none": Row(f"{PREDICT} images --batch-size 0", 2, ("expected a whole number from 1, got 0",)),
-    "half": Row(f"{PREDICT} images --half on", 2, ("half: expected auto or False on cpu",)),
-    "half an export": Row("predict -w a.onnx images --half off", 2, ("a.onnx: runs as it was exported; --half",)),
+    "half": Row(f"{PREDICT} images --half on", 2, (message("expected", "half", "auto", "False", "cpu"),)),
+    "half an export": Row("predict -w a.onnx images --half off", 2, (message("runs as exported", "a.onnx", "--half"),)),
     "tracks of images": Row(f"{PREDICT} images --track", 2, ("--track and --every: expected a video",)),
     "no address": Row(f"{PREDICT} http:// --output-dir new", 1, ("names no machine",), ("new/results.json",)),
-    "crops over crops": Row(f"{PREDICT} images --output-dir part --crops", 2, ("part/crops: exists already",)),
+    "crops over crops": Row(f"{PREDICT} images --output-dir part --crops", 2, (message("already", "part/crops"),)),
     "crops over sources": Row(
-        f"{PREDICT} part/crops --output-dir part --crops --overwrite", 2, ("part/crops: part/crops/c.png would be",)
+        f"{PREDICT} part/crops --output-dir part --crops --overwrite",
+        2,
+        (message("would be replaced", "part/crops", "part/crops/c.png"),),
     ),
     # configs
-    "a folder as config": Row(
-        "train -c taken", 2, ("taken: is a folder, expected a config file, such as taken/config.yml",)
-    ),
-    "a folder as config of eval": Row(
-        "eval -w model.pth -c images", 2, ("images: is a folder, expected a config file",)
-    ),
+    "a folder as config": Row("train -c taken", 2, (message("folder", "taken", "taken/config.yml"),)),
+    "a folder as config of eval": Row("eval -w model.pth -c images", 2, (message("folder", "images"),)),
     "an unknown name": Row(
-        "train -c rtdetrv3_r18vd_6x_cocco", 2, ("rtdetrv3_r18vd_6x_cocco: no config", "rtdetrv3_r18vd_6x_coco,")
+        "train -c rtdetrv3_r18vd_6x_cocco",
+        2,
+        (message("no such config", "rtdetrv3_r18vd_6x_cocco"), "rtdetrv3_r18vd_6x_coco,"),
     ),
     "a shipped name": Row("train -c rtdetrv3_nano_shapes --device cpu", 2, ("--data DATA is needed",)),
-    "a path": Row("train -c rtdetrv3_nano_shapes.yml", 2, ("rtdetrv3_nano_shapes.yml: no such config file",)),
+    "a path": Row("train -c rtdetrv3_nano_shapes.yml", 2, (message("no such config", "rtdetrv3_nano_shapes.yml"),)),
 }
 
 
@@ -333,7 +354,7 @@ def test_a_signal_keeps_what_is_done(
     err = capsys.readouterr().err
     assert 2 <= done <= 7  # threads draw: those that had begun are kept as well
     who = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "signal 15"}[number]
-    assert f"stopped by {who}; {done} of 7 files are in new/results.json" in err
+    assert message("stopped", who, f"{done} of 7", "new/results.json").search(err)
     assert "Traceback" not in err
 
 
@@ -356,7 +377,7 @@ def test_a_full_disk_is_one_line(
 
     monkeypatch.setattr(Image.Image, "save", full)
     assert run(f"{PREDICT} images --output-dir new") == 1
-    assert "error: new: cannot be written (No space left on device)" in capsys.readouterr().err
+    assert message("not written", "new", "No space left on device").search(capsys.readouterr().err)
     assert json.loads((folder / "new" / "results.json").read_text()) == []
 
 

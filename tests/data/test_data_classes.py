@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from messages import message
 from test_data_coco import SET, write_set
 
 from rtdetr.data.classes import NO_ID, Classes, DataError
@@ -17,15 +18,13 @@ def test_classes_of_the_model_decide_the_labels(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         data = CocoDetection(*write_set(tmp_path), classes=larger)
     assert data.classes == larger and data.targets(0)[1].tolist() == [1, 4]
-    assert "category 11 is called 'cross', by the model 'x-shape'" in caplog.text
+    assert message("class names differ", "11", "'cross'", "'x-shape'").search(caplog.text)
 
 
 def test_categories_the_model_does_not_know(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"unknown to the model: 5 \('triangle'\), 11 \('cross'\); .* for 2 \('circle'\)$"
-    ):
+    with pytest.raises(DataError, match=message("unknown classes", "5 ('triangle')", "11 ('cross')", "2 ('circle')")):
         CocoDetection(*write_set(tmp_path), classes=Classes(("circle",), (2,)))
-    with pytest.raises(DataError, match="'circle' has id 2, but the model knows it as id 5"):
+    with pytest.raises(DataError, match=message("class ids differ", "'circle'", "2", "5")):
         CocoDetection(*write_set(tmp_path), classes=Classes(("triangle", "circle", "cross"), (2, 5, 11)))
 
 
@@ -55,9 +54,7 @@ def test_names_that_do_not_match_are_listed(
     with pytest.raises(DataError) as caught:
         classes = Classes(model, tuple(range(len(model))))
         CocoDetection(*write_set(tmp_path, SET | {"categories": categories}), classes=classes, match="name")
-    assert f"a.json: categories whose name is that of no class of the model, or of more than one: {unknown}" in str(
-        caught.value
-    )
+    assert message("unknown class names", "a.json", unknown).search(str(caught.value))
 
 
 def test_matching_by_name_is_offered_where_all_names_agree(tmp_path: Path) -> None:
@@ -72,7 +69,7 @@ def test_matching_by_name_is_offered_where_all_names_agree(tmp_path: Path) -> No
 def test_long_lists_of_classes_are_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     many = [{"id": i, "name": f"name {i}"} for i in range(1203)]
     arguments = write_set(tmp_path, SET | {"categories": many})
-    with pytest.raises(DataError, match=r"4 \('name 4'\) and 1198 more; it was .*\('a 9008'\), .* and 1193 more$"):
+    with pytest.raises(DataError, match=message("and more", "4 ('name 4')", "1198", "('a 9008')", "1193")):
         CocoDetection(
             *arguments, classes=Classes(tuple(f"a {i}" for i in range(9000, 10203)), tuple(range(9000, 10203)))
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from messages import message
 from PIL import Image
 from torch import Tensor, nn
 
@@ -145,7 +146,7 @@ def test_annotations_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     for box in document["annotations"][: len(document["annotations"]) // 10]:
         box["iscrowd"] = "maybe"
     path.write_text(json.dumps(document))
-    with pytest.raises(DataError, match="annotation 0: `iscrowd` must be 0 or 1, got 'maybe'"):
+    with pytest.raises(DataError, match=message("expected", "annotation 0", "iscrowd", "0 or 1", "'maybe'")):
         score([], path, "pycocotools")
 
 

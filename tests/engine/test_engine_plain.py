@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_updates
+from messages import message
 from plain_kernels import OurOperators
 from test_engine_signals import ROOT, environment
 
@@ -111,7 +112,7 @@ def test_the_switch_is_put_back_and_takes_two_words() -> None:
     assert are_plain()
     second.__exit__(None, None, None)
     assert not are_plain()
-    with pytest.raises(ValueError, match="kernels: expected one of auto, plain, got 'fast'"), using("fast"):  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=message("expected", "kernels", "auto", "plain", "'fast'")), using("fast"):  # type: ignore[arg-type]
         pass
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from api_cases import write_checkpoint
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from messages import message
 
 from rtdetr.commands.export import run
 from rtdetr.config import ConfigError
@@ -84,6 +85,6 @@ def test_the_configuration_fits_the_file(checkpoint: Path, tmp_path: Path, raw: 
 
 def test_what_triton_does_not_take_is_refused(checkpoint: Path, tmp_path: Path) -> None:
     assert "triton" in FORMATS
-    with pytest.raises(ConfigError, match="portable: expected onnx, torch-export or openvino"):
+    with pytest.raises(ConfigError, match=message("expected", "portable", "onnx", "torch-export", "openvino")):
         run([str(checkpoint), "--format", "triton", "--portable", "-o", str(tmp_path / "models")])
     assert not list(tmp_path.iterdir())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from api_cases import IDS, write_checkpoint
+from messages import message
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
@@ -31,7 +32,7 @@ def test_numbers_of_annotations(tmp_path: Path) -> None:
     files = ["here/b/x.jpg", "y.jpg", Path("a/x.jpg"), "there/z.jpg"]
     assert list(image_ids(files, truth).values()) == [11, 12, 10, 13]
     for name in ("x.jpg", "w.jpg"):
-        with pytest.raises(DataError, match=f"truth.json: names no image, or several, for {name}; leave"):
+        with pytest.raises(DataError, match=message("not one image", "truth.json", name)):
             image_ids([*files, name], truth)
 
 
@@ -73,4 +74,4 @@ def test_pycocotools_scores_the_file_as_it_is(
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main([*command, "--annotations", "truth.json"])
-    assert "--annotations numbers the images of --format coco" in capsys.readouterr().err
+    assert message("numbers images", "--annotations", "--format coco").search(capsys.readouterr().err)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from api_cases import PIXELS, write_checkpoint, write_images
+from messages import message
 from serve_cases import request
 
 from rtdetr import RTDETRv3
@@ -157,7 +158,7 @@ def test_damaged_thresholds_are_refused(wrong: Any, checkpoint: Path) -> None:
 
 def test_only_own_files_take_thresholds(tmp_path: Path) -> None:
     for name in ("rtdetrv3_r18vd_6x_coco", "model.onnx", "none.pth"):
-        with pytest.raises(CheckpointError, match=f"^{name}: cannot carry thresholds; expected a .pth of yours"):
+        with pytest.raises(CheckpointError, match=message("expected", name, "thresholds", ".pth")):
             save_thresholds(Path(name), OWN)
 
 
@@ -167,5 +168,5 @@ def test_lowest_scores() -> None:
     np.testing.assert_array_equal(lowest_scores(own), OWN)
     np.testing.assert_array_equal(lowest_scores(own, None, {"dog": 1}), [OWN[0], 1, OWN[2]])
     np.testing.assert_array_equal(lowest_scores(CLASSES, 0.25, {"dog": 0}), [0.25, 0, 0.25])
-    with pytest.raises(DataError, match="the model has no class 'kat'; did you mean 'cat'"):
+    with pytest.raises(DataError, match=message("unknown class", "'kat'", "'cat'")):
         lowest_scores(CLASSES, None, {"kat": 0.5})

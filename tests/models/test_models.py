@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from messages import message
 from torch import Tensor, nn
 
 from rtdetr.config import Depth, ModelConfig, load_config
@@ -195,7 +196,7 @@ def test_eval_uses_neither_groups_nor_dense_head() -> None:
 
 
 def test_train_mode_without_targets_says_so() -> None:
-    with pytest.raises(ValueError, match=r"targets: train mode needs the ground truth"):
+    with pytest.raises(ValueError, match=message("needs", "targets", "ground truth")):
         nano().train()(torch.rand(1, 3, 64, 64))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from engine_helpers import NANO, tiny_updates
+from messages import message
 from torch import nn
 
 from rtdetr.config import load_config
@@ -246,5 +247,5 @@ def test_bytes_are_images_too() -> None:
 
 def test_what_is_no_type_of_weights_is_refused() -> None:
     for dtype in (torch.int8, "float16"):
-        with pytest.raises(ValueError, match="dtype: expected a floating point type of torch, got"):
+        with pytest.raises(ValueError, match=message("expected", "dtype", "floating point")):
             DeployOptions(dtype=dtype)  # type: ignore[arg-type]

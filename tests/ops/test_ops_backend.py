@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from messages import message
 from ops_cases import require
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -43,18 +44,18 @@ def test_architectures_that_cover_a_gpu(archs: list[str], capability: tuple[int,
 
 
 def test_unknown_backend_is_an_error() -> None:
-    with pytest.raises(ValueError, match="expected one of auto, cuda, cpu, torch, got 'gpu'"):
+    with pytest.raises(ValueError, match=message("expected", "auto, cuda, cpu, torch", "'gpu'")):
         resolve_backend("gpu", torch.empty(0))  # type: ignore[arg-type]
 
 
 def test_named_backend_on_the_wrong_device_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=r"needs tensors on cuda, got value\.device=cpu"):
+    with pytest.raises(RuntimeError, match=message("expected device", "cuda", "value.device=cpu")):
         resolve_backend("cuda", torch.empty(0))
 
 
 def test_named_backend_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(compiled.WHY_NOT, "cpu", "the cpu kernels are not built (no compiler)")
-    with pytest.raises(RuntimeError, match=r"backend='cpu' cannot run: the cpu kernels are not built \(no compiler\)"):
+    with pytest.raises(RuntimeError, match=message("backend cannot run", "backend='cpu'", "not built", "no compiler")):
         resolve_backend("cpu", torch.empty(0))
 
 
@@ -92,10 +93,10 @@ def test_more_levels_than_the_cuda_kernels_take(
         with caplog.at_level(logging.WARNING, logger="rtdetr"):
             assert ms_deform_attn(value, shapes, None, offsets, logits).shape == (2, 5, 24)
             assert ms_deform_attn_fused(value, shapes, reference, offsets, logits).shape == (2, 5, 24)
-        assert "at most 32 levels as pairs of integers, got 33" in caplog.text
-        with pytest.raises(RuntimeError, match=r"backend='cuda' cannot run: .* at most 32 levels .* got 33"):
+        assert message("too many levels", "32", "33").search(caplog.text)
+        with pytest.raises(RuntimeError, match=message("too many levels", "backend='cuda'", "32", "33")):
             ms_deform_attn(value, shapes, None, offsets, logits, backend="cuda")
-        with pytest.raises(RuntimeError, match=r"backend='cuda' cannot run: .* at most 32 levels .* got 33"):
+        with pytest.raises(RuntimeError, match=message("too many levels", "backend='cuda'", "32", "33")):
             ms_deform_attn_fused(value, shapes, reference, offsets, logits, backend="cuda")
     assert why_not_compiled(torch.empty(0), 33) == why_not_compiled(torch.empty(0))
 
@@ -133,7 +134,7 @@ def test_cuda_library_beside_a_torch_without_cuda(tmp_path: Path, monkeypatch: p
     (tmp_path / "_cuda.so").write_bytes(b"never read")
     monkeypatch.setattr(torch.version, "cuda", None)
     reason = compiled.load("cuda", tmp_path, {})
-    assert reason is not None and "has no CUDA; install a torch that has it" in reason
+    assert reason is not None and message("without CUDA", "install").search(reason)
 
 
 def test_report_is_text_and_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from messages import message
 from torch import Tensor
 
 from rtdetr.config import LossConfig
@@ -155,7 +156,7 @@ def test_the_operator_is_registered_as_pytorch_wants_it() -> None:
     moved = [each.cuda() for each in (*outputs, targets.labels, targets.boxes)]
     for counts in (list(COUNTS), []):
         torch.library.opcheck(torch.ops.rtdetr.matching_cost.default, (*moved, counts, 1.0, 2.0, 3.0))
-    with pytest.raises(RuntimeError, match="counts: expected one for each of 5 images"):
+    with pytest.raises(RuntimeError, match=message("expected", "counts", "5 images")):
         torch.ops.rtdetr.matching_cost(*moved, [1, 2], 1.0, 2.0, 3.0)
     with pytest.raises(RuntimeError, match="counts: expected 0 to 7, got 8"):
         torch.ops.rtdetr.matching_cost(*moved, [8, 0, 0, 0, 0], 1.0, 2.0, 3.0)

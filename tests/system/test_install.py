@@ -23,6 +23,7 @@ from install_matrix import (
     run_case,
     torch_alone,
 )
+from messages import message
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def test_architectures_that_are_none(
     run_setup: Callable[[], dict[str, Any]], tools: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;Hopper;sm_90")
-    with pytest.raises(SystemExit, match=r"TORCH_CUDA_ARCH_LIST: expected a list like .*, not 'Hopper sm_90'"):
+    with pytest.raises(SystemExit, match=message("expected", "TORCH_CUDA_ARCH_LIST", "'Hopper sm_90'")):
         run_setup()["choose_archs"](tools)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from messages import message
 from test_weights_checkpoint import CLASSES, nano_config
 from torch import Tensor
 
@@ -283,7 +284,7 @@ class TestPaddleFiles:
         monkeypatch.setattr(pdparams, "MAX_INSTRUCTIONS", 1000)
         path = tmp_path / "w.pdparams"
         path.write_bytes(b"\x80\x02" + b"N" * 1001 + b".")
-        assert "more instructions than the weights of any model" in refusal(read_pdparams, path)
+        assert message("more than weights need", "instructions").search(refusal(read_pdparams, path))
 
     def test_odd_names_stay_on_one_line(self, tmp_path: Path) -> None:
         path = tmp_path / "w.pdparams"
@@ -335,5 +336,5 @@ def test_where_words_do_not_differ_the_entry_is_named(part: str, values: dict[st
     with pytest.raises(CheckpointError) as error:
         load_exactly(build_model(nano_config().model, 3), meta_state(changed(part, **values)), "w.pth")
     text = str(error.value)
-    assert "weights of another model: both look like RT-DETRv3 R18" in text and entry.split(" ")[0] in text
+    assert message("other weights", "RT-DETRv3 R18").search(text) and entry.split(" ")[0] in text
     assert f"({entry.split(' ', 1)[1]})" in text

@@ -1,0 +1,140 @@
+"""The messages that tests expect, by their key words. Prose may change; what a message is about, and the names, numbers
+and advice that it gives, may not.
+
+    with pytest.raises(DataError, match=message("no annotations", "nowhere")):
+    assert message("not written", "new", "No space left on device").search(err)
+"""
+
+from __future__ import annotations
+
+import re
+
+# What each message is about -> words that one line of it holds, in any order; `a|b`: one of them.
+MESSAGES = {
+    # arguments, keys and values
+    "expected": ["expected|must be|must divide|must leave"],
+    "not possible": ["cannot be"],
+    "unknown key": ["unknown", "nearest|did you mean"],
+    "ambiguous key": ["several keys"],
+    "no such config": ["no config"],
+    "no such method": ["no such method"],
+    "did you mean": ["did you mean"],
+    "not a command": ["not a command"],
+    "not an argument": ["not an argument"],
+    "needs": ["needs?|expected"],
+    "not valid": ["not valid"],
+    "twice": ["twice"],
+    "nested": ["nested", "deep"],
+    "expected device": ["needs|expected", "tensors"],
+    "asked too late": ["after"],
+    "only": ["only"],
+    "began with": ["began with"],
+    "missing package": ["needs|not installed"],
+    "other version": ["versions?"],
+    "imported already": ["imported already"],
+    # files, folders and addresses
+    "no such file": ["no such file"],
+    "no such path": ["there is none"],
+    "no such weights": ["no such weight|cannot be looked at"],
+    "not on the Hub": ["Hub"],
+    "folder": ["is a folder"],
+    "already": ["already|exists"],
+    "not empty": ["not empty"],
+    "run there": ["go on with", "choose another"],
+    "overwrite with resume": ["resume", "leave out"],
+    "would be replaced": ["would be"],
+    "nothing written there": ["nothing can be"],
+    "not written": ["cannot be written"],
+    "not opened": ["cannot be opened"],
+    "not looked at": ["cannot be looked at"],
+    "not fetched": ["cannot be fetched"],
+    "not downloaded": ["cannot be downloaded"],
+    "not listened at": ["cannot be listened at"],
+    "broken off": ["too early"],
+    "web page": ["web page"],
+    "private address": ["private network"],
+    "other addresses": ["other address"],
+    "unknown host": ["does not know"],
+    "leaves the folder": ["leaves"],
+    "outside": ["outside"],
+    "stopped": ["stopped"],
+    "changed by hand": ["not as"],
+    "other file": ["not the file"],
+    "damaged": ["damaged"],
+    "other bytes": ["other bytes"],
+    "other content": ["not the official file"],
+    "other size of file": ["official file"],
+    "no published hash": ["nobody|not published", "hash"],
+    "no checksums": ["without checksums|digest"],
+    "state before": ["state before"],
+    "more than weights need": ["more", "weights"],
+    # images and annotations
+    "not an image": ["cannot be read"],
+    "no such image": ["no such image"],
+    "no image left": ["no image"],
+    "no image there": ["no image"],
+    "not one image": ["no image", "several"],
+    "too large": ["larger than"],
+    "other size": ["the image is"],
+    "passed over": ["without the ending"],
+    "images not found": ["images", "not found"],
+    "images inside": ["inside"],
+    "no annotations": ["no annotations recognised|no such annotation"],
+    "no such set": ["no set"],
+    "no labels": ["none", "label file"],
+    "data elsewhere": ["not here"],
+    "backslashes": ["write it with /"],
+    "not UTF-8": ["UTF-8"],
+    "looks like": ["looks like"],
+    "other list": ["manifest"],
+    "no result": ["no result"],
+    "no box": ["not a single box|no box"],
+    "numbers images": ["numbers the images"],
+    "boxes left out": ["left out"],
+    "taken as": ["taken as"],
+    "several annotations": ["several annotations"],
+    "none may be dropped": ["dropped", "none may be"],
+    "knows no boxes": ["no boxes"],
+    "wrong labels": ["returned", "labels"],
+    "rare classes": ["rare classes"],
+    # classes
+    "unknown class": ["no class", "did you mean"],
+    "unknown classes": ["unknown to the model"],
+    "unknown class names": ["no class|not among"],
+    "unknown reference": ["not among"],
+    "class names differ": ["is called"],
+    "class ids differ": ["has id", "knows it as"],
+    "other classes": ["not the detector"],
+    "and more": ["more"],
+    "classes carried over": ["carried over by name|class names .* unknown"],
+    "unnamed classes": ["class names", "unknown"],
+    # weights and models
+    "foreign model": ["not", "this project"],
+    "unknown layout": ["neither"],
+    "nothing fits": ["none", "fits"],
+    "other weights": ["other weights|another model|not (the weights|those)"],
+    "other optimiser": ["optimiser state", "not fit"],
+    "no agreement": ["not agree"],
+    "runs as exported": ["runs as it was exported"],
+    # running
+    "out of memory": ["out of memory"],
+    "no room in memory": ["not fit into"],
+    "non-finite": ["not finite"],
+    "first non-finite module": ["first module", "not finite"],
+    "overfit": ["trained on"],
+    "finished": ["finished at iteration"],
+    "nothing reached the threshold": ["nothing reached"],
+    "backend cannot run": ["cannot run"],
+    "too many levels": ["at most", "levels"],
+    "cells differ": ["cells"],
+    "without CUDA": ["no CUDA"],
+    "too many files": ["on their way", "the most"],
+    "all answered": ["is answered"],
+}
+
+
+def message(name: str, *facts: object) -> re.Pattern[str]:
+    """Finds a line with the key words of a message and with each of the facts of the case, as words of their own, in
+    the singular or the plural."""
+    own = [rf"(?<!\w){re.escape(str(fact))}s?(?!\w)" for fact in facts]
+    return re.compile("^" + "".join(f"(?=.*(?:{each}))" for each in [*MESSAGES[name], *own]), re.MULTILINE)
