@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_helpers import NUM_TRAIN, tiny_config
+from engine_helpers import KEYS_BY_WEIGHTS, KNOWING, NUM_TRAIN, tiny_config
 
 from rtdetr import RTDETRv3
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, load_config
@@ -63,12 +63,17 @@ def test_auto_is_printed_written_and_kept_by_a_resumed_run(
     assert resumed.cfg == written
 
 
-AUTO = [f"{key}=auto" for key in auto_config.BY_WEIGHTS]
-RANDOM, KNOWING, LIKE_THIS = zip(*auto_config.BY_WEIGHTS.values())
+AUTO = [f"{key}=auto" for key in KEYS_BY_WEIGHTS]
+RANDOM = (0, 1.0, 3.0, 50, 100.0, 0, 30, 1)
+LIKE_THIS = (0, 1.0, 8.0, 20, 50.0, 30, 60, 2)  # weights of a run that trained all of them
 
 
 def by_weights(cfg: Config) -> tuple[Any, ...]:
-    return tuple(attrgetter(key)(cfg) for key in auto_config.BY_WEIGHTS)
+    return tuple(attrgetter(key)(cfg) for key in KEYS_BY_WEIGHTS)
+
+
+def test_every_such_key_is_tested() -> None:
+    assert tuple(auto_config.BY_WEIGHTS) == KEYS_BY_WEIGHTS
 
 
 def weights_of(data: Path, path: Path, *updates: str) -> Path:

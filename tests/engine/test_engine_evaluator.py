@@ -20,7 +20,6 @@ from rtdetr.config import EvalConfig
 from rtdetr.data.classes import NO_ID, Classes, DataError
 from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.engine.evaluation.evaluator import (
-    FIGURES,
     ClassAP,
     EvalResult,
     EvaluationStopped,
@@ -30,6 +29,7 @@ from rtdetr.engine.evaluation.evaluator import (
 )
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
+FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")  # as COCO's API
 EVALUATORS: list[Evaluator] = ["faster-coco-eval", "pycocotools"]
 CATEGORIES = [{"id": 7, "name": "mug"}, {"id": 3, "name": "pen"}, {"id": 90, "name": "never seen"}]
 

@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_updates
+from engine_helpers import KEYS_BY_WEIGHTS, KNOWING, NANO, NUM_TRAIN, tiny_config, tiny_updates
 from messages import message
 
 from rtdetr import cli
 from rtdetr.config import load_config
 from rtdetr.engine.evaluation.learning_curve import Point, estimate
-from rtdetr.engine.planning.auto_config import BY_WEIGHTS, KNOWING
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 
@@ -46,11 +45,11 @@ def test_both_runs_have_the_same_iterations(data: Path, tmp_path: Path, capsys: 
 def test_both_runs_keep_of_weights_what_a_training_keeps(data: Path, tmp_path: Path) -> None:
     slowly = "optimizer.backbone_lr_multiplier=0.1"
     Trainer(tiny_config(data, "train.max_iterations=1", slowly), tmp_path / "start", torch.device("cpu")).run()
-    updates = [*(f"{key}=auto" for key in BY_WEIGHTS), "train.max_iterations=1"]
+    updates = [*(f"{key}=auto" for key in KEYS_BY_WEIGHTS), "train.max_iterations=1"]
     assert command(data, tmp_path / "curve", *updates, weights=tmp_path / "start" / "last.pth") == 0
     for name in ("half", "whole"):
         cfg = load_config(tmp_path / "curve" / name / "config.yml")
-        assert [attrgetter(key)(cfg) for key in BY_WEIGHTS] == [values[KNOWING] for values in BY_WEIGHTS.values()]
+        assert attrgetter(*KEYS_BY_WEIGHTS)(cfg) == KNOWING
 
 
 @pytest.mark.parametrize(

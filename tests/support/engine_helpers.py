@@ -14,6 +14,18 @@ from rtdetr.types import Batch, ImageInfo, Targets
 
 NANO = Path(__file__).resolve().parents[2] / "configs" / "rtdetrv3_nano_shapes.yml"
 NUM_TRAIN, NUM_VAL = 12, 4
+# Keys whose `auto` depends on the weights, and what it is for weights that know much already.
+KEYS_BY_WEIGHTS = (
+    "model.backbone.freeze_stages",
+    "optimizer.backbone_lr_multiplier",
+    "optimizer.muon_lr_multiplier",
+    "optimizer.warmup_iterations",
+    "ema.warmup",
+    "data.augment.zoom_ramp",
+    "data.augment.turn_after",
+    "train.accumulate",
+)
+KNOWING = (2, 0.1, 3.0, 50, 100.0, 0, 30, 1)
 
 
 def tiny_updates(data: Path) -> list[str]:
