@@ -27,7 +27,7 @@ from rtdetr.benchmarks import eval as benchmark_eval
 from rtdetr.benchmarks import infer as benchmark_infer
 from rtdetr.benchmarks import op as benchmark_op
 from rtdetr.benchmarks import train as benchmark_train
-from rtdetr.commands.arguments import add_kernels
+from rtdetr.commands.arguments import add_kernels, count
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
@@ -63,26 +63,26 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     data.add_argument(
         "--images", "--pictures", type=Path, metavar="FOLDER", help="COCO layout (default: generated, 640 x 480)"
     )
-    data.add_argument("--count", type=positive, default=64, help="images of a turn (default: 64)")
-    data.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: 5)")
+    data.add_argument("--count", type=count, default=64, help="images of a turn (default: 64)")
+    data.add_argument("--rounds", type=count, default=5, help="turns of each variant (default: 5)")
     text = "seconds of each step too"
     scoring = command(commands, "eval", "scoring the detections of a validation set", measure_eval, False, text)
-    scoring.add_argument("--images", "--pictures", type=positive, default=5000, help="default: 5000")
-    scoring.add_argument("--detections", type=positive, default=300, help="in each image (default: 300)")
+    scoring.add_argument("--images", "--pictures", type=count, default=5000, help="default: 5000")
+    scoring.add_argument("--detections", type=count, default=300, help="in each image (default: 300)")
     evaluators = benchmark_eval.EVALUATORS
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
     text = "kernels and waits of a call, and how long they keep the GPU busy"
     infer = command(commands, "infer", "detection through the public predictor", measure_infer, profile=text)
     infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
     infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
-    infer.add_argument("--batch", nargs="+", type=positive, default=[1, 32], help="images at a time (default: 1 32)")
+    infer.add_argument("--batch", nargs="+", type=count, default=[1, 32], help="images at a time (default: 1 32)")
     add_kernels(infer)
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
     infer.add_argument(
         "--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES, *benchmark_infer.PUBLIC], help=text
     )
     text = "JPEGs of the rows of files (default: %(default)s)"
-    infer.add_argument("--num-files", type=positive, default=4096, help=text)
+    infer.add_argument("--num-files", type=count, default=4096, help=text)
     text = "kernels, waits and the time the GPU was busy"
     train = command(commands, "train", "the optimiser step of `rtdetr train`", measure_train, profile=text)
     train.add_argument(
@@ -90,11 +90,11 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     train.add_argument("-u", "--update", nargs="+", default=[], metavar="KEY=VALUE")
     train.add_argument("--modes", nargs="+", choices=list(benchmark_train.MODES), default=list(benchmark_train.MODES))
-    train.add_argument("--batch", type=positive, default=16)
-    train.add_argument("--size", type=positive, default=640, help="side of the images (default: 640)")
-    train.add_argument("--boxes", type=positive, help="in every image (default: COCO's numbers)")
-    train.add_argument("--steps", type=positive, default=40)
-    train.add_argument("--gpus", type=positive, default=1, help="of this machine, one process each (default: 1)")
+    train.add_argument("--batch", type=count, default=16)
+    train.add_argument("--size", type=count, default=640, help="side of the images (default: 640)")
+    train.add_argument("--boxes", type=count, help="in every image (default: COCO's numbers)")
+    train.add_argument("--steps", type=count, default=40)
+    train.add_argument("--gpus", type=count, default=1, help="of this machine, one process each (default: 1)")
     return parser.parse_args(arguments)
 
 
@@ -130,11 +130,16 @@ def file_to_write(text: str) -> Path:
     return file
 
 
-def positive(text: str) -> int:
-    """A whole number above 0; for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0, got {text}")
-    return int(text)
+def environment_of(device: torch.device) -> dict[str, str]:
+    """Printed, too."""
+    environment = benchmark_op.environment(device)
+    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    return environment
+
+
+def write_json(file: Path | None, content: object) -> None:
+    if file:
+        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
 def measure_data(args: argparse.Namespace) -> int:
@@ -147,9 +152,7 @@ def measure_data(args: argparse.Namespace) -> int:
         steps = benchmark_data.profile(source, args.count) if args.profile else {}
     for backend, spent in steps.items():
         print(f"{backend}, ms: " + ", ".join(f"{step} {taken:.2f}" for step, taken in spent.items()))
-    if args.json:
-        record = {**environment, "measurements": [asdict(row) for row in rows], "milliseconds": steps}
-        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_json(args.json, {**environment, "measurements": [asdict(row) for row in rows], "milliseconds": steps})
     return 0
 
 
@@ -158,8 +161,7 @@ def measure_train(args: argparse.Namespace) -> int:
     device = args.device
     if device.type == "cuda":
         let_memory_grow()  # torch reads it when it is first asked about the GPU
-    environment = benchmark_op.environment(device)
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    environment = environment_of(device)
     record: dict[str, object] = {**environment}
     for config in args.config:
         print(f"{config}, batch {args.batch}, {args.size} x {args.size}\n{benchmark_train.HEADER}", flush=True)
@@ -172,12 +174,11 @@ def measure_train(args: argparse.Namespace) -> int:
                 )
             )  # fmt: skip
             print(benchmark_train.row(rows[-1]), flush=True)
-            for name, count, ms in rows[-1].top:
-                print(f"    {ms:7.3f} ms {count:6.1f} x {name}")
+            for name, calls, ms in rows[-1].top:
+                print(f"    {ms:7.3f} ms {calls:6.1f} x {name}")
             torch._dynamo.reset()
         record[config] = [asdict(row) for row in rows]
-    if args.json:
-        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_json(args.json, record)
     return 0
 
 
@@ -185,16 +186,14 @@ def measure_eval(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file; 1 when the evaluators disagree."""
     rows = benchmark_eval.measure(args.images, args.detections, args.profile, args.evaluators)
     print(benchmark_eval.table(rows))
-    if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
+    write_json(args.json, [asdict(row) for row in rows])
     return int(any(benchmark_eval.difference(row, rows[0]) > 1e-12 for row in rows))
 
 
 def measure_assignment(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file."""
     device = args.device
-    environment = benchmark_op.environment(device)
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    environment = environment_of(device)
     backends = benchmark_assignment.backends_for(device)
     rows = [
         row
@@ -203,17 +202,14 @@ def measure_assignment(args: argparse.Namespace) -> int:
         for row in benchmark_assignment.measure(case, trained, backends, device, args.profile)
     ]
     print(benchmark_assignment.table(rows, args.profile))
-    if args.json:
-        record = {**environment, "measurements": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    write_json(args.json, {**environment, "measurements": [asdict(row) for row in rows]})
     return 0
 
 
 def measure_infer(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file after each. 1 when a row failed."""
     device = args.device
-    environment = benchmark_op.environment(device)
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    environment = environment_of(device)
     print(benchmark_infer.header())
     rows = []
     names = args.rows or benchmark_infer.rows_for(device)
@@ -223,8 +219,7 @@ def measure_infer(args: argparse.Namespace) -> int:
     ):
         rows.append(row)
         print(benchmark_infer.line(row), flush=True)
-        if args.json:
-            args.json.write_text(json.dumps({**environment, "measurements": rows}, indent=1), encoding="utf-8")
+        write_json(args.json, {**environment, "measurements": rows})
     return int(any("error" in row for row in rows))
 
 
@@ -235,9 +230,8 @@ def measure_op(args: argparse.Namespace) -> int:
     wanted = args.cases or ([case.name for case in benchmark_op.CASES] if on_gpu else ["R1"])
     dtypes = args.dtypes or (list(DTYPES) if on_gpu else ["float32"])
     backends = args.backends or benchmark_op.backends_for(device)
-    environment = benchmark_op.environment(device)
+    environment = environment_of(device)
     copy_rate = benchmark_op.copy_speed(device)
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
     if on_gpu:
         print(f"device copy, read and written: {copy_rate / 1e12:.2f} TB/s")
     measurements = []
@@ -249,9 +243,8 @@ def measure_op(args: argparse.Namespace) -> int:
                 print("\n".join(rows if len(measurements) == 1 else rows[-1:]), flush=True)
                 if on_gpu:
                     torch.cuda.empty_cache()
-    if args.json:
-        record = {**environment, "copy_bytes_per_second": copy_rate, "measurements": [asdict(m) for m in measurements]}
-        args.json.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    record = {**environment, "copy_bytes_per_second": copy_rate, "measurements": [asdict(m) for m in measurements]}
+    write_json(args.json, record)
     return 0
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -89,15 +90,36 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there already")
 
 
-def score_threshold(text: str) -> float:
-    """A number in [0, 1]; for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:  # not a number, too
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text}")
-    return value
+def number(says: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
+    """For argparse; NaN fits nothing."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = nan
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"expected a number {says}, got {text}")
+        return value
+
+    return parse
+
+
+def integer(least: int, most: float = inf) -> Callable[[str], int]:
+    """For argparse."""
+    says = f"from {least} to {most}" if most < inf else f"from {least}"
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number {says}, got {text}")
+        return int(text)
+
+    return parse
+
+
+score_threshold = number("from 0 to 1", lambda value: 0 <= value <= 1)
+overlap_share = number("from 0, below 0.9", lambda value: 0 <= value < 0.9)
+count, count_from_0 = integer(1), integer(0)
 
 
 def add_threshold(parser: argparse.ArgumentParser, text: str) -> None:
@@ -117,28 +139,3 @@ def thresholds(given: Sequence[tuple[str, float]]) -> tuple[float | None, dict[s
     """What `add_threshold` parsed: the number of all classes, and those of some, by name."""
     by_name = dict(given)
     return by_name.pop("", None), by_name
-
-
-def count(text: str) -> int:
-    """A whole number from 1; for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
-    return int(text)
-
-
-def count_from_0(text: str) -> int:
-    """A whole number from 0; for argparse."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text}")
-    return int(text)
-
-
-def overlap_share(text: str) -> float:
-    """A number from 0, below 0.9; for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 0.9:
-        raise argparse.ArgumentTypeError(f"expected a number from 0, below 0.9, got {text}")
-    return value

@@ -6,9 +6,9 @@ import argparse
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_threshold, add_weights, thresholds
+from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_threshold, add_weights, integer, thresholds
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 
@@ -28,16 +28,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_weights(parser, "a checkpoint of this project")
     text = "address to listen at (default: %(default)s, this machine alone); 0.0.0.0 is all the world"
     parser.add_argument("--host", default="127.0.0.1", help=text)
-    parser.add_argument("--port", type=_number(0, 65535), default=8000, help="default: %(default)s; 0 takes a free one")
+    parser.add_argument("--port", type=integer(0, 65535), default=8000, help="default: %(default)s; 0 takes a free one")
     add_threshold(parser, "lowest score where a request names none (default: what the weights carry, else 0.5)")
     text = "images that are detected together at most (default: %(default)s)"
-    parser.add_argument("--max-batch", type=_number(1, 1024), default=8, metavar="N", help=text)
+    parser.add_argument("--max-batch", type=integer(1, 1024), default=8, metavar="N", help=text)
     text = "requests in work at once, waiting ones included; more are answered with 503 (default: %(default)s)"
-    parser.add_argument("--queue", type=_number(1, 100_000), default=64, metavar="N", help=text)
+    parser.add_argument("--queue", type=integer(1, 100_000), default=64, metavar="N", help=text)
     text = "largest file (default: %(default)s)"
-    parser.add_argument("--max-megabytes", type=_number(1, 2000), default=20, metavar="N", help=text)
+    parser.add_argument("--max-megabytes", type=integer(1, 2000), default=20, metavar="N", help=text)
     text = "largest image (default: %(default)s)"
-    parser.add_argument("--max-megapixels", type=_number(1, 10_000), default=50, metavar="N", help=text)
+    parser.add_argument("--max-megapixels", type=integer(1, 10_000), default=50, metavar="N", help=text)
     add_device(parser)
     add_kernels(parser)
     args = parser.parse_args(arguments)
@@ -101,12 +101,3 @@ def _serve(app: object, socket_: socket.socket) -> int:
         server.run(sockets=[socket_])
     print("stopped; everything that was let in is answered", file=sys.stderr)
     return 0
-
-
-def _number(least: int, most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text}")
-        return int(text)
-
-    return number

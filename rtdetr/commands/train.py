@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.commands.arguments import Parser, add_device, add_update
+from rtdetr.commands.arguments import Parser, add_device, add_update, count
 from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--overwrite", action="store_true", help=text)
     text = "sanity check: overfit N training images in at most 700 iterations, into a folder of its own (default: "
     text += "output/NAME-overfit); exit code 0: passed, 1: failed"
-    parser.add_argument("--overfit", type=_number, metavar="N", help=text)
+    parser.add_argument("--overfit", type=count, metavar="N", help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
     data = args.data or args.named_data
@@ -69,13 +69,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if args.replay is not None:
             return _replay(args)
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)
-
-
-def _number(text: str) -> int:
-    """A whole number from 1; for argparse."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
-    return int(text)
 
 
 def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:

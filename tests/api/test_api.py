@@ -233,7 +233,7 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
         RTDETRv3.from_pretrained("x" * 300)
     with pytest.raises(CheckpointError, match=message("no such weights")):
         RTDETRv3.from_pretrained("x\0/y")
-    with pytest.raises(ConfigError, match=message("no such config", "rtdetrv3_r1")):
+    with pytest.raises(ConfigError, match=message("no such config", "rtdetrv3_r18vd_6x_coco")):
         RTDETRv3.from_pretrained("rtdetrv3_r19vd_6x_coco")
     with pytest.raises(ConfigError, match=message("no such config")):
         find_config("x" * 300)

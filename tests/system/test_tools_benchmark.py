@@ -99,8 +99,8 @@ def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[s
     [
         (["infer", "--json", "/no/such/folder/rows.json"], "expected a file in a folder that exists"),
         (["eval", "--json", "/no/such/folder/rows.json"], "expected a file in a folder that exists"),
-        (["infer", "--batch", "0"], "expected a whole number above 0"),
-        (["train", "--steps", "0"], "expected a whole number above 0"),
+        (["infer", "--batch", "0"], "expected a whole number from 1"),
+        (["train", "--steps", "0"], "expected a whole number from 1"),
         (["train", "--device", "gpu"], "device gpu: expected cpu, cuda or cuda:N"),
         (["assignment", "--device", "cuda:9"], "GPU number 9 was asked for"),
         (["infer", "--device", "cpu", "--config", "nonsense"], "nonsense: no config of that name"),

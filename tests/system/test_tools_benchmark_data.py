@@ -43,7 +43,7 @@ def test_wrong_arguments_are_a_sentence(tmp_path: Path, capsys: pytest.CaptureFi
     for wrong in (["data", "--rounds", "0"], ["eval", "--pictures", "-1"]):
         with pytest.raises(SystemExit):
             tool.main(wrong)
-        assert "expected a whole number above 0, got" in capsys.readouterr().err
+        assert "expected a whole number from 1, got" in capsys.readouterr().err
 
 
 def test_eval(record_of: RecordOf) -> None:
