@@ -293,7 +293,10 @@ def test_in_python_it_is_an_argument(data: Path, tmp_path: Path, caplog: pytest.
     run = model.train(max_iterations=1, output_dir=tmp_path / "run", augment=own)
     name = "augment=test_in_python_it_is_an_argument.<locals>.own"
     assert len(seen) == 4 and model.cfg.data.augment.custom == name
-    with pytest.raises(ConfigError, match=message("began with", "data.augment.custom", "augment=test_in_python_it_is_an_argument.<locals>.own")):
+    with pytest.raises(
+        ConfigError,
+        match=message("began with", "data.augment.custom", "augment=test_in_python_it_is_an_argument.<locals>.own"),
+    ):
         model.train(resume=run.output_dir / "last.pth", max_iterations=2)
     model.train(resume=run.output_dir / "last.pth", max_iterations=2, augment=own)
     assert len(seen) == 8

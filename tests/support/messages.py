@@ -16,7 +16,7 @@ MESSAGES = {
     "not possible": ["cannot be"],
     "unknown key": ["unknown", "nearest|did you mean"],
     "ambiguous key": ["several keys"],
-    "no such config": ["no config"],
+    "no such config": ["no (such )?config"],
     "no such method": ["no such method"],
     "did you mean": ["did you mean"],
     "not a command": ["not a command"],
