@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 
 import pytest
+from coco_set import SET, write_set
 from messages import message
-from test_data_coco import SET, write_set
 
 from rtdetr.data.classes import NO_ID, Classes, DataError
 from rtdetr.data.formats.coco import CocoDetection

@@ -12,39 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coco_set import SET, write_set
 from golden_files import shared_data
+from image_cases import STORED, UPRIGHT, camera_file
 from messages import message
 from PIL import Image
-from test_data_images import STORED, UPRIGHT, camera_file
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.formats.coco import CocoDetection, read_document
-
-SET: dict[str, Any] = {
-    "images": [
-        {"id": 40, "file_name": "b.png", "width": 60, "height": 40},
-        {"id": 7, "file_name": "sub/ä.png", "width": 30, "height": 50},
-        {"id": 9, "file_name": "empty.png"},
-    ],
-    "annotations": [
-        {"id": 1, "image_id": 7, "category_id": 11, "bbox": [1, 2, 10, 20]},
-        {"id": 2, "image_id": 40, "category_id": 2, "bbox": [-5, 30.5, 20, 100], "iscrowd": 0},
-        {"id": 3, "image_id": 40, "category_id": 5, "bbox": [0, 0, 10, 10], "iscrowd": 1},
-        {"id": 4, "image_id": 7, "category_id": 2, "bbox": [3, 3, 0, 9]},
-        {"id": 5, "image_id": 7, "category_id": 2, "bbox": [31, 3, 8, 9]},
-        {"id": 6, "image_id": 40, "category_id": 11, "bbox": [10, 10, 5.5, 6]},
-    ],
-    "categories": [{"id": 11, "name": "cross"}, {"id": 2, "name": "circle"}, {"id": 5, "name": "triangle"}],
-}
-
-
-def write_set(root: Path, document: dict[str, Any] = SET) -> tuple[Path, Path]:
-    (root / "images" / "sub").mkdir(parents=True, exist_ok=True)
-    for name, size in (("b.png", (60, 40)), ("sub/ä.png", (30, 50)), ("empty.png", (20, 10))):
-        Image.new("RGB", size, (10, 20, 30)).save(root / "images" / name)
-    path = root / "a.json"
-    path.write_text(json.dumps(document), encoding="utf-8")
-    return root / "images", path
 
 
 def test_classes_are_the_categories_by_id(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from coco_set import SET, write_set
+from format_cases import everything, lvis_set, yolo_set
 from format_sets import write_all
+from image_cases import STORED, UPRIGHT, camera_file
 from messages import message
 from PIL import Image
-from test_data_coco import SET, write_set
-from test_data_formats import everything, lvis_set, yolo_set
-from test_data_images import STORED, UPRIGHT, camera_file
 
 from rtdetr.cli import main
 from rtdetr.data.formats.coco import CocoDocument, read_document

@@ -6,17 +6,16 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from format_cases import everything, lvis_set, yolo_set
 from format_sets import IDS, SIZE, voc_object, voc_xml, write_all
+from image_cases import STORED, UPRIGHT, camera_file
 from messages import message
 from PIL import Image
-from test_data_images import STORED, UPRIGHT, camera_file
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, Problems
 from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise, source_of
 from rtdetr.data.images import FORMATS
@@ -27,15 +26,6 @@ NAMES = tuple(IDS[category] for category in sorted(IDS))
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return write_all(tmp_path_factory.mktemp("sets"))
-
-
-def everything(data: DetectionSet) -> list[Any]:
-    """Names, sizes, boxes and labels of every image."""
-    infos = [data.info(i) for i in range(len(data))]
-    return [
-        (Path(info.file_name).name, info.height, info.width, *(array.tolist() for array in data.targets(i)))
-        for i, info in enumerate(infos)
-    ]
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -112,16 +102,6 @@ def test_roboflow_folders(sets: dict[str, Path], tmp_path: Path) -> None:
         found = open_set(tmp_path / kind, split="val", classes=Classes(NAMES, (1, 2, 3)) if kind == "voc" else None)
         assert everything(found) == expected
     assert open_set(tmp_path / "voc").classes == Classes(tuple(NAMES[i] for i in by_name), (1, 2, 3))
-
-
-def yolo_set(root: Path, lines: str = "0 0.5 0.5 0.25 0.5\n", yaml: str = "train: images\nnames: [cat, dog]\n") -> Path:
-    (root / "images").mkdir(parents=True, exist_ok=True)
-    (root / "labels").mkdir(exist_ok=True)
-    for name in ("a", "b"):
-        Image.new("RGB", SIZE).save(root / "images" / f"{name}.png")
-    (root / "labels" / "a.txt").write_text(lines)
-    (root / "data.yaml").write_text(yaml)
-    return root
 
 
 @pytest.mark.parametrize(
@@ -457,28 +437,6 @@ def test_voc_classes_are_matched_by_name(sets: dict[str, Path]) -> None:
     assert all([index[i] for i in own.targets(k)[1]] == data.targets(k)[1].tolist() for k in range(6))
     with pytest.raises(DataError, match=message("unknown class names", "categories")):
         open_set(sets["voc"], split="val", classes=Classes(("dog",), (1,)))
-
-
-def lvis_set(root: Path) -> tuple[Path, dict[str, Any]]:
-    document: dict[str, Any] = {
-        "images": [
-            {
-                "id": 1,
-                "coco_url": "http://images.cocodataset.org/val2017/a.png",
-                "width": SIZE[0],
-                "height": SIZE[1],
-                "neg_category_ids": [2],
-                "not_exhaustive_category_ids": [],
-            }
-        ],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 30, 40], "area": 700.5}],
-        "categories": [{"id": 1, "name": "cat", "frequency": "r"}, {"id": 2, "name": "dog", "frequency": "f"}],
-    }
-    (root / "val2017").mkdir(parents=True)
-    Image.new("RGB", SIZE).save(root / "val2017" / "a.png")
-    path = root / "lvis_v1_val.json"
-    path.write_text(json.dumps(document))
-    return path, document
 
 
 def test_lvis_is_recognised_and_keeps_its_lists(tmp_path: Path) -> None:

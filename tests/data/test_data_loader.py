@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+from image_cases import BAD
 from messages import message
 from PIL import Image
-from test_data_images import BAD
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import AugmentConfig, Config, DataConfig, SplitConfig

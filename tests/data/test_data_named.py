@@ -12,6 +12,7 @@ import pytest
 from hostile_named import HOSTILE, Case
 from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
 from messages import message
+from named_cases import everything
 from named_sets import CLASSES, WRITERS, link, tasks, write_coco, write_huggingface
 
 from rtdetr import cli
@@ -23,14 +24,6 @@ from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise
 
 FORMATS = tuple(WRITERS)
-
-
-def everything(data: DetectionSet) -> list[Any]:
-    infos = [data.info(i) for i in range(len(data))]
-    return [
-        (Path(info.file_name).name, info.height, info.width, *(array.tolist() for array in data.targets(i)))
-        for i, info in enumerate(infos)
-    ]
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from engine_helpers import tiny_config, tiny_data
+from image_cases import exif_block
 from PIL import Image
-from test_data_images import exif_block
 
 from rtdetr.data.loader import build_val_loader
 from rtdetr.engine.evaluation.evaluator import evaluate

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hostile_sets import NUM_IMAGES
 from messages import message
+from named_cases import everything
 from named_sets import CLASSES, boxes_of, write_coco
-from test_data_named import everything
 
 from rtdetr import cli
 from rtdetr.data.classes import DataError

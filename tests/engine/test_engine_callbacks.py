@@ -12,6 +12,7 @@ import pytest
 import torch
 from engine_helpers import NANO, tiny_config, tiny_updates
 from messages import message
+from run_cases import rows_of, without_gaps
 
 from rtdetr import Callback, cli
 from rtdetr.config import ConfigError
@@ -55,10 +56,6 @@ class Notes(Callback):
 def as_in_csv(rows: Sequence[tuple[str, int, int, Mapping[str, float]]]) -> list[dict[str, str]]:
     written = [{"kind": kind, "iteration": str(iteration), "epoch": str(epoch)} for kind, iteration, epoch, _ in rows]
     return [row | {name: f"{value:.6g}" for name, value in values[3].items()} for row, values in zip(written, rows)]
-
-
-def without_gaps(folder: Path) -> list[dict[str, str]]:
-    return [{name: text for name, text in row.items() if text} for row in read_rows(folder / "metrics.csv")]
 
 
 def test_a_callback_is_told_everything_in_order(data: Path, tmp_path: Path) -> None:
@@ -186,14 +183,6 @@ class Elsewhere(RemoteLogger):
         assert len(runs[self.own]) == first
         runs[self.own] += [[row.iteration, row.values] for row in rows]
         self.file.write_text(json.dumps(runs))
-
-
-def rows_of(folder: Path) -> list[list[Any]]:
-    rows = []
-    for row in without_gaps(folder):
-        kind, iteration, _ = row.pop("kind"), int(row.pop("iteration")), row.pop("epoch")
-        rows.append([iteration, {f"{kind}/{name}": float(text) for name, text in row.items()}])
-    return rows
 
 
 @pytest.fixture

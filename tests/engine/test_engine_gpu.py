@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_helpers import NANO, tiny_config, tiny_updates
-from test_engine_replay import LAYER, at_step
-from test_engine_signals import ROOT, environment
+from run_cases import LAYER, ROOT, at_step, environment
 
 from rtdetr import cli
 from rtdetr.engine.acceleration.graphs import StepGraphs

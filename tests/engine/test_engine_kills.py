@@ -11,18 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_helpers import NANO, NUM_TRAIN, tiny_config, tiny_updates
-from test_engine_signals import ROOT, assert_ends_like, environment
+from engine_helpers import NUM_TRAIN, tiny_config
+from run_cases import NEVER, SCRIPT, assert_ends_like, environment, first, going_on
 
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 
-SCRIPT = str(ROOT / "tests" / "support" / "signal_runs.py")
-OFTEN = ("train.save_seconds=0", "train.epochs=3")  # 9 steps, each followed by a save
 REPEATED = ("data.sampling=1.0",)  # 16 or so samples of 12 images
 EVENTS = range(12, 60)  # of kill_at, from after the first save to before the last one
-NEVER = "kill999"
-
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="counts processes in /proc")
 
 
@@ -40,16 +36,6 @@ def whole_repeated(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     trainer = Trainer(tiny_config(data, "train.epochs=3", *REPEATED), folder, torch.device("cpu"))
     assert trainer.run() is None and trainer.state.pace.num_images > NUM_TRAIN
     return folder
-
-
-def first(data: Path, folder: Path, *updates: str) -> list[str]:
-    given = [*tiny_updates(data), *OFTEN, *updates]
-    return ["train", "-c", str(NANO), "--device", "cpu", "--output-dir", str(folder), "--overwrite", "-u", *given]
-
-
-def going_on(folder: Path) -> list[str]:
-    """Whatever is there to go on with, which is a state from the first save on."""
-    return ["train", "-r", str(folder / "last.pth"), "--device", "cpu"]
 
 
 def assert_killed_and_finished(data: Path, whole: Path, out: Path, events: list[int], *updates: str) -> None:

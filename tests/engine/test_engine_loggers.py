@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 from engine_helpers import tiny_data
-from test_engine_callbacks import rows_of
-from test_engine_kills import NEVER, SCRIPT, first, going_on
-from test_engine_signals import environment
+from run_cases import NEVER, SCRIPT, environment, first, going_on, rows_of
 
 KILLS = (17, 14)  # moments of kill_at: of the new run, and of the resumed one
 Curves = dict[str, list[tuple[int, float]]]  # by name: (iteration, value) as they came

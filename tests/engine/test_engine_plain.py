@@ -12,7 +12,7 @@ import torch
 from engine_helpers import made_up_batch, tiny_config, tiny_updates
 from messages import message
 from plain_kernels import OurOperators
-from test_engine_signals import ROOT, environment
+from run_cases import ROOT, environment
 
 from rtdetr import RTDETRv3
 from rtdetr.engine.acceleration.compile import WORTH_IT, why_not_compile

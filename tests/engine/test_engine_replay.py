@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_helpers import NANO, tiny_config
 from messages import message
+from run_cases import LAYER, at_step
 
 from rtdetr import cli
 from rtdetr.config import ConfigError
@@ -20,17 +21,6 @@ from rtdetr.losses.criterion import Criterion
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
-
-
-def at_step(trainer: Trainer, iteration: int, action: Callable[[], None]) -> None:
-    step = trainer._step
-
-    def acting(batches):  # type: ignore[no-untyped-def]
-        if trainer.state.iteration == iteration:
-            action()
-        return step(batches)
-
-    trainer._step = acting  # type: ignore[method-assign]
 
 
 def spoil_layer(trainer: Trainer) -> None:
@@ -50,9 +40,6 @@ def spoil_box(trainer: Trainer) -> None:
         return batch
 
     trainer.train_loader.collate_fn = non_finite
-
-
-LAYER = "backbone.stages.1.0.conv1.conv"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import NANO, tiny_config, tiny_updates
+from run_cases import ROOT, assert_ends_like, environment
 from signal_runs import GRACE, send
 from torch.utils.data import DataLoader
 
@@ -24,7 +24,6 @@ from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.trainer import Trainer
 from rtdetr.weights.checkpoint import load_checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
 IN_TRAINING = ("first_worker", "worker_init", "step", "while_saving", "evaluation", "scoring")
 ON_CPU = ("--device", "cpu")
 WORKERS = ("data.num_workers=2", "train.eval_every=1")
@@ -41,11 +40,6 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     assert Trainer(tiny_config(data, *WORKERS), folder, torch.device("cpu")).run() is None
     return folder
-
-
-def environment() -> dict[str, str]:
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "support"), *sys.path))
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENCV_LOG_LEVEL": "ERROR"}
 
 
 def training(data: Path, folder: Path) -> list[str]:
@@ -81,13 +75,6 @@ def runs(data: Path, whole: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def result_of(runs: Path, moment: str) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((runs / f"{moment}.json").read_text())
     return result
-
-
-def assert_ends_like(folder: Path, whole: Path) -> None:
-    ours, theirs = (load_checkpoint(each / "last.pth") for each in (folder, whole))
-    for part in ("model", "ema"):
-        for name, tensor in theirs[part].items():
-            assert torch.equal(ours[part][name], tensor), name
 
 
 @pytest.mark.parametrize("moment", IN_TRAINING)

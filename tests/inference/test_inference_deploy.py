@@ -14,10 +14,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from deployed_cases import made_up
 from engine_helpers import tiny_config, tiny_data
 from messages import message
 from PIL import Image
-from test_models_deployed import made_up
 from torch import Tensor
 
 from rtdetr.config import Config, ConfigError, Resize

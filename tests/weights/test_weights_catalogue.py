@@ -11,8 +11,8 @@ from golden_files import shared_data
 from messages import message
 from PIL import Image
 from test_parity_foreign import rtdetr_state
-from test_weights_checkpoint import nano_config
 from torch import nn
+from weight_cases import nano_config
 from weight_server import Server
 
 from rtdetr import RTDETRv3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from pathlib import Path
 
@@ -11,23 +10,13 @@ import pytest
 import torch
 from messages import message
 from torch import nn
+from weight_cases import CLASSES, nano_config
 
-from rtdetr.config import Config, load_config
-from rtdetr.data.classes import Classes
 from rtdetr.engine.run_files.run_state import rng_state, set_rng_state
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import compare
 from rtdetr.weights.load import load_exactly, model_from_checkpoint, warm_start
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-CLASSES = Classes(("mug", "pen", "cup"), (3, 7, 90))
-
-
-def nano_config(depth: int = 18) -> Config:
-    cfg = load_config(CONFIGS / "rtdetrv3_nano_shapes.yml")
-    backbone = dataclasses.replace(cfg.model.backbone, depth=depth)
-    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, backbone=backbone))
 
 
 def nano_model(num_classes: int = 3, depth: int = 18, seed: int = 0) -> nn.Module:

@@ -9,8 +9,8 @@ import pytest
 import torch
 from engine_helpers import tiny_config, tiny_data
 from messages import message
-from test_weights_checkpoint import nano_config
 from torch import Tensor, nn
+from weight_cases import nano_config
 
 from rtdetr.config import ModelConfig
 from rtdetr.data.classes import Classes

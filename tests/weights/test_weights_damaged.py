@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 import torch
 from messages import message
-from test_weights_checkpoint import CLASSES, nano_config
 from torch import Tensor
+from weight_cases import CLASSES, nano_config
 
 from rtdetr.config import Config
 from rtdetr.models.rtdetrv3 import build_model

@@ -19,9 +19,9 @@ from huggingface_cases import CONFIG, IMAGES, NAMES, formula_entries, formula_en
 from messages import message
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from test_weights_checkpoint import nano_config
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
+from weight_cases import nano_config
 
 from rtdetr import RTDETRv3
 from rtdetr.config import Resize, config_from_dict, config_to_dict
