@@ -15,7 +15,7 @@ import pytest
 from coco_set import SET, write_set
 from golden_files import shared_data
 from image_cases import STORED, UPRIGHT, camera_file
-from messages import message
+from messages import message, says
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
@@ -249,7 +249,7 @@ def test_files_of_another_kind_are_recognised(tmp_path: Path, content: str, look
         read_document(tmp_path / "a.json")
     sentence = str(caught.value)
     assert sentence.startswith(f"{tmp_path / 'a.json'}: ") and sentence.count("\n") == 0
-    assert looks in sentence if isinstance(looks, str) else looks.search(sentence)
+    assert says(sentence, looks)
 
 
 def test_a_folder_instead_of_the_file_in_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from engine_helpers import tiny_config, tiny_data
+from messages import says
 from PIL import Image
 
 from rtdetr import cli
@@ -56,7 +57,7 @@ def check(row: Row, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = out + err
     assert code == row.code, text
     for expected in row.says:
-        assert expected in text if isinstance(expected, str) else expected.search(text)
+        assert says(text, expected)
     assert "Traceback" not in text
     if code == 2 and not row.writes and row.command:
         assert err.startswith("error: ") and len(err.splitlines()) == 1

@@ -138,3 +138,8 @@ def message(name: str, *facts: object) -> re.Pattern[str]:
     the singular or the plural."""
     own = [rf"(?<!\w){re.escape(str(fact))}s?(?!\w)" for fact in facts]
     return re.compile("^" + "".join(f"(?=.*(?:{each}))" for each in [*MESSAGES[name], *own]), re.MULTILINE)
+
+
+def says(text: str, expected: str | re.Pattern[str]) -> bool:
+    """Whether a text holds a word, or a line as `message` wants it."""
+    return expected in text if isinstance(expected, str) else expected.search(text) is not None
