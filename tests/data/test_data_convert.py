@@ -12,7 +12,7 @@ from coco_set import SET, write_set
 from format_cases import everything, lvis_set, yolo_set
 from format_sets import write_all
 from image_cases import STORED, UPRIGHT, camera_file
-from messages import message
+from messages import message, says
 from PIL import Image
 
 from rtdetr.cli import main
@@ -165,19 +165,19 @@ def test_names_that_only_differ_in_their_ending(tmp_path: Path) -> None:
 def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out = yolo_set(tmp_path / "in", "0 0.5 0.5 0.25\n"), tmp_path / "new" / "out"
     cases = {
-        (str(root), str(out)): "a.txt: line 1: expected a class and 4 numbers",
-        (str(tmp_path / "nowhere"), str(out)): "nowhere: no such annotation file or folder",
-        (str(tmp_path / "nowhere.json"), str(out)): "nowhere.json: no such annotation file",
+        (str(root), str(out)): message("expected", "a.txt", "line 1", "class", "4 numbers"),
+        (str(tmp_path / "nowhere"), str(out)): message("no annotations", "nowhere"),
+        (str(tmp_path / "nowhere.json"), str(out)): message("no annotations", "nowhere.json"),
         (str(root), str(root)): "in: holds what would be converted",
         (str(root / "data.yaml"), str(root)): "in: holds what would be converted",
-        (str(root), str(root / "data.yaml")): "data.yaml: is a file, expected the name of a folder",
-        (str(root), str(root / "data.yaml" / "x")): "nothing can be written there (it is a file)",
+        (str(root), str(root / "data.yaml")): message("expected", "data.yaml", "folder"),
+        (str(root), str(root / "data.yaml" / "x")): message("nothing written there", "it is a file"),
     }
     for (given, target), sentence in cases.items():
         before = sorted(tmp_path.rglob("*"))
         assert main(["convert-data", given, target, "--to", "voc"]) == 2
         error = capsys.readouterr().err
-        assert sentence in error and error.startswith("error: ") and error.count("\n") == 1
+        assert says(error, sentence) and error.startswith("error: ") and error.count("\n") == 1
         assert sorted(tmp_path.rglob("*")) == before
     (root / "labels" / "a.txt").write_text("0 0.5 0.5 0.25 0.5\n")
     assert main(["convert-data", str(root), str(out), "--to", "voc", "--split", "val"]) == 2

@@ -196,29 +196,29 @@ def test_boxes_are_clipped_and_those_without_area_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "sentence"),
+    ("result", "facts"),
     [
-        (None, "a NoneType; expected image, boxes and labels"),
-        ((IMAGE, []), "2 values; expected image, boxes and labels"),
-        ((IMAGE / 255, [], []), "an image of float64 (20, 30, 3); expected uint8 (height, width, 3), RGB"),
-        ((IMAGE[..., 0], [], []), "an image of uint8 (20, 30); expected uint8"),
-        ((IMAGE[:0], [], []), "an image of uint8 (0, 30, 3); expected uint8"),
-        ((IMAGE, [[1, 2, 3]], [0]), "boxes (1, 3) and labels (1,); expected (n, 4), xyxy in pixels, and (n,)"),
-        ((IMAGE, [[1, 2, 3, 4]], []), "boxes (1, 4) and labels (0,); expected"),
-        ((IMAGE, [], [1]), "boxes (0, 4) and labels (1,); expected"),
-        ((IMAGE, [[1, 2, np.nan, 4]], [0]), "boxes that are not finite"),
-        ((IMAGE, [["a", "b", "c", "d"]], [0]), "boxes and labels that are no numbers"),
-        ((IMAGE, [[1, 2, 3, 4]], [3]), "labels [3]; expected class indices from 0 to 2"),
-        ((IMAGE, [[1, 2, 3, 4]], [-1]), "labels [-1]; expected class indices"),
-        ((IMAGE, [[1, 2, 3, 4]], [0.5]), "labels [0.5]; expected class indices"),
-        ((IMAGE, [[1, 2, 3, 4]], ["dog"]), "boxes and labels that are no numbers"),
-        ((IMAGE, [[1, 2, 3, 4], [1, 2]], [0, 1]), "what is no array"),
+        (None, ("NoneType", "image", "boxes", "labels")),
+        ((IMAGE, []), ("2 values", "image", "boxes", "labels")),
+        ((IMAGE / 255, [], []), ("float64 (20, 30, 3)", "uint8 (height, width, 3)", "RGB")),
+        ((IMAGE[..., 0], [], []), ("uint8 (20, 30)", "(height, width, 3)")),
+        ((IMAGE[:0], [], []), ("uint8 (0, 30, 3)", "(height, width, 3)")),
+        ((IMAGE, [[1, 2, 3]], [0]), ("boxes (1, 3)", "labels (1,)", "(n, 4)", "xyxy in pixels", "(n,)")),
+        ((IMAGE, [[1, 2, 3, 4]], []), ("boxes (1, 4)", "labels (0,)")),
+        ((IMAGE, [], [1]), ("boxes (0, 4)", "labels (1,)")),
+        ((IMAGE, [[1, 2, np.nan, 4]], [0]), ("boxes", "not finite")),
+        ((IMAGE, [["a", "b", "c", "d"]], [0]), ("boxes", "no numbers")),
+        ((IMAGE, [[1, 2, 3, 4]], [3]), ("labels [3]", "0 to 2")),
+        ((IMAGE, [[1, 2, 3, 4]], [-1]), ("labels [-1]", "0 to 2")),
+        ((IMAGE, [[1, 2, 3, 4]], [0.5]), ("labels [0.5]", "0 to 2")),
+        ((IMAGE, [[1, 2, 3, 4]], ["dog"]), ("labels", "no numbers")),
+        ((IMAGE, [[1, 2, 3, 4], [1, 2]], [0, 1]), ("no array",)),
     ],
 )
-def test_what_it_returns_wrongly_is_one_sentence(result: Any, sentence: str) -> None:
+def test_what_it_returns_wrongly_is_one_sentence(result: Any, facts: tuple[str, ...]) -> None:
     custom = Custom("augment=own", lambda image, boxes, labels: result)
-    start = "data.augment.custom: augment=own returned, for image a.jpg, " + sentence
-    with pytest.raises(DataError, match=f"^{re.escape(start)}") as caught:
+    expected = message("wrong result", "data.augment.custom", "augment=own", "a.jpg", *facts)
+    with pytest.raises(DataError, match=expected) as caught:
         custom(IMAGE, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), 0, "a.jpg", 3)
     assert "\n" not in str(caught.value)
 
@@ -227,9 +227,9 @@ def test_what_it_returns_wrongly_is_one_sentence(result: Any, sentence: str) -> 
 def test_what_it_raises_ends_the_run_in_one_sentence(data: Path, workers: int) -> None:
     with pytest.raises(DataError) as caught:
         batches(data, "own_augment:broken", f"data.num_workers={workers}")
-    where = r"data.augment.custom: own_augment:broken failed on image \w+.\w+"
-    pattern = where + r" \(KeyError: 'no\\nsuch key', in own_augment.py line 21\)"
-    assert re.fullmatch(pattern, str(caught.value)), str(caught.value)
+    cause = r"KeyError: 'no\nsuch key'"
+    expected = message("failed", "data.augment.custom", "own_augment:broken", cause, "own_augment.py line 21")
+    assert expected.search(str(caught.value)) and "\n" not in str(caught.value), str(caught.value)
     with pytest.raises(DataError, match=message("wrong labels", "own_augment:wrong", "image", "0 to 4")):
         batches(data, "own_augment:wrong", f"data.num_workers={workers}")
 
@@ -237,18 +237,19 @@ def test_what_it_raises_ends_the_run_in_one_sentence(data: Path, workers: int) -
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("noise", "expected package.module:function, got 'noise'"),
-        ("own_augment:", "expected package.module:function, got 'own_augment:'"),
-        ("../own:noise", "expected package.module:function, got '../own:noise'"),
-        ("no_such_module:noise", "no_such_module:noise cannot be imported (ModuleNotFoundError: No module named 'no"),
-        ("own_augment:nois", "own_augment:nois cannot be imported (AttributeError: module 'own_augment' has no attri"),
-        ("own_augment:__doc__", "own_augment:__doc__ is no function, but None"),
-        ("augment=<lambda>", "the run began with augment=<lambda>, a callable of Python; give it again as augment="),
+        ("noise", message("expected", "package.module:function", "'noise'")),
+        ("own_augment:", message("expected", "package.module:function", "'own_augment:'")),
+        ("../own:noise", message("expected", "package.module:function", "'../own:noise'")),
+        ("no_such_module:noise", message("not imported", "no_such_module:noise", "ModuleNotFoundError")),
+        ("own_augment:nois", message("not imported", "own_augment:nois", "AttributeError")),
+        ("own_augment:__doc__", message("no function", "own_augment:__doc__", "None")),
+        ("augment=<lambda>", message("began with", "augment=<lambda>", "give it again as augment=")),
     ],
 )
-def test_a_name_that_names_nothing_is_one_sentence(data: Path, name: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=f"^data.augment.custom: {re.escape(sentence)}"):
+def test_a_name_that_names_nothing_is_one_sentence(data: Path, name: str, sentence: re.Pattern[str]) -> None:
+    with pytest.raises(ConfigError, match=sentence) as refused:
         batches(data, name)
+    assert str(refused.value).startswith("data.augment.custom: ")
 
 
 def test_names_and_workers_that_are_not_forked() -> None:

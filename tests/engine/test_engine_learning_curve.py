@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from operator import attrgetter
 from pathlib import Path
 
@@ -69,20 +70,16 @@ def test_nothing_is_written_for_what_cannot_run(
 @pytest.mark.parametrize(
     ("half", "whole", "sentence"),
     [
-        (
-            0.5,
-            0.6,
-            "labelling more would pay: the second half brought +0.100; twice as many images (400) might bring ",
-        ),
-        (0.6, 0.605, "labelling more images of this kind would hardly pay: the second half brought +0.005"),
-        (0.7, 0.6, "labelling more images of this kind would hardly pay: the second half brought -0.100"),
-        (0.97, 0.985, "labelling more would pay little: "),
-        (0.003, 0.002, "no estimate: both runs were too short to learn anything (AP below 0.05)"),
-        (-1.0, -1.0, "no estimate: the validation set has no boxes"),
+        (0.5, 0.6, message("more would pay", "+0.100", "400")),
+        (0.6, 0.605, message("more would hardly pay", "+0.005")),
+        (0.7, 0.6, message("more would hardly pay", "-0.100")),
+        (0.97, 0.985, message("more would pay little")),
+        (0.003, 0.002, message("no estimate", "too short", "0.05")),
+        (-1.0, -1.0, message("no estimate", "no boxes")),
     ],
 )
-def test_the_estimate_follows_from_the_two(half: float, whole: float, sentence: str) -> None:
-    assert estimate(Point(100, half), Point(200, whole)).startswith(sentence)
+def test_the_estimate_follows_from_the_two(half: float, whole: float, sentence: re.Pattern[str]) -> None:
+    assert sentence.search(estimate(Point(100, half), Point(200, whole)))
 
 
 def test_the_next_doubling_is_worth_what_the_last_one_was() -> None:
