@@ -36,9 +36,14 @@ AHEAD = 2  # images that each process is asked for before the first one is neede
 SECONDS = 10.0  # that processes may take to end
 LOST = "a process that reads images was lost, for want of memory, say; 0 processes read in threads"
 # The C library gives the memory of each image back to the system, and gets it for the next one with every page cleared:
-# 3.5 of 6.4 ms for reading and drawing one of 640 x 480. Only glibc knows these; a process holds on to 64 MB at most.
-FOR_IMAGES = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-CODE = "import sys; from rtdetr.inference.reading import serve; serve(*map(int, sys.argv[1:]))"
+# 3 of 6.4 ms for reading and drawing one of 640 x 480. Only glibc knows these; a process holds on to 64 MB at most.
+FOR_IMAGES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+# NumPy would start threads, which do not survive a fork.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+CODE = (
+    "import os, sys; sys.path[:] = os.environ['PYTHONPATH'].split(os.pathsep)\n"  # without the working folder
+    "from rtdetr.inference.reading import serve; serve(*map(int, sys.argv[1:]))"
+)
 
 
 def can_start() -> bool:
@@ -135,7 +140,7 @@ class Team(NamedTuple):
                 [sys.executable, "-c", CODE, *map(str, given)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=given,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | FOR_IMAGES,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | FOR_IMAGES | ONE_THREAD,
             )
         for _, there in pipes:
             there.close()

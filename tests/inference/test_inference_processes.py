@@ -181,6 +181,14 @@ def test_paths_begin_in_the_folder_of_the_moment(
         assert found[0].size == (50, 43) and found[1].error.startswith(f"{start}04.jpg: cannot be read as an image")
 
 
+def test_modules_of_the_working_folder_are_not_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('the wrong numpy')")
+    monkeypatch.chdir(tmp_path)
+    processes = ReadingProcesses()
+    processes.start(1)
+    assert processes.running[0].ask(os.getcwd).result() == str(tmp_path)
+
+
 def test_a_lost_process_is_said_and_replaced(checkpoint: Path, images: Path) -> None:
     predictor, files = Predictor(checkpoint), sorted(images.iterdir())
     assert len(list(predictor.predict_files(files, num_processes=2))) == 23
