@@ -1,9 +1,9 @@
 """The command line: `rtdetr COMMAND ...`. The files in tools/ call the same functions.
 
 Exit codes: 0 done; 1 the run failed, or some images could not be read; 2 the command, a config, data, a weight file
-or an output path cannot be used; 128 + n stopped by signal n (130 is Ctrl-C, 141 that nobody read on).
+or an output path cannot be used; 128 + n stopped by signal n (130 is Ctrl-C, 141 a closed pipe).
 
-Help is quick because this file and the heads of rtdetr/commands import nothing that is slow.
+Help is quick because this file and the files in rtdetr/commands import slow modules inside functions only.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "train": Command(train.run, "train a model, go on with a run, or tune from weights"),
+    "train": Command(train.run, "train a model, resume a run, or fine-tune from weights"),
     "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
-    "predict": Command(predict.run, "detect objects in images and videos; draw and list them"),
-    "serve": Command(serve.run, "detect in images that come by HTTP, with a page to try it"),
-    "doctor": Command(doctor.run, "name everything that is wrong with a detection set"),
+    "predict": Command(predict.run, "detect objects in images and videos, draw and list them"),
+    "serve": Command(serve.run, "detect over HTTP, with a page to try it"),
+    "doctor": Command(doctor.run, "list everything that is wrong with a data set"),
     "show-batch": Command(show_batch.run, "draw training images as the model sees them"),
-    "learning-curve": Command(learning_curve.run, "tell whether labelling more images would pay"),
-    "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO or for TensorRT, and prove that it agrees"),
-    "compare": Command(compare.run, "one table over a checkpoint and its exports: AP, size, speed, difference"),
-    "weights": Command(weights.run, "list the weights that have a name"),
-    "convert": Command(convert.run, "turn official RT-DETRv3 weights into a checkpoint"),
-    "convert-data": Command(convert_data.run, "turn a set into COCO, Pascal VOC or YOLO"),
+    "learning-curve": Command(learning_curve.run, "estimate whether labelling more images would pay"),
+    "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO and others, and compare it with PyTorch"),
+    "compare": Command(compare.run, "print a table of a checkpoint and its exports: AP, size, speed, difference"),
+    "weights": Command(weights.run, "list the weights that can be used by name"),
+    "convert": Command(convert.run, "convert official RT-DETRv3 weights to a checkpoint"),
+    "convert-data": Command(convert_data.run, "convert a data set to COCO, Pascal VOC or YOLO"),
     "benchmark": Command(benchmark.run, "measure speed: op, assignment, train, infer, data, eval"),
 }
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(_unknown(name) if name else _help(), file=sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be Unicode
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be Unicode
     logging.basicConfig(format="%(message)s")
     logging.getLogger("rtdetr").setLevel(logging.INFO)
     try:
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         if not nobody_reads():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what it still holds is dropped
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped
         return 141
     except (ValueError, RuntimeError) as error:
         code = _exit_code(error)
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """1 or 2 for what the user can mend, which becomes one line; None for everything else, which stays a traceback."""
+    """1 or 2 for errors that the user can fix, shown as one line; None for all others, which stay tracebacks."""
     from rtdetr.engine.peer_watchdog import ProcessLost
 
     if isinstance(error, ProcessLost):  # which leaves little time: the imports below take seconds on a busy machine

@@ -1,11 +1,11 @@
 """OpenMP threads that yield the CPU when other programs want it.
 
 GNU OpenMP's threads spin for milliseconds while they wait for work. On an idle machine that is the fastest way to wait.
-Beside a busy program, the one that spins holds the core that the one it waits for needs. OMP_WAIT_POLICY=PASSIVE or a
+Next to a busy program, the one that spins holds the core that the one it waits for needs. OMP_WAIT_POLICY=PASSIVE or a
 small GOMP_SPINCOUNT cures that, and slows an idle machine down by a fifth or more (docs/measurements/training.md).
 
 libgomp itself stops spinning while a process has more OpenMP threads than there are CPUs. So while this process's
-threads queue for a CPU, a second team of OpenMP threads sleeps beside the first one. The team that computes stays
+threads queue for a CPU, a second team of OpenMP threads sleeps next to the first one. The team that computes stays
 as it is, and so do the results.
 """
 

@@ -1,4 +1,4 @@
-"""How a sentence names an option: as the command line writes it while a command runs, else as Python does."""
+"""Parts of sentences: names of options as the command line or as Python writes them, signals, counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _command_runs = False
 
 @contextmanager
 def command_running() -> Iterator[None]:
-    """In here, whoever reads a sentence has typed a command."""
+    """In here, sentences name options as the command line does."""
     global _command_runs
     before, _command_runs = _command_runs, True
     try:
@@ -21,10 +21,16 @@ def command_running() -> Iterator[None]:
 
 
 def option(command: str, python: str) -> str:
-    """The one of both names that the reader can use."""
+    """The name for the command line while a command runs, else the one for Python."""
     return command if _command_runs else python
 
 
 def signal_name(number: int) -> str:
     """What a person calls a signal that ended a command."""
     return "Ctrl-C" if number == signal.SIGINT else f"signal {number}"
+
+
+def counted(number: int, word: str, words: str | None = None) -> str:
+    """The number with its word: "1 box", "2 boxes". words: an irregular plural."""
+    ending = "es" if word.endswith(("s", "x", "ch")) else "s"
+    return f"{number} {word}" if number == 1 else f"{number} {words or word + ending}"

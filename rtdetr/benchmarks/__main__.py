@@ -2,7 +2,7 @@
 
 `rtdetr benchmark op`: the deformable attention op, every backend, type and case.
 `rtdetr benchmark assignment`: linear assignment at the size of a training step, every backend.
-`rtdetr benchmark data`: training images per second of one core, beside torchvision's transforms.
+`rtdetr benchmark data`: training images per second of one core, compared with torchvision's transforms.
 `rtdetr benchmark eval`: seconds that scoring the detections of COCO's val2017 takes, both evaluators.
 `rtdetr benchmark infer`: detection through the public predictor, from float32 to compiled CUDA graphs, and from files;
     and `RTDETRv3.predict` with its default options, as a script calls it.

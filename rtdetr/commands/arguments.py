@@ -16,7 +16,7 @@ WEIGHT_ENDINGS = (".pth", ".pt", ".pdparams", ".pdema", ".safetensors", ".onnx",
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong argument with one line and exit code 2; one of another project with what it is here."""
+    """Answers a wrong argument with one line and exit code 2, and names from other projects with the name used here."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions
@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_update(parser: argparse.ArgumentParser) -> None:
-    text = "change a config value, e.g. -u train.epochs=12 data.num_workers=2"
+    text = "change config values, e.g. -u train.epochs=12 data.num_workers=2"
     parser.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
 
 
@@ -71,23 +71,23 @@ def is_weights(text: str) -> bool:
 
 
 def add_weights(parser: argparse.ArgumentParser, text: str) -> None:
-    """`WEIGHTS` or `-w WEIGHTS`, one of the two: `weights` or `named_weights` of what is parsed."""
+    """`WEIGHTS` or `-w WEIGHTS`, one of the two; parsed as `weights` or `named_weights`."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("weights", type=Path, nargs="?", metavar="WEIGHTS", help=text)
     which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda when there is one)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda if available)")
 
 
-def add_kernels(parser: argparse.ArgumentParser, default: str = "as the config says") -> None:
-    text = f"auto, or plain: PyTorch and SciPy alone (default: {default})"
+def add_kernels(parser: argparse.ArgumentParser, default: str = "from the config") -> None:
+    text = f"auto, or plain: PyTorch and SciPy only (default: {default})"
     parser.add_argument("--kernels", choices=("auto", "plain"), help=text)
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there already")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
 def number(says: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -123,8 +123,8 @@ count, count_from_0 = integer(1), integer(0)
 
 
 def add_threshold(parser: argparse.ArgumentParser, text: str) -> None:
-    """`--threshold 0.5`, of all classes, and `--threshold CLASS=0.4`, both as often as one likes; see `thresholds`."""
-    more = "; CLASS=X is that of one class, and may be given several times"
+    """`--threshold 0.5`, of all classes, and `--threshold CLASS=0.4`, both repeatable; see `thresholds`."""
+    more = "; CLASS=X sets it for one class; may be repeated"
     parser.add_argument(
         "--threshold", type=_threshold, action="append", default=[], metavar="X|CLASS=X", help=f"{text}{more}"
     )

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from rtdetr.config import Config
     from rtdetr.inference.predictor import Predictor
 
-ABOUT = """One table over a checkpoint and its exports: AP on the validation set, size, speed on this machine, and the
-largest differences that the certificate beside each file allows it.
+ABOUT = """Print a table of a checkpoint and its exports: AP on the validation set, size, speed on this machine, and the
+largest differences in the certificate of each file.
 
-    rtdetr compare best.pth                                    best.pth and every certified export beside it
+    rtdetr compare best.pth                                    best.pth and every certified export in its folder
     rtdetr compare best.pth best.onnx best_openvino -o table.md -o table.json
 """
 HEADS = {
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; see `rtdetr compare --help`."""
     parser = Parser(prog="rtdetr compare", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_weights(parser, "a checkpoint of this project")
-    text = "exported files (default: those with a certificate beside the checkpoint, under its name)"
+    text = "exported files (default: those in the checkpoint's folder that have a certificate and its name)"
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
     text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
     parser.add_argument("-c", "--config", help=text)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_overwrite
 
-ABOUT = """Turns official RT-DETRv3 weights (.pdparams, .pdema) into a checkpoint of this project, without Paddle.
+ABOUT = """Convert official RT-DETRv3 weights (.pdparams, .pdema) to a checkpoint of this project, without Paddle.
 
     rtdetr convert rtdetrv3_r18vd_6x_coco.pdparams -o rtdetrv3_r18vd_6x_coco.pth
 
-The model is recognised from the names and shapes in the file. Nothing in the file is run; a file that names any Python
-object a weight file does not need is refused.
+The model is recognised from the names and shapes in the file. No code in the file is run; a file that names
+Python objects other than those of weights is refused.
 """
 
 

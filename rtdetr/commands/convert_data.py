@@ -10,32 +10,35 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser
+from rtdetr.wording import counted
 
-ABOUT = """Turns annotations and images into a folder of another format.
+ABOUT = """Convert annotations and images to a folder of another format.
 
     rtdetr convert-data datasets/my_yolo datasets/my_coco --to coco
 
-IN is a COCO, LVIS or Label Studio JSON, a Pascal VOC folder, a YOLO data.yaml, a CVAT XML, or the folder of a whole
-set, those of LabelMe and Hugging Face too; what it is gets recognised. Nothing of IN is changed. What VOC and YOLO
-cannot hold, as COCO's ids, is kept in OUT/rtdetr.json.
+IN is a COCO, LVIS or Label Studio JSON, a Pascal VOC folder, a YOLO data.yaml, a CVAT XML, or the folder of a
+whole data set, also of LabelMe and Hugging Face. The format is detected, and IN is not changed. What VOC and YOLO
+cannot hold, such as COCO's ids, is kept in OUT/rtdetr.json.
 """
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Converts a set; see `rtdetr convert-data --help`."""
     parser = Parser(prog="rtdetr convert-data", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, metavar="IN", help="annotations, or the folder of a whole set")
+    parser.add_argument("source", type=Path, metavar="IN", help="annotations, or the folder of a whole data set")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write; must be empty or not exist")
     text = "the format of OUT; imagefolder: parquet or arrow files of Hugging Face, unpacked as they are"
     parser.add_argument("--to", choices=("coco", "voc", "yolo", "imagefolder"), required=True, help=text)
     parser.add_argument(
         "--split", choices=("train", "val", "trainval", "test"), default="", help="only that set (default: all)"
     )
-    parser.add_argument("--images", default="", metavar="DIR", help="images of a JSON (default: looked for beside it)")
+    parser.add_argument(
+        "--images", default="", metavar="DIR", help="image folder of a JSON (default: searched next to it)"
+    )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--copy", action="store_true", help="copy the images (default)")
     how.add_argument("--link", action="store_true", help="make symbolic links to the images instead")
-    parser.add_argument("--overwrite", action="store_true", help="move what is in OUT aside, to OUT-old")
+    parser.add_argument("--overwrite", action="store_true", help="move existing files of OUT to OUT-old")
     args = parser.parse_args(arguments)
 
     from rtdetr.commands.progress import progress
@@ -57,8 +60,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 bar.update()
     for part in parts:
         crowds = part.document.num_boxless_crowds
-        left_out = f"; left out {crowds} crowds without a box" if crowds else ""
-        print(f"{args.output}: {part.split}: {len(part.files)} images, {part.num_boxes} boxes{left_out}")
+        left_out = f"; left out: {counted(crowds, 'crowd')} without a box" if crowds else ""
+        counts = f"{counted(len(part.files), 'image')}, {counted(part.num_boxes, 'box')}"
+        print(f"{args.output}: {part.split}: {counts}{left_out}")
     if passed_over:
         print(not_read_line(passed_over))
     return 0

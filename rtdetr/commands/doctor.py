@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_overwrite
+from rtdetr.wording import counted
 
-ABOUT = """Names everything that is wrong with a detection set, and what training does about it: kept, clipped, dropped
-or refused. Reads the records and every image; nothing is changed, and nothing outside the image folder is opened.
+ABOUT = """List everything that is wrong with a data set, and what training does about it: kept, clipped, dropped or
+refused. Reads the annotations and every image, changes nothing, and opens nothing outside the image folder.
 
     rtdetr doctor configs/my_config.yml
     rtdetr doctor annotations/instances_train.json --images train
@@ -25,10 +26,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(prog="rtdetr doctor", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="SOURCE", help="a config, an annotation file, or the folder of a set")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the image folder; default: found near the file")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every defect as a list, for machines")
-    text = "write a clean copy as COCO JSON; a file for a name in .json, else a folder. Images stay where they are"
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all defects as a JSON list")
+    text = "write a clean copy as COCO JSON: a file if OUT ends in .json, else a folder. Images are not copied"
     parser.add_argument("--fix", type=Path, metavar="OUT", help=text)
-    parser.add_argument("--fast", action="store_true", help="open no image, as before a training")
+    parser.add_argument("--fast", action="store_true", help="open no image, as training does at its start")
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
@@ -64,7 +65,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 file.write_text(json.dumps(document), encoding="utf-8")
             images = files[file].data
             where = f", in {images.folder}" if images else ""
-            print(f"{file}: {len(document['images'])} images{where}, {len(document['annotations'])} boxes")
+            boxes = counted(len(document["annotations"]), "box")
+            print(f"{file}: {counted(len(document['images']), 'image')}{where}, {boxes}")
     print(verdict)
     return report.code()
 

@@ -49,15 +49,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "--match-classes",
         choices=("id", "name"),
         default="id",
-        help="which category of the annotations is which class of the model (default: id); results carry their ids",
+        help="match categories of the annotations with classes of the model by id or name (default: id)",
     )
-    text = "score the model as `rtdetr predict` runs it, in that type: docs/deploy.md (default: as it was trained)"
+    text = "evaluate the model as `rtdetr predict` runs it, in that type (default: as it was trained)"
     parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
-    add_threshold(parser, "print precision, recall and F1 from this score on (default: where the class's F1 is best)")
-    text = "write these thresholds into the checkpoint, for predict, serve, Python and exports"
+    add_threshold(
+        parser, "score at which precision, recall and F1 are printed (default: that with the best F1 of each class)"
+    )
+    text = "store these thresholds in the checkpoint, for predict, serve, Python and exports"
     parser.add_argument("--save-thresholds", action="store_true", help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
-    text = "write DIR/report.html: curves, confusions, mistakes with images, in one file that needs no network"
+    text = "write DIR/report.html: curves, confusions and mistakes with images, in one file"
     parser.add_argument("--report", type=Path, metavar="DIR", help=text)
     add_overwrite(parser)
     add_device(parser)

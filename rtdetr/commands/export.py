@@ -16,16 +16,16 @@ FORMATS = (
     *("onnx", "torch-export", "aot", "openvino", "tensorrt", "triton"),
     *("transformers", "executorch", "litert", "coreml"),
 )
-ABOUT = """Write a model in a format that runs without this program, and prove that it agrees.
+ABOUT = """Write a model in a format that runs without this project, and compare it with PyTorch.
 
-    rtdetr export best.pth --format onnx               one file; batch, height and width stay open
+    rtdetr export best.pth --format onnx               one file; batch, height and width are dynamic
     rtdetr export best.pth --format onnx --half        float16
-    rtdetr export best.pth --int8 --calibrate IMAGES 8 bits (onnx)
+    rtdetr export best.pth --int8 --calibrate IMAGES   8 bits (onnx)
     rtdetr export best.pth --portable --operators      for small runtimes: one size, no GridSample, no TopK
     rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
     rtdetr export best.pth --format executorch         a .pte file for phones; litert and coreml likewise
     rtdetr export best.pth --format triton             a model repository: an ONNX file and config.pbtxt
-    rtdetr export best.pth --check best.onnx           compare a file that is there already
+    rtdetr export best.pth --check best.onnx           compare an existing file
 
 An export is finished when its outputs agree with PyTorch: FILE.certificate.json says on what and how well. One that
 does not agree is left as FILE.failed.
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.operators:
         _say_operators(exported.path)
     if args.int8:
-        print(f"what 8 bits cost in AP differs from model to model: rtdetr eval -w {exported.path} measures it")
+        print(f"the AP that 8 bits cost depends on the model: measure it with rtdetr eval {exported.path}")
     return 0
 
 
@@ -102,30 +102,30 @@ def _parser() -> argparse.ArgumentParser:
         prog="rtdetr export",
         description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was begun.",
+        epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was started.",
     )
     add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
-    text = "default: beside WEIGHTS, under its name; a folder for openvino, transformers, triton and coreml"
+    text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton and coreml are folders"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
     parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")
-    text = "typical images, some 100, from which --int8 learns the ranges"
+    text = "about 100 typical images, from which --int8 takes the ranges"
     parser.add_argument("--calibrate", type=Path, metavar="FOLDER", help=text)
-    text = "logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, in place of labels, boxes in pixels and scores"
+    text = "logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, instead of labels, boxes in pixels and scores"
     parser.add_argument("--raw", action="store_true", help=text)
-    text = "what the file takes: uint8 images or float32 in [0, 1]; default: uint8"
+    text = "input of the file: uint8 images or float32 in [0, 1]; default: uint8"
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
     text = "for one image of one size, without GridSample, TopK, GatherND, tensors of 5 axes, infinite numbers"
     parser.add_argument("--portable", action="store_true", help=text)
-    text = "how --portable looks rows up: gather, or products of matrices, for runtimes without Gather; default: gather"
+    text = "how --portable samples: gather, or products of matrices for runtimes without Gather; default: gather"
     parser.add_argument("--sampling", choices=("gather", "products"), default="gather", help=text)
     text = "ONNX opset of --portable: 13, 17 or 18; default: 17"
     parser.add_argument("--opset", type=int, metavar="N", help=text)
     parser.add_argument("--operators", action="store_true", help="list the operators of an ONNX file")
     text = "compare on images of this folder; default: those of --calibrate, else generated ones"
     parser.add_argument("--images", "--pictures", type=Path, metavar="FOLDER", help=text)
-    parser.add_argument("--check", type=Path, metavar="FILE", help="compare FILE with WEIGHTS, write no other file")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="compare an existing FILE with WEIGHTS")
     add_kernels(parser, "auto")
     add_overwrite(parser)
     return parser

@@ -17,9 +17,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Estimates what more images would bring; see `rtdetr learning-curve --help`."""
     parser = Parser(prog="rtdetr learning-curve", description=ABOUT)
     parser.add_argument("-c", "--config", required=True, help="YAML file, or the name of a shipped config")
-    parser.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
+    parser.add_argument(
+        "-t", "--tuning", type=Path, metavar="WEIGHTS", help="load all weights that match, and report the rest"
+    )
     add_update(parser)
-    text = "for learning_curve.json and both runs, half/ and whole/; default: output/NAME-learning-curve, with a number"
+    text = (
+        "folder of learning_curve.json and both runs, half/ and whole/; default: output/NAME-learning-curve, numbered"
+    )
     parser.add_argument("--output-dir", type=Path, help=text)
     add_device(parser)
     args = parser.parse_args(arguments)

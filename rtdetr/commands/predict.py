@@ -25,7 +25,7 @@ from rtdetr.commands.arguments import (
 )
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
-from rtdetr.wording import signal_name
+from rtdetr.wording import counted, signal_name
 
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
@@ -91,9 +91,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="rtdetr predict",
-        description="Detect objects in images and videos. Writes each with its boxes, and results.json of images, "
-        "NAME.jsonl of videos.",
-        epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was begun, 130 stopped by Ctrl-C.",
+        description="Detect objects in images and videos. Draws the boxes, and writes results.json for images, "
+        "NAME.jsonl for videos.",
+        epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was started, 130 stopped by Ctrl-C.",
     )
     parser.add_argument(
         "sources", nargs="*", metavar="WEIGHTS SOURCE", help=f"without -w the weights first; then {SOURCES}"
@@ -101,37 +101,37 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-w", "--weights", type=Path, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
     add_overwrite(parser)
-    parser.add_argument("--recursive", action="store_true", help="look into sub-folders, too")
-    add_threshold(parser, "lowest score that is reported, from 0 to 1 (default: what the weights carry, else 0.5)")
-    text = "write coco.json, labels/*.txt (yolo) or detections.csv beside results.json, or several as coco,csv"
+    parser.add_argument("--recursive", action="store_true", help="include sub-folders")
+    add_threshold(parser, "lowest score to report, from 0 to 1 (default: those in the weights, else 0.5)")
+    text = "also write coco.json, labels/*.txt (yolo) or detections.csv; several as coco,csv"
     parser.add_argument(
         "--format", type=_formats, action="extend", default=[], dest="formats", metavar="coco,yolo,csv", help=text
     )
-    text = "number the images in coco.json as these annotations do (default: by the numbers in their names)"
+    text = "take the image ids of coco.json from these annotations (default: the numbers in the file names)"
     parser.add_argument("--annotations", type=Path, metavar="FILE", help=text)
     parser.add_argument("--crops", action="store_true", help="write what is in each box, as crops/NAME/1.jpg, ...")
-    text = "search large images in overlapping tiles as well: the side of a tile in pixels, or ROWSxCOLUMNS"
+    text = "also search large images in overlapping tiles: side of a tile in pixels, or ROWSxCOLUMNS"
     parser.add_argument("--slices", metavar="640|2x2", help=text)
-    text = "share of a tile that its neighbour repeats (default: 0.2)"
+    text = "overlap of neighbouring tiles, as a share of a tile (default: 0.2)"
     parser.add_argument("--overlap", type=overlap_share, default=0.2, help=text)
     add_device(parser)
     add_kernels(parser)
-    parser.add_argument("--batch-size", type=count, default=8, help="images at a time (default: 8)")
+    parser.add_argument("--batch-size", type=count, default=8, help="images per batch (default: 8)")
     parser.add_argument("--half", choices=["auto", "on", "off"], default="auto", help="float16 (default: on a GPU)")
-    parser.add_argument("--compile", action="store_true", help="by torch.compile: minutes at first, then faster")
-    parser.add_argument("--verbose", action="store_true", help="say how files are read, too")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile: takes minutes at first, then faster")
+    parser.add_argument("--verbose", action="store_true", help="also print how files are read")
     videos = parser.add_argument_group("videos, cameras and streams")
-    videos.add_argument("--every", type=count, default=1, metavar="N", help="search each Nth frame (default: 1)")
-    videos.add_argument("--track", action="store_true", help="number the objects, from frame to frame (ByteTrack)")
+    videos.add_argument("--every", type=count, default=1, metavar="N", help="search every Nth frame (default: 1)")
+    videos.add_argument("--track", action="store_true", help="number the objects across frames (ByteTrack)")
     lists = parser.add_argument_group("long lists")
-    text = "a text file with the path of an image per line; writes results.jsonl, a line per image, and no images"
+    text = "a text file with one image path per line; writes results.jsonl, one line per image, and no images"
     lists.add_argument("--manifest", type=Path, metavar="FILE", help=text)
     text = (
-        "read images in so many processes, which draw on them as well, 0: in threads (default: processes for long "
-        "lists on a GPU); not for addresses, with --slices, or with --manifest and --crops"
+        "read and draw images in N processes, 0: in threads (default: processes for long lists on a GPU); not for "
+        "addresses, with --slices, or with --manifest and --crops"
     )
     parser.add_argument("--processes", type=count_from_0, metavar="N", help=text)
-    lists.add_argument("--resume", action="store_true", help="go on where the run in --output-dir ended")
+    lists.add_argument("--resume", action="store_true", help="resume the run in --output-dir")
     return _checked(parser, parser.parse_args(arguments))
 
 
@@ -152,7 +152,7 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
     if args.processes and in_threads:
         parser.error("--processes goes without addresses, without --slices, and with --manifest without --crops")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
-        parser.error("--resume needs --manifest and --output-dir, those of the run to go on with, and no --overwrite")
+        parser.error("--resume needs --manifest and --output-dir, those of the run to resume, and no --overwrite")
     return args
 
 
@@ -232,12 +232,13 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
             else:
                 num_objects += len(found.detections)
                 best_score = max(best_score, found.best_score)
-                say_above_bar(f"{found.file}: {len(found.detections)} objects -> {target}", file=sys.stdout)
+                say_above_bar(f"{found.file}: {counted(len(found.detections), 'object')} -> {target}", file=sys.stdout)
             bar.update()
     done = results.num_images - num_errors
     if done:
         seconds = (time.perf_counter() - start) / done
-        print(f"{done} images, {num_objects} objects, {seconds:.3f} s per image; all in {results.file}")
+        counts = f"{counted(done, 'image')}, {counted(num_objects, 'object')}"
+        print(f"{counts}, {seconds:.3f} s per image; all in {results.file}")
     if done and not num_objects:
         best = f", the best score is {best_score:.2f}" if search.slices is None else ""  # tiles report what reaches it
         lowest = search.predictor.threshold

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.wording import signal_name
+from rtdetr.wording import counted, signal_name
 
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
@@ -68,13 +68,13 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
     results.close()
     seconds = (time.perf_counter() - start) / max(1, done.images - before)
     print(
-        f"{done.images - done.errors} images, {done.objects} objects, {seconds:.3f} s per image; "
+        f"{counted(done.images - done.errors, 'image')}, {counted(done.objects, 'object')}, {seconds:.3f} s per image; "
         f"all in {folder / 'results.jsonl'}"
     )
     if done.errors:
         print(f"{done.errors} of {done.images} files could not be read; results.jsonl says why", file=sys.stderr)
     if signals.received:
-        how_far = f"{done.images} of {number} images are done, --resume goes on"
+        how_far = f"{done.images} of {number} images are done; --resume continues"
         print(f"stopped by {signal_name(signals.received)}; {how_far}", file=sys.stderr)
         return 128 + signals.received
     return 1 if done.errors else 0

@@ -11,12 +11,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.wording import signal_name
+from rtdetr.wording import counted, signal_name
 
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
 
-AHEAD = 4  # frames beyond a batch that are decoded, and written, beside the network
+AHEAD = 4  # frames beyond a batch that are decoded, and written, while the network works
 
 
 def check(args: argparse.Namespace, films: Sequence[str]) -> None:
@@ -81,10 +81,12 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
             error = str(problem)
     if num_frames:
         seconds = (time.perf_counter() - start) / num_frames
-        print(f"{source}: {num_frames} frames, {num_objects} objects, {seconds:.3f} s per frame -> {target}")
+        counts = f"{counted(num_frames, 'frame')}, {counted(num_objects, 'object')}"
+        print(f"{source}: {counts}, {seconds:.3f} s per frame -> {target}")
     if error:
         print(f"error: {error}", file=sys.stderr)
     if signals.received:
-        print(f"stopped by {signal_name(signals.received)}; {num_frames} frames are in {target}", file=sys.stderr)
+        stopped = f"stopped by {signal_name(signals.received)}"
+        print(f"{stopped}; {counted(num_frames, 'frame')} written to {target}", file=sys.stderr)
         return 128 + signals.received
     return 1 if error else 0

@@ -12,13 +12,13 @@ from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_thres
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 
-ABOUT = """Detects in images that come by HTTP: POST /detect, a page at /, documentation at /docs, GET /health,
-Prometheus' figures at /metrics.
+ABOUT = """Detect over HTTP: POST /detect, a page at /, documentation at /docs, GET /health, Prometheus metrics at
+/metrics.
 
     rtdetr serve best.pth
     curl --data-binary @image.jpg http://127.0.0.1:8000/detect
 
-Ctrl-C or SIGTERM end it: what was let in is answered, then it exits with 0. A second Ctrl-C ends it at once, with 130.
+After Ctrl-C or SIGTERM it answers all accepted requests and exits with 0. A second Ctrl-C ends it at once, with 130.
 """
 
 
@@ -26,13 +26,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Serves until a signal comes; see `rtdetr serve --help`."""
     parser = Parser(prog="rtdetr serve", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_weights(parser, "a checkpoint of this project")
-    text = "address to listen at (default: %(default)s, this machine alone); 0.0.0.0 is all the world"
+    text = "address to listen at (default: %(default)s, this machine only); 0.0.0.0: any network"
     parser.add_argument("--host", default="127.0.0.1", help=text)
-    parser.add_argument("--port", type=integer(0, 65535), default=8000, help="default: %(default)s; 0 takes a free one")
-    add_threshold(parser, "lowest score where a request names none (default: what the weights carry, else 0.5)")
-    text = "images that are detected together at most (default: %(default)s)"
+    parser.add_argument("--port", type=integer(0, 65535), default=8000, help="default: %(default)s; 0: any free port")
+    add_threshold(parser, "lowest score unless a request sets it (default: those in the weights, else 0.5)")
+    text = "largest batch (default: %(default)s)"
     parser.add_argument("--max-batch", type=integer(1, 1024), default=8, metavar="N", help=text)
-    text = "requests in work at once, waiting ones included; more are answered with 503 (default: %(default)s)"
+    text = "requests in progress or waiting; further ones are answered with 503 (default: %(default)s)"
     parser.add_argument("--queue", type=integer(1, 100_000), default=64, metavar="N", help=text)
     text = "largest file (default: %(default)s)"
     parser.add_argument("--max-megabytes", type=integer(1, 2000), default=20, metavar="N", help=text)
@@ -91,7 +91,9 @@ def _serve(app: object, socket_: socket.socket) -> int:
 
     host, port = socket_.getsockname()[:2]
     if not ipaddress.ip_address(host).is_loopback:
-        print(f"listening at {host}: whoever can reach this machine can use it, there is no password", file=sys.stderr)
+        print(
+            f"listening at {host}: everyone who can reach this machine can use it, without a password", file=sys.stderr
+        )
     shown = f"[{host}]" if ":" in host else host
     server = build_server(app)
     socket_.listen(BACKLOG)  # who reads the next line may connect at once
@@ -99,5 +101,5 @@ def _serve(app: object, socket_: socket.socket) -> int:
     # uvicorn repeats the signal that it stopped for, for whoever handled it before: here that is the end of the work.
     with StopSignal().listening():
         server.run(sockets=[socket_])
-    print("stopped; everything that was let in is answered", file=sys.stderr)
+    print("stopped; all accepted requests are answered", file=sys.stderr)
     return 0

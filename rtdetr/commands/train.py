@@ -14,7 +14,7 @@ from rtdetr.wording import signal_name
 if TYPE_CHECKING:
     from rtdetr.engine.signals import StopSignal
 
-DEFAULT_CONFIG = "rtdetrv3_r18vd_small"  # where DATA is given alone
+DEFAULT_CONFIG = "rtdetrv3_r18vd_small"  # if only DATA is given
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -31,17 +31,19 @@ def run(arguments: Sequence[str] | None = None) -> int:
     which.add_argument("--data", dest="named_data", metavar="DATA", help="the same")
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
-        "-r", "--resume", type=Path, metavar="CHECKPOINT", help="go on with a run, from its last.pth (or last-1.pth)"
+        "-r", "--resume", type=Path, metavar="CHECKPOINT", help="resume a run from its last.pth (or last-1.pth)"
     )
-    start.add_argument("-t", "--tuning", type=Path, metavar="WEIGHTS", help="start from what fits of these weights")
-    text = "do the failed step in a failed_batch.pth again; 1 when it fails, else 0"
+    start.add_argument(
+        "-t", "--tuning", type=Path, metavar="WEIGHTS", help="load all weights that match, and report the rest"
+    )
+    text = "repeat the failed step in a failed_batch.pth; exit code 1 if it fails again, else 0"
     start.add_argument("--replay", type=Path, metavar="FILE", help=text)
     add_update(parser)
-    text = "default: output/NAME, NAME-2 ... where that is taken, or the folder of the -r checkpoint"
+    text = "default: output/NAME, NAME-2, ... if that exists, or the folder of the -r checkpoint"
     parser.add_argument("--output-dir", type=Path, help=text)
-    text = "move a run that is in the folder aside, to FOLDER-old"
+    text = "move an existing run to FOLDER-old"
     parser.add_argument("--overwrite", action="store_true", help=text)
-    text = "sanity check: overfit N training images in at most 700 iterations, into a folder of its own (default: "
+    text = "sanity check: overfit N training images in at most 700 iterations; has its own folder (default: "
     text += "output/NAME-overfit); exit code 0: passed, 1: failed"
     parser.add_argument("--overfit", type=count, metavar="N", help=text)
     add_device(parser)
@@ -56,7 +58,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             parser.error("-c CONFIG or DATA is needed (or -r CHECKPOINT, which knows its own)")
         args.config = DEFAULT_CONFIG
     if args.overfit is not None and args.resume is not None:
-        parser.error("--overfit starts anew and goes on with nothing: leave out -r")
+        parser.error("--overfit always starts a new run: leave out -r")
 
     from rtdetr.engine.signals import StopSignal
 
@@ -119,13 +121,13 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         if stopped_by is None and distributed.is_main():
             print(summary(folder, trainer.total_iterations))
     if stopped_by is not None:
-        print(f"stopped by {signal_name(stopped_by)}; go on with -r {folder / 'last.pth'}", file=sys.stderr)
+        print(f"stopped by {signal_name(stopped_by)}; resume with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by
     return 0
 
 
 def summary(folder: Path, total_iterations: int) -> str:
-    """What a run came to, in three lines: the best AP and when, the file of its weights, and what to do with it."""
+    """The result of a run in three lines: the best AP and its iteration, the weights, and the next command."""
     from rtdetr.engine.run_files.metrics import best_row
 
     best = best_row(folder / "metrics.csv")

@@ -7,17 +7,18 @@ from collections.abc import Sequence
 
 from rtdetr.commands.arguments import Parser
 
-ABOUT = """List the weights that have a name. Every command takes it where it takes a file of weights:
+ABOUT = """List the weights that can be used by name. Every command takes a name in place of a file of weights:
 
-    rtdetr predict images -w rtdetr_r50vd_coco_o365
+    rtdetr predict rtdetr_r50vd_coco_o365 images
     rtdetr train DATA -t rtdetr_r18vd_o365
 
-A name downloads once, into RTDETR_WEIGHTS or ~/.cache/rtdetr/weights. owner/model is a model of the Hugging Face Hub.
+Weights are downloaded once, into RTDETR_WEIGHTS or ~/.cache/rtdetr/weights. owner/model is a model of the Hugging
+Face Hub.
 """
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Lists the weights that have a name; see `rtdetr weights --help`."""
+    """Lists the weights that can be used by name; see `rtdetr weights --help`."""
     Parser(prog="rtdetr weights", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
         arguments
     )

@@ -18,6 +18,7 @@ from rtdetr.data.formats.records import DataSource
 from rtdetr.data.image_files import judge_names, unreadable
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image, read_pixels, upright_size
 from rtdetr.types import ImageInfo
+from rtdetr.wording import counted
 
 
 class ImageList(NamedTuple):
@@ -146,14 +147,22 @@ class DetectionSet:
     def summary(self) -> str:
         """One line on what was read and what was left out."""
         empty = int((np.diff(self._offsets) == 0).sum())
-        dropped = f", {self.num_empty} more without boxes left out" if self.num_empty > empty else ""
+        without = f" ({empty} without boxes)" if empty else ""
         gone = lost(self.defects, except_kinds=WITHOUT_AREA)
-        defective = f", {gone.images} defective images and {gone.boxes} defective boxes" if any(gone) else ""
-        return (
-            f"{self.annotation_file}: {len(self)} images ({empty} without boxes{dropped}), {len(self._boxes)} boxes "
-            f"of {len(self.classes)} classes; left out {self.num_crowd} crowd boxes and {self.num_degenerate} "
-            f"boxes without area{defective}" + "".join(f"; {note}" for note in self.notes)
-        )
+        left_out = [
+            counted(number, word, words)
+            for number, word, words in (
+                (self.num_empty if self.num_empty > empty else 0, "image without boxes", "images without boxes"),
+                (self.num_crowd, "crowd box", None),
+                (self.num_degenerate, "box without area", "boxes without area"),
+                (gone.images, "defective image", None),
+                (gone.boxes, "defective box", None),
+            )
+            if number
+        ]
+        parts = [f"{counted(len(self._boxes), 'box')} of {counted(len(self.classes), 'class')}"]
+        parts += [f"left out: {', '.join(left_out)}"] if left_out else []
+        return f"{self.annotation_file}: {counted(len(self), 'image')}{without}, {'; '.join([*parts, *self.notes])}"
 
     def _check_size(self, info: ImageInfo, height: int, width: int) -> None:
         if (height, width) != (info.height, info.width):

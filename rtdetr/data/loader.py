@@ -256,8 +256,8 @@ class DetectionLoader(DataLoader[LoadedImage]):
             yield batch
 
     def close(self) -> None:
-        """Ends the workers; the next iteration starts others. Left to the end of the program, they would end beside
-        whatever else is torn down there."""
+        """Ends the workers; the next iteration starts others. Left to the end of the program, they would end
+        while other things are torn down."""
         if self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._iterator = None

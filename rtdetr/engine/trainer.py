@@ -44,6 +44,7 @@ from rtdetr.ops.kernels import using
 from rtdetr.types import Batch
 from rtdetr.weights.checkpoint import LAST
 from rtdetr.weights.load import warm_start
+from rtdetr.wording import counted
 
 
 class Trainer:
@@ -131,7 +132,7 @@ class Trainer:
         with self.signals.listening("stopping after this step and saving"):
             distributed.from_main(prepare)
             precision = precision_on(self.device, self.cfg.train.precision)
-            where = f"{self.device}, {precision}, {distributed.world_size()} process(es)"
+            where = f"{self.device}, {precision}, {counted(distributed.world_size(), 'process')}"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
             if self.state.iteration:
                 say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
@@ -324,6 +325,6 @@ class Trainer:
 def _check_boxes(source: DetectionSet) -> None:
     if not any(len(source.targets(index)[0]) for index in range(len(source))):
         raise DataError(
-            f"{source.annotation_file}: {len(source)} images and not a single box to learn from (left out: "
-            f"{source.num_crowd} crowd boxes, {source.num_degenerate} without area); is it the right file?"
+            f"{source.annotation_file}: {counted(len(source), 'image')} and not a single box to learn from (left out: "
+            f"{counted(source.num_crowd, 'crowd box')}, {source.num_degenerate} without area); is it the right file?"
         )

@@ -148,8 +148,8 @@ def build_detector(
 
 @contextlib.contextmanager
 def waking(device: torch.device) -> Iterator[None]:
-    """Starts a GPU beside what is done in here: its context and the libraries of convolutions and products come with
-    their first use, and take longer than reading and folding a model."""
+    """Starts a GPU while other work is done in here: its context and the libraries of convolutions and products load
+    at their first use, and take longer than reading and folding a model."""
     if device.type != "cuda":
         yield
         return

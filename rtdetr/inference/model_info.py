@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, some
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.wording import counted
 
 TRAINING_PARTS = ("query_groups.", "dense_head.")
 
@@ -34,8 +35,8 @@ class ModelInfo(NamedTuple):
         height, width = self.size
         lines = [
             f"{self.name}: {self.parameters / 1e6:.2f} M parameters, {self.gflops:.1f} GFLOPs at {height} x {width}",
-            f"for training alone: {self.training_parameters / 1e6:.2f} M parameters",
-            f"{len(self.classes)} classes: {some(self.classes, 10)}",
+            f"for training only: {self.training_parameters / 1e6:.2f} M parameters",
+            f"{counted(len(self.classes), 'class')}: {some(self.classes, 10)}",
             f"from {where}",
         ]
         return "\n".join([*lines, *(f"{key}: {value}" for key, value in self.source.items())])

@@ -364,7 +364,7 @@ class Predictor:
         """Detections of each image that reach the threshold, clipped; waits for the GPU."""
         if pending.done is not None:
             pending.done.synchronize()
-        # by NumPy: torch would start threads that wait for one another, beside those that read
+        # by NumPy: torch would start threads that compete with those that read
         scores, labels, boxes = (each.numpy() for each in pending.found)
         ends = pending.sizes.numpy()[:, None, [1, 0, 1, 0]]  # width, height, width, height
         boxes = np.minimum(np.maximum(boxes, 0), ends)  # several times as fast as clip

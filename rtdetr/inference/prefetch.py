@@ -1,4 +1,4 @@
-"""Work in threads beside the network: what comes is taken ahead, what is done is written behind."""
+"""Threads that work while the network does: they read the next items and write the finished ones."""
 
 from __future__ import annotations
 

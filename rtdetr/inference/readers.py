@@ -1,4 +1,4 @@
-"""Who reads a list of files beside the network: threads, or for long lists processes."""
+"""Who reads a list of files while the network works: threads, or for long lists processes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple
 
 from rtdetr.inference.processes import can_start
+from rtdetr.wording import counted
 
 MAX_THREADS = 8  # that read files, unless more are asked for; 16 are slower, as they wait for Python's lock
 MAX_PROCESSES = 16
@@ -34,8 +35,7 @@ class Readers(NamedTuple):
         return cls(min(MAX_THREADS, cores))
 
     def __str__(self) -> str:
-        number, kind = (self.processes, "process") if self.processes else (self.threads, "thread")
-        return f"{number} {kind}{'' if number == 1 else 'es' if self.processes else 's'}"
+        return counted(self.processes, "process") if self.processes else counted(self.threads, "thread")
 
 
 def usable_cores() -> int:

@@ -193,8 +193,8 @@ def read_torch_file(path: str | Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: damaged, or holds Python objects beside tensors and plain values; nothing of it was run; copy it "
-            f"again, or save its weights alone (a state dict) where it was made{_other_state(path)}"
+            f"{path}: damaged, or holds Python objects other than tensors and plain values; nothing of it was run; "
+            f"copy it again, or save its weights alone (a state dict) where it was made{_other_state(path)}"
         ) from error
     except DAMAGE as error:
         raise CheckpointError(f"{path}: the file is damaged; copy or download it again{_other_state(path)}") from error

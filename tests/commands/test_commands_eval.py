@@ -35,7 +35,7 @@ def test_the_summary_and_the_table_count_the_same_boxes(
     path.write_text(json.dumps(document))
     assert run(f"{RENUMBERED} --match-classes name") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert message("boxes left out", "14 boxes", "5 classes", "0 crowd", "3 boxes without area").search(lines[0])
+    assert message("boxes left out", "14 boxes", "5 classes", "3 boxes without area").search(lines[0])
     assert sum(int(line.split()[2]) for line in lines[14:]) == 14
 
 

@@ -20,9 +20,9 @@ MEANT = "; did you mean "
 COMMANDS = {
     # works
     "predict model.pth images --device cpu": (0, "2 images"),
-    "predict -w model.pth images/a.jpg --device cpu": (0, "1 images"),
+    "predict -w model.pth images/a.jpg --device cpu": (0, "1 image, "),
     "predict model.pth images --format coco,yolo,csv --device cpu": (0, "2 images"),
-    "predict model.pth images/a.jpg --threshold 0.3 --threshold circle=0.1 --device cpu": (0, "1 images"),
+    "predict model.pth images/a.jpg --threshold 0.3 --threshold circle=0.1 --device cpu": (0, "1 image, "),
     "eval model.pth --device cpu --data shapes": (0, "precision"),
     # Ultralytics
     "detect predict model=model.pth": (2, f"`detect` is not a command{MEANT}`rtdetr predict`?"),

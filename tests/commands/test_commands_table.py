@@ -56,7 +56,7 @@ TABLE = {
     "weights first": Row(
         "predict model.pth images/a.jpg --device cpu --format coco,yolo --format csv --output-dir new",
         0,
-        ("1 images",),
+        ("1 image, ",),
         tuple(f"new/{each}" for each in ALL_FORMATS),
     ),
     "weights first, none there": Row("predict bset.pth images", 2, (message("no such weights", "bset.pth"),)),
@@ -115,7 +115,7 @@ TABLE = {
     "json": Row(
         "eval -w model.pth --save-json new/d.json --device cpu",
         0,
-        ("instances_val.json: 4 images", "left out 0", "AP  IoU .50:.95", "4/4"),
+        ("instances_val.json: 4 images", "AP  IoU .50:.95", "4/4"),
         ("new/d.json",),
     ),
     # annotations of another kind, or with other ids
@@ -231,7 +231,7 @@ TABLE = {
         f"{PREDICT} images/a.jpg --threshold 1",
         0,
         (
-            "1 images, 0 objects",
+            "1 image, 0 objects",
             message("nothing reached the threshold", "1"),
             "--threshold sets a lower one",
         ),

@@ -65,7 +65,7 @@ def test_images_without_boxes_can_be_dropped(tmp_path: Path) -> None:
     assert [data.targets(i)[1].tolist() for i in range(2)] == [
         [2],
         [0, 2],
-    ] and "1 more without boxes left out" in data.summary()
+    ] and "left out: 1 image without boxes, " in data.summary()
 
 
 def broken(path: tuple[str | int, ...], value: Any) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def test_a_sound_set_is_one_line_and_counts(tmp_path: Path, images: Path, capsys
     assert cli.main(["doctor", str(annotations), "--json", str(tmp_path / "found.json")]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{annotations}: sound\n") and json.loads((tmp_path / "found.json").read_text()) == []
-    assert all(text in out for text in ("cup        3       16  33.3%", "crowded images", "median 12 x 10"))
+    assert all(text in out for text in ("cup        3       16  33.3%", "boxes per image: ", "median 12 x 10"))
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -298,7 +298,7 @@ def test_training_lists_what_it_drops(max_defects: float, refused: bool, tmp_pat
     Trainer(cfg, tmp_path / "run", torch.device("cpu")).run()
     report = json.loads((tmp_path / "run" / "data_report.json").read_text())
     for part in report.values():
-        assert part["dropped"] == {"pictures": 0, "boxes": 1} and "1 defective boxes" in part["summary"]
+        assert part["dropped"] == {"pictures": 0, "boxes": 1} and "left out: 1 defective box" in part["summary"]
         assert [(each["record"], each["defect"]) for each in part["defects"]] == [(6, "box_not_finite")]
 
 

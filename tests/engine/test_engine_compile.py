@@ -71,7 +71,7 @@ def test_one_process_or_many(processes: int, monkeypatch: pytest.MonkeyPatch) ->
         ("on", "cpu", 1, None),
         ("auto", "cpu", WORTH_IT, "there is no GPU"),
         ("auto", "cuda", 3 * WORTH_IT, None),
-        ("auto", "cuda", 3 * WORTH_IT - 1, "do not win back"),
+        ("auto", "cuda", 3 * WORTH_IT - 1, "takes longer than it saves"),
     ],
 )
 def test_when_the_step_is_compiled(

@@ -10,6 +10,7 @@ from rtdetr.data.classes import some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import one_line
 from rtdetr.data.sampling import auto_threshold, class_factors
+from rtdetr.wording import counted
 
 SMALL, MEDIUM = 32**2, 96**2  # pixels of area, as COCO divides them
 CROWDED = 100  # boxes of an image; denoising and matching grow with them
@@ -51,11 +52,12 @@ def describe(data: DetectionSet) -> Iterator[str]:
         f"  boxes: {small:.0%} small (below 32 x 32 pixels), {medium:.0%} medium, {1 - small - medium:.0%} large "
         f"(from 96 x 96); median {middle[0]:.0f} x {middle[1]:.0f}, from {sides.min():.1f} to {sides.max():.0f} a side"
     )
-    fullest = int(per_image.argmax())
+    fullest, crowded, empty = int(per_image.argmax()), int((per_image > CROWDED).sum()), int((per_image == 0).sum())
+    rest = [f"{counted(crowded, 'crowded image')} (more than {CROWDED} boxes)"] if crowded else []
+    rest += [f"{counted(empty, 'image')} without boxes"] if empty else []
     yield (
-        f"  boxes of an image: {per_image.mean():.1f} on average, most in {one_line(data.info(fullest).file_name)}: "
-        f"{per_image[fullest]}; {(per_image > CROWDED).sum()} crowded images (more than {CROWDED} boxes), "
-        f"{(per_image == 0).sum()} without boxes"
+        f"  boxes per image: {per_image.mean():.1f} on average, most in {one_line(data.info(fullest).file_name)}: "
+        f"{per_image[fullest]}" + "".join(f"; {each}" for each in rest)
     )
 
 

@@ -28,6 +28,7 @@ from rtdetr.data.formats.sources import (
     with_images,
 )
 from rtdetr.data.images import MAX_MEGAPIXELS
+from rtdetr.wording import counted
 
 WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
 SHOWN = 50  # defects of a kind; --json has them all
@@ -73,14 +74,14 @@ class Report(NamedTuple):
         """Why the exit code is what it is."""
         reasons = self.reasons()
         bad = Counter(each.kind for each in self.defects() if not each.is_note)
-        notes = _count(len(self.defects()) - bad.total(), "note")
-        said = f"sound: no defects, {notes}"
+        notes = _notes(len(self.defects()) - bad.total())
+        said = f"sound: no defects{notes}"
         if reasons:
-            more = f"; and {_count(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
+            more = f"; and {counted(len(reasons) - 1, 'more reason')}" if len(reasons) > 1 else ""
             said = f"unusable: {reasons[0].file}: {reasons[0].what}{more}"
         elif bad:
             kinds = some((f"{count} {kind}" for kind, count in bad.most_common()), 10)
-            said = f"training would survive: {_count(bad.total(), 'defect')} ({kinds}) and {notes}"
+            said = f"training would survive: {counted(bad.total(), 'defect')} ({kinds}){notes}"
         return one_line(f"{said}; exit code {self.code()}")
 
     def lines(self) -> Iterator[str]:
@@ -230,10 +231,6 @@ def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
     return Defect(str(path), None, "yaml_broken", str(error).removeprefix(f"{path}: "), "refused")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def _listed(defects: Sequence[Defect]) -> Iterator[str]:
     shown: Counter[str] = Counter()
     for each in defects:
@@ -245,18 +242,22 @@ def _listed(defects: Sequence[Defect]) -> Iterator[str]:
             yield f"... and {count - SHOWN} more of {kind}; --json FILE lists them all"
 
 
+def _notes(number: int) -> str:
+    return f", {counted(number, 'note')}" if number else ""
+
+
 def _lines_of(part: Examined) -> Iterator[str]:
     name = f"{part.asked.source}" if part.asked.source.split else f"{part.asked.name} {part.asked.source}".strip()
     bad = [each for each in part.defects if not each.is_note]
     actions = Counter(each.action for each in bad)
-    counted = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
-    notes = _count(len(part.defects) - len(bad), "note")
+    by_action = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
+    notes = _notes(len(part.defects) - len(bad))
     if part.refused is not None:
         yield one_line(f"{name}: unusable: {part.refused.what}")
     elif bad:
-        yield f"{name}: {_count(len(bad), 'defect')} ({counted}) and {notes}; training would survive them"
+        yield f"{name}: {counted(len(bad), 'defect')} ({by_action}){notes}; training would survive them"
     else:
-        yield f"{name}: sound" + (f", {notes}" if len(part.defects) else "")
+        yield f"{name}: sound{notes}"
     if part.data is not None:
         yield f"  {part.data.summary()}"
         yield from describe(part.data)

@@ -13,6 +13,7 @@ import torch
 from rtdetr.config import ConfigError, Kernels, TrainConfig
 from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import Network
+from rtdetr.wording import counted
 
 MAX_GRAPHS = 64  # of one function, before torch gives up on it
 WORTH_IT = 25000  # iterations of an image size that win back the 75 seconds it takes to compile (3 ms each, H200)
@@ -40,7 +41,7 @@ def why_not_compile(
     if distributed.world_size() > 1:  # pytorch/pytorch#161302
         return "batch norm of several processes breaks what is compiled into pieces"
     if iterations < WORTH_IT * sizes:
-        return f"{iterations} iterations do not win back what compiling {sizes} image size(s) takes"
+        return f"compiling {counted(sizes, 'image size')} takes longer than it saves in {iterations} iterations"
     return None
 
 

@@ -18,8 +18,8 @@ ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read severa
 class GradientBuffer:
     """The gradients of `parameters`, float32.
 
-    They are averaged after the backward pass, not within it: in a CUDA graph, work beside the rest has every memset and
-    copy wait for longer than it saves (1 ms of a step on two H200, where averaging takes .4).
+    They are averaged after the backward pass, not within it: in a CUDA graph, work on a second stream makes every
+    memset and copy wait for longer than it saves (1 ms of a step on two H200, where averaging takes .4).
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:

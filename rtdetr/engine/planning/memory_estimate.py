@@ -41,7 +41,7 @@ class Need(NamedTuple):
     """Bytes of a GPU."""
 
     kept: int  # by weights, their average, gradients and the optimiser
-    step: int  # by what a step has beside them, at its peak
+    step: int  # by what a step has in addition, at its peak
     evaluation: int  # likewise
 
     def total(self, graphs: int) -> int:
@@ -100,7 +100,7 @@ def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, cap
 
 def graphs_of(cfg: Config, source: DetectionSet) -> int:
     """1 where all batches are of one kind, else 2, for any number; 0 where every image is too crowded. Graphs share
-    their memory, and keep it; the plain steps that come before the next kind is captured need theirs beside it."""
+    their memory, and keep it; the plain steps that come before the next kind is captured need theirs in addition."""
     counts, num_denoising = source.boxes_per_image(), cfg.model.supervision.num_denoising
     pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
     fewest, most = (slots_for(n, num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))

@@ -36,8 +36,8 @@ ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministi
   return sorted <= reduced ? ValueGradient::sorted : ValueGradient::reduced;
 }
 
-// A second stream of this thread, for work that may run beside that of `main`: it begins after what `main` has been given so
-// far, and main goes on after it.
+// A second stream of this thread, for work that may run at the same time as that of `main`: it begins after what `main`
+// has been given so far, and main continues after it.
 class Beside {
  public:
   explicit Beside(cudaStream_t main) : main_(main) {
