@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports torch and the rest when somebody asks for them: `import rtdetr` and `rtdetr --help` do not."""
+    """Imports torch and the rest at first use: `import rtdetr` and `rtdetr --help` do not."""
     if name not in _HOMES:
         raise AttributeError(f"module 'rtdetr' has no attribute {name!r}")
     with collection_paused():

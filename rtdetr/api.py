@@ -19,8 +19,9 @@ from rtdetr.foreign_names import check_arguments, no_attribute
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 from rtdetr.shipped_configs import find_config
+from rtdetr.wording import counted
 
-if TYPE_CHECKING:  # what needs torch is imported by `from_pretrained`, while the GPU starts
+if TYPE_CHECKING:  # `from_pretrained` imports torch, while the GPU starts
     import torch
 
     from rtdetr.engine.callbacks import Callback
@@ -39,12 +40,12 @@ Size = int | tuple[int, int] | None
 
 
 class TrainResult(NamedTuple):
-    """What a run left. `output_dir` also holds metrics.csv and curves.png."""
+    """The result of a run. `output_dir` also holds metrics.csv and curves.png."""
 
     output_dir: Path
     best: Path  # the checkpoint with the highest AP, last.pth when nothing was evaluated
     figures: dict[str, float]  # the twelve of COCO at the highest AP, as in EvalResult; none without evaluation
-    stopped_by: int | None  # the signal that ended it early; train(resume=output_dir / "last.pth") goes on
+    stopped_by: int | None  # the signal that ended it early; train(resume=output_dir / "last.pth") resumes
 
 
 class RTDETRv3:
@@ -52,7 +53,7 @@ class RTDETRv3:
 
     model: the network, an nn.Module, None for exported files. cfg: its config. classes: names and category ids, in the
     order of the network's outputs. device: where it runs. Errors are ValueErrors of one sentence.
-    Several threads may call `predict`; what one of them asks for is its own.
+    Several threads may call `predict`, each with its own arguments.
     """
 
     def __init__(
@@ -65,16 +66,16 @@ class RTDETRv3:
         if isinstance(predictors, (str, os.PathLike)):
             raise DataError(f"RTDETRv3({predictors!r}): a file is opened by RTDETRv3.from_pretrained({predictors!r})")
         self.cfg, self.classes, self.device = predictors.cfg, predictors.classes, predictors.device
-        self.weights = weights  # the file that the network came from, None for random weights
+        self.weights = weights  # the file of the network's weights, None for random weights
         self.source = source  # provenance and licence of the weights
-        self._began: dict[str, Any] | None = None  # how the run began that the network came from
+        self._began: dict[str, Any] | None = None  # what the run of these weights started from
         self._predictors, self._network_at_hand = predictors, model
-        self._as_made = ""  # digest of random weights, which no file holds
+        self._as_made = ""  # digest of random weights, which have no file
 
     @property
     def model(self) -> Network | None:
-        """The network. `predict` knows when it loads a state dict, or another one is put here; after an edit in place,
-        an optimiser's step, say, `refresh` tells it."""
+        """The network. `predict` notices a loaded state dict and another network put here. After a change in place,
+        such as a step of your own optimiser, call `refresh`."""
         return self._network_at_hand
 
     @model.setter
@@ -83,7 +84,7 @@ class RTDETRv3:
         self.refresh()
 
     def refresh(self) -> None:
-        """Call it after an edit of `model.model` in place: `predict` then works with the weights as they are now."""
+        """Call it after a change of `model.model` in place, so that `predict` uses the present weights."""
         self._predictors.refresh(self.model)
 
     @classmethod
@@ -103,9 +104,9 @@ class RTDETRv3:
         (.onnx, .pt2, OpenVINO), a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, with
         an optional `revision`).
 
-        Weights that have a name are downloaded once. With `classes`, names to learn, and for configs, they are random.
-        kernels: "auto", or "plain" for PyTorch alone; by default as its config says.
-        compile: detect by torch.compile, as `compile()`. half: float16, by default on a GPU.
+        Weights by name are downloaded once. classes: names for a new model; it and configs have random weights.
+        kernels: "auto", or "plain" for PyTorch only; default: from the config.
+        compile: use torch.compile, as `compile()`. half: float16, by default on a GPU.
         """
         check_arguments("from_pretrained", others)
         if kernels not in (None, *get_args(Kernels)):
@@ -151,7 +152,7 @@ class RTDETRv3:
 
         cfg = load_config(find_config(name), [] if kernels is None else [f"kernels={kernels}"])
         classes = guess_classes(80) if names is None else new_classes(names)
-        logger.warning("%s: random weights, which find nothing before they are trained", name)
+        logger.warning("%s: random weights; train the model before it can detect", name)
         made = cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, *options)
         made._as_made = weights_sha256(made._network("from_pretrained").state_dict())
         return made
@@ -187,16 +188,16 @@ class RTDETRv3:
         bgr: bool = False,
         **others: Any,
     ) -> Any:
-        """A Result for one image, a list of them for several, an iterator for what has no known end.
+        """A Result for one image, a list of them for several, an iterator for sources without a known end.
 
         source: path, URL, PIL image, bytes or an open file of an image, array (H, W), (H, W, 3) or (H, W, 4), tensor
         (3, H, W) or (B, 3, H, W), uint8 or in [0, 1]; a list, folder or glob (a list comes out); a generator, video,
-        stream or camera number (an iterator). bgr: arrays have OpenCV's order of channels.
-        threshold: lowest score, 0 to 1; default: what the file carries for each class, else 0.5. thresholds: those of
-        some classes, by name. batch_size: images at a time; live sources go one by one.
-        size: (h, w) or side of the network's input, in place of the trained one.
-        slices: (h, w) or side in pixels of overlapping tiles, in which large images are searched as well.
-        half: float16; by default as in `from_pretrained`. allow_private: URLs may lead into private networks.
+        stream or camera number (an iterator). bgr: arrays have OpenCV's channel order.
+        threshold: lowest score, 0 to 1; default: those in the file, else 0.5. thresholds: those of some classes, by
+        name. batch_size: images per batch; live sources go one by one.
+        size: (h, w) or side of the network's input, instead of the trained one.
+        slices: (h, w) or side in pixels of overlapping tiles, also searched in large images.
+        half: float16; default: as in `from_pretrained`. allow_private: URLs may lead into private networks.
         """
         from rtdetr.inference.answer import results_of
         from rtdetr.inference.slicing import tile_size
@@ -215,20 +216,20 @@ class RTDETRv3:
     __call__ = predict
 
     def info(self) -> ModelInfo:
-        """Parameters, GFLOPs, input size, classes, and where it came from; `print` shows it as lines."""
+        """Parameters, GFLOPs, input size, classes and source of the weights; `print` shows them as lines."""
         from rtdetr.inference.model_info import model_info
 
         return model_info(self.cfg, self.classes, self.weights, self.source)
 
     def compile(self, mode: Compile = True) -> None:
-        """Detects by torch.compile from now on: minutes once per size and batch, then faster; what is made lies on disk
-        for the next process. "max" also searches for the fastest kernels. False: as before."""
+        """Use torch.compile from now on: minutes once per size and batch, then faster; the result is cached on disk for
+        the next process. "max" also searches for the fastest kernels. False: stop using it."""
         self._network("compile")
         self._predictors.compile = mode
 
     def warmup(self, batch_sizes: int | Sequence[int] = 1, sizes: Size | list[Size] = None) -> None:
-        """Does now what the first calls of `predict` would: compiling, and recording CUDA graphs. batch_sizes: numbers
-        of images at a time. sizes: of the network's input, several as a list; default: its own."""
+        """Compile and record CUDA graphs now instead of at the first calls of `predict`. batch_sizes: images per batch.
+        sizes: of the network's input, several as a list; default: its own."""
         self._predictors.warm_up(batch_sizes, sizes)
 
     def train(
@@ -243,14 +244,14 @@ class RTDETRv3:
         augment: Callable[..., Any] | None = None,
         **settings: Any,
     ) -> TrainResult:
-        """Trains on `data`, from the present weights, and takes over the best ones.
+        """Trains on `data`, from the present weights; the model then has the best weights.
 
         data: (images, annotations) of a COCO set, {"train": ..., "val": ...} of those, or a folder or file in a known
-        format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to go on with.
-        overwrite: move a run that is in the folder aside. callbacks: are told how the run goes, in the main process;
-        an exception of one ends it as CallbackFailed. augment: an augmentation of your own, see docs/data.md. settings:
-        keys of the config, see `keyword_updates`. Random generators, environment variables and torch's settings are
-        afterwards as before.
+        format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to resume.
+        overwrite: move an existing run to FOLDER-old. callbacks: objects of rtdetr.Callback, called in the main
+        process; an exception in one ends the run as CallbackFailed. augment: your own augmentation, see docs/data.md.
+        settings: config keys, see `keyword_updates`. Random generators, environment variables and torch's settings are
+        restored afterwards.
         """
         from rtdetr.data.custom import KEY, name_of, without_custom
         from rtdetr.engine import distributed
@@ -292,7 +293,7 @@ class RTDETRv3:
     ) -> EvalResult | None:
         """The twelve COCO figures (`.figures`), the AP of every class (`.classes`), the threshold with its best F1
         (`.thresholds`, `.points`) and the detections, on `data` as in `train`, by default the config's validation set.
-        Under torchrun the first process gets them alone."""
+        Under torchrun only the first process gets them."""
         from rtdetr.data.loader import build_val_loader  # here, as in train()
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluation.evaluator import evaluate
@@ -319,7 +320,7 @@ class RTDETRv3:
         input_type: Literal["uint8", "float"] = "uint8",
         images: str | Path | None = None,
     ) -> Path:
-        """The exported file or folder, whose certificate lies beside it. The arguments are explained at
+        """The exported file or folder, with its certificate in the same folder. For the arguments see
         `rtdetr.export.export_model`."""
         from rtdetr.export import export_model  # here because it may bring onnx along
 
@@ -336,8 +337,8 @@ class RTDETRv3:
         return Path(exported.path)
 
     def save_pretrained(self, folder: str | Path, licence: str | None = None, format: Format = "rtdetr") -> Path:
-        """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, where
-        they bring none. format: transformers writes what AutoModelForObjectDetection opens, without training parts."""
+        """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, if
+        their file has none. format: "transformers" for AutoModelForObjectDetection, without training parts."""
         from rtdetr.weights.hub import saver
 
         path = path_of("folder", folder)
@@ -353,14 +354,16 @@ class RTDETRv3:
         format: Format = "rtdetr",
         figures: Mapping[str, float] | None = None,  # of `evaluate`, for the card
     ) -> str:
-        """Uploads what `save_pretrained` writes, with a card, as owner/model; the commit's address."""
+        """Uploads what `save_pretrained` writes, with a card, as owner/model; returns the URL of the commit."""
         from rtdetr.weights.hub import to_hub
 
         licence = licence or (self.source or {}).get("licence")
         return to_hub(repo_id, self._content(), licence, private, token, format, figures)
 
     def __repr__(self) -> str:
-        return f"RTDETRv3({self.cfg.name}, {len(self.classes)} classes, on {self.device}, from {self.weights})"
+        return (
+            f"RTDETRv3({self.cfg.name}, {counted(len(self.classes), 'class')}, on {self.device}, from {self.weights})"
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         raise no_attribute("RTDETRv3", name)
@@ -370,7 +373,7 @@ class RTDETRv3:
             from rtdetr.weights.checkpoint import CheckpointError
 
             raise CheckpointError(
-                f"{method}(): {self.weights} is an exported file, which detects only; load its weights"
+                f"{method}(): {self.weights} is an exported file, which can only detect; load its weights"
             )
         return self.model
 
@@ -383,13 +386,13 @@ class RTDETRv3:
         return make_checkpoint(self.cfg, self.classes, weights, source=source, began=self._began)
 
     def _changed(self) -> bool:
-        """Whether the network has other weights than the file it came from, or than it was made with."""
+        """Whether the weights of the network differ from those of its file, or from those it was made with."""
         from rtdetr.weights.load import differs
 
         return differs(self._network("save_pretrained"), self.weights, self._as_made)
 
     def _file_of_weights(self, folder: Path) -> Path | None:
-        """The file that the network came from, or one in the folder with what has become of it since."""
+        """The file of the weights, or a new one in the folder if they have changed since."""
         if not self._changed():
             return self.weights
         from rtdetr.weights.checkpoint import save_checkpoint

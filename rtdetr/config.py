@@ -48,8 +48,8 @@ CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are
 class BackboneConfig:
     depth: Depth = 50
     width: Annotated[float, Range(0.05, 8)] = 1.0  # multiplies every channel count
-    # Parts that do not move, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Where `norm` is train,
-    # theirs is frozen. For weights that have learnt something: -t.
+    # Frozen parts, from the input on: 1 the stem, 2 res2 too, up to 4 (all but res5). Where `norm` is train, theirs is
+    # frozen. For trained weights: -t.
     freeze_stages: Annotated[int | Literal["auto"], Range(0, 4)] = 1
     # train: ordinary batch norm. frozen: stored statistics and affine values, also in train mode. frozen_affine: batch
     # statistics with frozen affine values, which is what the official code does for R50 on several GPUs.
@@ -256,9 +256,9 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 
 def settled(value: Number | Literal["auto"]) -> Number:
-    """The number. Raises ConfigError for an `auto` that nobody has replaced, as only a training does."""
+    """The number. Raises ConfigError for `auto`, which only training replaces by a number."""
     if value == "auto":
-        raise ConfigError("auto stands where a number is needed; only training finds it out")
+        raise ConfigError("a number is needed, got auto, which only training resolves")
     return value
 
 

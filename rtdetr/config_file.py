@@ -1,6 +1,6 @@
 """YAML files to checked dataclasses: reading, merging, `-u` updates, and a sentence for whatever is wrong.
 
-No key is known here. What a key may be stands beside it, in rtdetr/config.py.
+No key is known here. Allowed values are next to each key, in rtdetr/config.py.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rtdetr.config_file import ConfigError, as_float
 logger = logging.getLogger("rtdetr")
 
 SHORT_KEYS = {"batch_size": "data.train_batch_size"}
-# What other detectors call a setting -> what it is here.
+# Names of settings in other detectors -> names here.
 FOREIGN_KEYS = {
     "imgsz": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
     "img_size": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
@@ -114,7 +114,7 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     if len(meant) == 1:
         return meant[0]
     if meant:
-        raise ConfigError(f"{by}{name}: is the end of several keys, {', '.join(meant)}; write one of them in full")
+        raise ConfigError(f"{by}{name}: matches several keys, {', '.join(meant)}; write one of them in full")
     if name in FOREIGN_KEYS:
         raise ConfigError(f"{by}unknown config key {name}; did you mean {FOREIGN_KEYS[name]}?")
     ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS

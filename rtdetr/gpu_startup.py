@@ -40,7 +40,7 @@ class _Waking(threading.Thread):
         """Errors are left to torch, which will meet them again and has words for them."""
         if not _make_context(self.index):
             return
-        while not _imported("torch"):  # not imported here, as perhaps nobody asks for it
+        while not _imported("torch"):  # not imported here, as it may not be needed
             if self.ending.wait(LOOK_EVERY):
                 return
         try:

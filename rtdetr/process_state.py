@@ -1,4 +1,4 @@
-"""What belongs to the whole process, and so to whoever calls the Python API."""
+"""State of the whole process, which belongs to the caller of the Python API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def process_restored() -> Iterator[None]:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Of Python, NumPy, torch and all GPUs; None for those where nobody has used a GPU yet."""
+    """Of Python, NumPy, torch and all GPUs; None for GPUs before their first use."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_gpus
 

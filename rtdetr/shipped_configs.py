@@ -34,8 +34,8 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("train", "val")) -> None:
-    """Raises ConfigError where the data are not there and the command did not name them: the path in a shipped config,
-    or in a checkpoint from elsewhere, is one that nobody typed."""
+    """Raises ConfigError if the data do not exist and the command did not name them: the path in a shipped config,
+    or in a checkpoint from elsewhere, is not one that the user typed."""
     for split in splits:
         path = getattr(cfg.data, split).annotations
         if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):

@@ -150,7 +150,7 @@ def certified(file: Path) -> Row:
         return {"score": None, "box": None}
     content = json.loads(path.read_bytes())
     if content["certified_sha256"] != file_sha256(file):
-        raise CheckpointError(f"{file}: is not the file that {path} is about; `rtdetr export --check` compares it anew")
+        raise CheckpointError(f"{file}: is not the file of {path}; `rtdetr export --check` compares it again")
     return {key: max(each[key] for each in content["comparisons"]) for key in ("score", "box")}
 
 

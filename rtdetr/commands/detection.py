@@ -69,7 +69,7 @@ class Search(NamedTuple):
     def files(self, files: Iterable[File], with_images: bool = True) -> Iterator[Found]:
         """What becomes of each file or address, in their order."""
         limit = self.predictor.cfg.data.max_megapixels
-        opener = Opener(limit, allow_private=True)  # whoever types an address trusts it
+        opener = Opener(limit, allow_private=True)  # the user typed the address, and so trusts it
         if self.slices is not None:
             return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.image)
         logger.debug("files are read by %s", self.readers)

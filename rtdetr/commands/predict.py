@@ -147,10 +147,10 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
     if args.manifest is not None and (args.formats or args.track or args.every > 1):
         parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of images")
     if args.annotations is not None and "coco" not in args.formats:
-        parser.error("--annotations numbers the images of --format coco, which is not asked for")
+        parser.error("--annotations needs --format coco")
     in_threads = args.slices or (args.manifest and args.crops) or any("://" in each for each in args.sources)
     if args.processes and in_threads:
-        parser.error("--processes goes without addresses, without --slices, and with --manifest without --crops")
+        parser.error("--processes cannot be used with URLs, with --slices, or with --manifest and --crops")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
         parser.error("--resume needs --manifest and --output-dir, those of the run to resume, and no --overwrite")
     return args

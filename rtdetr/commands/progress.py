@@ -11,7 +11,7 @@ LOG_LINE = "{n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}, {rate_fmt}]\n"
 
 
 def progress(number: int | None, shown: bool = True, unit: str = "image", done: int = 0) -> tqdm[Any]:
-    """number: of all, None where nobody knows; done: before this run."""
+    """number: of all, None if unknown; done: before this run."""
     style: dict[str, Any] = {"dynamic_ncols": True}
     if not sys.stderr.isatty():
         style = {"mininterval": 30.0, "bar_format": LOG_LINE}

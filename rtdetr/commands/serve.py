@@ -96,9 +96,9 @@ def _serve(app: object, socket_: socket.socket) -> int:
         )
     shown = f"[{host}]" if ":" in host else host
     server = build_server(app)
-    socket_.listen(BACKLOG)  # who reads the next line may connect at once
+    socket_.listen(BACKLOG)  # clients may connect as soon as the next line is printed
     print(f"http://{shown}:{port}  (Ctrl-C ends it)", flush=True)
-    # uvicorn repeats the signal that it stopped for, for whoever handled it before: here that is the end of the work.
+    # uvicorn repeats the signal that it stopped for, for the previous handler, which ends the work here.
     with StopSignal().listening():
         server.run(sockets=[socket_])
     print("stopped; all accepted requests are answered", file=sys.stderr)

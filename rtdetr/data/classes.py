@@ -1,4 +1,4 @@
-"""What the network's class indices stand for, and the error of data that cannot be used."""
+"""The classes of the network's indices, and the error for data that cannot be used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Classes:
 
     names: tuple[str, ...]
     category_ids: tuple[int, ...]  # gaps allowed; ascending, unless matched by name
-    thresholds: tuple[float, ...] = ()  # lowest score of each that is reported; empty: nobody has chosen any
+    thresholds: tuple[float, ...] = ()  # lowest score of each that is reported; empty: none chosen
 
     def __len__(self) -> int:
         return len(self.names)

@@ -97,7 +97,7 @@ def name_of(function: Any) -> str:
 @contextmanager
 def seeded(seed: int, function: Any = None) -> Iterator[None]:
     """Random numbers of Python, numpy, torch (on the CPU), and of a transform of Albumentations, begin at `seed` in
-    here; outside, those of the run go on as if nothing had been."""
+    here; outside, those of the run continue unchanged."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed)

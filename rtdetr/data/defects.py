@@ -1,4 +1,4 @@
-"""What is wrong with a record of a detection set, what becomes of it, and when that is too much to go on.
+"""Defects of records of a data set, what training does about them, and when they are too many.
 
 Every reader judges its records one by one and keeps what is sound. A set is refused when more than 5 % of its images
 or boxes would go, or a class that has boxes would lose the last one.

@@ -232,7 +232,7 @@ def _reason(path: Path, error: BaseException) -> str:
             start = file.read(4)
         for beginning, name in BEGINNINGS.items():
             if start.startswith(beginning):
-                return f"a {name} that is damaged, or of pixels that Pillow does not read; save it anew in 8 or 16 bits"
+                return f"a {name} that is damaged, or that Pillow cannot decode; save it again with 8 or 16 bits"
         return f"its bytes are of none of the formats {', '.join(FORMATS)}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

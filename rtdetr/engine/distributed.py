@@ -23,7 +23,7 @@ _last_acts: list[weakref.finalize[..., object]] = []
 
 
 class DeviceError(ValueError):
-    """A device that was asked for and is not there; the message is one sentence."""
+    """A device that does not exist; the message is one sentence."""
 
 
 def rank() -> int:
@@ -114,7 +114,7 @@ def choose_device(device: str) -> torch.device:
         if index >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise DeviceError(
-                f"device {device}: GPU number {index} was asked for, this machine has {count}; use "
+                f"device {device}: no GPU number {index}, this machine has {count}; use "
                 + option("--device cpu", "device='cpu'")
             )
         chosen = torch.device("cuda", index)
@@ -124,7 +124,7 @@ def choose_device(device: str) -> torch.device:
 def refuse_several(what: str) -> None:
     """Raises DeviceError under torchrun."""
     if world_size() > 1:
-        raise DeviceError(f"{what} runs in one process; leave out torchrun")
+        raise DeviceError(f"{what} runs in one process; start it without torchrun")
 
 
 def gather_objects(value: Any) -> list[Any]:

@@ -36,7 +36,7 @@ class EarlyStop:
             return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
         return (
             f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP above {self.best:.3f} "
-            f"(iteration {self.best_iteration}); raise train.patience to go on"
+            f"(iteration {self.best_iteration}); raise train.patience to continue"
         )
 
     def state(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Why a run cannot go on, in one sentence each."""
+"""Why a run cannot continue, in one sentence each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rtdetr.wording import option
 
 
 class TrainingFailed(RuntimeError):
-    """The run cannot go on; the message is one sentence."""
+    """The run cannot continue; the message is one sentence."""
 
 
 class StepFailed(TrainingFailed):
@@ -26,7 +26,7 @@ class CannotWrite(TrainingFailed):
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
-        saved = f"what was saved before is whole, make room and go on with {option('-r', 'resume')}"
+        saved = f"the last saved state is intact; make room and continue with {option('-r', 'resume')}"
         super().__init__(f"{path}: cannot be written ({reason}); {saved}")
 
 

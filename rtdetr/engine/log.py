@@ -55,7 +55,7 @@ class TrainingLog:
             resume_at, due = self.state.iteration or None, self.state.evaluation_due
             self._metrics = MetricsLog(self.output_dir, resume_at, self.state.saved_iteration, due)
             if (aside := self._metrics.aside) is not None:
-                say(f"{self._metrics.path}: is not as a run writes it; it is {aside.name} now, and a new one begins")
+                say(f"{self._metrics.path}: was not written by a run; renamed to {aside.name}, and a new one started")
         state = self.state
         rows = read_rows(self._metrics.path)
         renumbered = state.iteration != state.saved_iteration
@@ -155,7 +155,7 @@ class TrainingLog:
         except OSError as error:
             if not self._log_waits:
                 path = self.output_dir / "metrics.csv"
-                say(f"{path}: cannot be written ({error.strerror or error}); its rows wait for room")
+                say(f"{path}: cannot be written ({error.strerror or error}); rows are kept until there is room")
             self._log_waits = True
         else:
             self._log_waits = False

@@ -127,7 +127,7 @@ class PeerWatchdog:
     def _sentence(self) -> str:
         return (
             f"process {self._lost} of {self.world_size} has died, so process {self.rank} ends, too; its own message or "
-            "the system's log (out of memory?) says why; go on from the run's last.pth"
+            "the system's log (out of memory?) says why; resume from the run's last.pth"
         )
 
 

@@ -21,6 +21,7 @@ from rtdetr.engine.run_files.replay import random_state
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
+from rtdetr.wording import counted
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
 
@@ -103,8 +104,8 @@ class StepChecks:
         """The record of a failed step that is left out. Raises TrainingFailed when there have been too many."""
         most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
         if self._skipped > most:
-            raise TrainingFailed(f"{error}; {most} steps were left out before (train.max_skips)") from error
+            raise TrainingFailed(f"{error}; {counted(most, 'step')} were skipped before (train.max_skips)") from error
         if distributed.world_size() > 1 and not error.losses:  # the other processes wait for its gradients
             raise error
-        tqdm.write(f"{error}; the step is left out, number {self._skipped} of at most {most}")
+        tqdm.write(f"{error}; step skipped, number {self._skipped} of at most {most}")
         return StepRecord(self.state.iteration, 0.0, (), torch.zeros(0), None, batches, [])

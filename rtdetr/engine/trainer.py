@@ -50,7 +50,7 @@ from rtdetr.wording import counted
 class Trainer:
     """One training run on one device, or this process's part of it.
 
-    resume: checkpoint of a run to go on with; tuning: weight file to start from; draws: replayed random numbers;
+    resume: checkpoint of a run to resume; tuning: weight file to start from; draws: replayed random numbers;
     signals: what the program listened with while it set this up; callbacks: are told how the run goes;
     augment: what cfg.data.augment.custom names, where that is at hand.
     Raises ConfigError, DataError or CheckpointError when the run cannot start.
@@ -127,7 +127,7 @@ class Trainer:
         if self.state.iteration >= self.total_iterations and not self.state.evaluation_due:
             setting = "max_iterations" if self.total_iterations == self.cfg.train.max_iterations else "epochs"
             done = f"finished at iteration {self.state.iteration} of {self.total_iterations}"
-            say(f"{done}; raise train.{setting} to go on")
+            say(f"{done}; raise train.{setting} to continue")
             return None
         with self.signals.listening("stopping after this step and saving"):
             distributed.from_main(prepare)
@@ -137,7 +137,7 @@ class Trainer:
             if self.state.iteration:
                 say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
             if self.why_not_compiled is None:
-                say("compiling: the first step of each image size takes a minute or two, unless done before")
+                say("compiling: the first step of each image size takes a minute or two, unless it is cached")
             elif self.device.type == "cuda":
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
@@ -325,6 +325,6 @@ class Trainer:
 def _check_boxes(source: DetectionSet) -> None:
     if not any(len(source.targets(index)[0]) for index in range(len(source))):
         raise DataError(
-            f"{source.annotation_file}: {counted(len(source), 'image')} and not a single box to learn from (left out: "
+            f"{source.annotation_file}: {counted(len(source), 'image')} but no box to learn from (left out: "
             f"{counted(source.num_crowd, 'crowd box')}, {source.num_degenerate} without area); is it the right file?"
         )

@@ -54,5 +54,5 @@ class Unreadable:
         if bad > share * of and bad >= (least if share else 1):
             raise TrainingFailed(
                 f"{bad} of the {of} {what} cannot be read (above), more than data.max_defects={share:g} allows; "
-                "`rtdetr doctor CONFIG` names them all"
+                "`rtdetr doctor CONFIG` lists them all"
             )

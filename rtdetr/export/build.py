@@ -123,7 +123,7 @@ def check_file(
     images: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
-    """Compares an exported file with the model once more and writes its certificate anew.
+    """Compares an exported file with the model again and writes a new certificate.
 
     A good certificate of another model stays as it is, and a file of one gets none. Raises ExportFailed when they do
     not agree, when the file is not the one that was certified or has changed weights.

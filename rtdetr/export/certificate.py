@@ -100,7 +100,7 @@ class Certificate:
     comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    certified_sha256: str = ""  # of the file when it was found good; the same as sha256 until somebody changes the file
+    certified_sha256: str = ""  # of the file when it was found good; the same as sha256 unless the file changed
     fault: str = ""  # what is wrong besides the comparisons
     not_run: str = ""  # why nothing was compared, where no machine of this kind can run the file
 
@@ -176,7 +176,7 @@ def read_noted(file: Path) -> Noted | None:
         content = json.loads(path.read_bytes())
         return Noted(content["certified_sha256"], content["weights_sha256"])
     except (ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{path}: damaged; remove it, then --check writes it anew") from error
+        raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error
 
 
 def certify(path: Path, format: str, model: Network, metadata: Metadata, images: Images) -> Certificate:
@@ -192,7 +192,7 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
         else:
             files, precision, fault = _opened(path, metadata)
     except CheckpointError as error:
-        fault = str(error).removeprefix(f"{path}: ")  # whoever tells it names the file
+        fault = str(error).removeprefix(f"{path}: ")  # the caller names the file
     certificate = Certificate(
         path.name,
         file_sha256(path),

@@ -114,7 +114,7 @@ def float32_nodes(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporters report their progress and their own deprecations; none of it is for who asked for a file."""
+    """The exporters report their progress and their own deprecations; the user needs none of it."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [each.level for each in loggers]
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

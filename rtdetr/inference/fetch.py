@@ -217,7 +217,7 @@ class _Web(urllib.request.AbstractHTTPHandler):
             public_addresses(host)
         except OSError as error:
             raise DataError(
-                f"{host}: this machine does not know the name, so it may be private to the network of the proxy; "
+                f"{host}: this machine cannot resolve the name, so it may be private to the network of the proxy; "
                 "allow_private=True leaves that to the proxy"
             ) from error
 

@@ -70,13 +70,13 @@ def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path
 
 
 def look_at(path: Path) -> None:
-    """Raises DataError where nobody can say what is there: a name too long, a folder that may not be entered."""
+    """Raises DataError for paths that cannot be checked: a name too long, a folder without permission."""
     try:
         path.stat()
     except FileNotFoundError:  # a glob, perhaps
         pass
     except OSError as error:
-        raise DataError(f"{path}: cannot be looked at ({error.strerror})") from error
+        raise DataError(f"{path}: cannot be accessed ({error.strerror})") from error
 
 
 def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing:

@@ -1,4 +1,4 @@
-"""What was found in one image, as arrays; Python objects are made of them when somebody asks."""
+"""Detections of one image, as arrays; Python objects are made of them on demand."""
 
 from __future__ import annotations
 

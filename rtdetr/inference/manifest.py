@@ -1,4 +1,4 @@
-"""A list of images of any length, and the file of results that a run can go on with after whatever ended it."""
+"""A list of images of any length, and the file of results from which an interrupted run resumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Done(NamedTuple):
 
 
 def manifest_paths(manifest: Path) -> Iterator[Path]:
-    """The paths of a text file, one per line, as they stand there; empty lines are none. Raises DataError."""
+    """The paths of a text file, one per line, as written; empty lines are skipped. Raises DataError."""
     try:
         with open(manifest, "rb") as file:
             for line in file:

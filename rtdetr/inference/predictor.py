@@ -49,7 +49,7 @@ class Found(NamedTuple):
     """What became of one file: an image with detections, or the sentence why there is none."""
 
     file: Path | str  # str: an address
-    image: AnyImage | None  # None too where a process keeps it, and where nobody wants it
+    image: AnyImage | None  # also None if a process keeps it, and if it is not needed
     detections: Sequence[Detection]
     best_score: float = 0.0  # of all detections, those below the threshold included
     error: str = ""
@@ -63,7 +63,7 @@ class Found(NamedTuple):
 
 
 MAX_SIZES = 256  # of batches, that are kept on the device
-AT_ONCE = 4  # images that a thread is asked for, at most
+AT_ONCE = 4  # images per task of a thread, at most
 File = Path | str
 Read = Callable[[File], Any]  # Pixels, or what a batch takes in their place; raises DataError
 

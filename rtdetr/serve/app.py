@@ -46,7 +46,7 @@ REFUSALS = {
 }
 
 
-HUNG_UP = 499  # nginx's status for a client that closed the connection; it is counted, and sent to nobody
+HUNG_UP = 499  # nginx's status for a client that closed the connection; counted only, never sent
 
 
 class Settings(NamedTuple):
@@ -113,7 +113,7 @@ class Desk:
     def __init__(self, detect: Detect, settings: Settings, figures: Figures) -> None:
         self.settings = settings
         self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batch)
-        self.working = 0  # requests whose file is here; told and asked by the event loop alone, as the next one
+        self.working = 0  # requests whose file has arrived; used by the event loop only, as the next one
         self.arriving: Counter[str] = Counter()  # files on their way, by address
         figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.waiting
         figures.gauges["rtdetr_uploads"] = "Files that are on their way.", self.arriving.total
@@ -127,7 +127,7 @@ class Desk:
                 with self._counted(network_of(request)):
                     data = await upload.read()
             except ClientDisconnect as error:  # nobody reads this
-                raise HTTPException(HUNG_UP, "the client closed the connection before its file was here") from error
+                raise HTTPException(HUNG_UP, "the client closed the connection before its file had arrived") from error
             self._check_room()
             self.working += 1
             try:
@@ -147,9 +147,9 @@ class Desk:
     @contextmanager
     def _counted(self, network: str) -> Iterator[None]:
         if self.arriving.total() >= 2 * self.settings.slots:
-            raise _busy(f"{self.arriving.total()} files are on their way, the most that this server takes")
+            raise _busy(f"{self.arriving.total()} uploads are in progress, the most that this server accepts")
         if self.arriving[network] >= self.settings.slots:
-            raise _busy(f"{self.arriving[network]} files from {network} are on their way, the most from one address")
+            raise _busy(f"{self.arriving[network]} uploads from {network} are in progress, the most from one address")
         self.arriving[network] += 1
         try:
             yield

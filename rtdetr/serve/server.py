@@ -76,7 +76,7 @@ class AcceptErrors:
             loop.default_exception_handler(context)
         elif time.monotonic() >= self.logged + 1:
             self.logged = time.monotonic()
-            logger.error(f"connections wait, none can be accepted ({error.strerror}); a higher `ulimit -n` allows more")
+            logger.error(f"connections are waiting, none can be accepted ({error.strerror}); raise `ulimit -n`")
 
 
 def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:

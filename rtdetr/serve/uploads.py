@@ -50,9 +50,9 @@ class Upload:
         try:
             data = await asyncio.wait_for(file_of_form(limited) if self.is_form else limited.body(), SECONDS)
         except asyncio.TimeoutError as error:
-            raise HTTPException(408, f"the file did not arrive within {SECONDS} s; send it again") from error
+            raise HTTPException(408, f"the upload took longer than {SECONDS} s; send it again") from error
         if not data:
-            raise HTTPException(400, "the request brings no image; send its bytes as the body, or a form with a file")
+            raise HTTPException(400, "the request has no image; send its bytes as the body, or a form with a file")
         if len(data) > self.megabytes * 1e6:
             raise self._too_large()
         return data

@@ -1,4 +1,4 @@
-"""Weights by name: where a name leads, and what becomes of the file here.
+"""Weights by name: the address of each, download and conversion.
 
 Besides the official ones (registry.py) there are those of RT-DETR v1 and v2, in PyTorch, by their authors (lyuwenyu),
 whose models are v3's without what only trains; and every model of the Hub as owner/model.
@@ -62,8 +62,8 @@ OFFICIAL_AP = {"rtdetrv3_r18vd_6x_coco": 48.1, "rtdetrv3_r34vd_6x_coco": 49.9, "
 
 
 def located(path: str | Path) -> Path:
-    """Where the weights of a path or name are, downloaded if need be; what is neither stays as it is, for whoever opens
-    it. Raises CheckpointError or MissingPackage."""
+    """Where the weights of a path or name are, downloaded if need be; anything else is returned unchanged.
+    Raises CheckpointError or MissingPackage."""
     name, path = str(path), Path(path)
     if name in OFFICIAL and not os.path.exists(path):
         return official_checkpoint(name)

@@ -75,7 +75,7 @@ def make_checkpoint(
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = None) -> None:
-    """Writes beside `path`, then renames: whoever reads `path` finds the old file or the new one, never half of it.
+    """Writes beside `path`, then renames: a reader of `path` finds the old file or the new one, never half of it.
 
     before: where the old file goes, in the same folder.
     """
@@ -96,7 +96,7 @@ def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = N
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """In here torch.save notes them, also where somebody has switched them off."""
+    """In here torch.save writes checksums, even if they are switched off."""
     before = get_crc32_options()
     set_crc32_options(True)
     try:
@@ -179,7 +179,7 @@ def check_tensors(entries: Mapping[Any, Any], path: str | Path) -> None:
             reason = f"claims the shape {tuple(tensor.shape)}, which is more than the file holds"
         else:
             continue
-        raise CheckpointError(f"{path}: entry {name!r:.100} {reason}; copy the file again, or save it anew")
+        raise CheckpointError(f"{path}: entry {name!r:.100} {reason}; copy or save the file again")
 
 
 def read_torch_file(path: str | Path) -> Any:
@@ -201,11 +201,11 @@ def read_torch_file(path: str | Path) -> Any:
 
 
 def _other_state(path: Path) -> str:
-    """What to go on with in place of a state of a run that cannot be read, empty where there is nothing else."""
+    """Which file to resume from instead of a damaged state of a run; empty if there is none."""
     other = path.with_name({LAST: BEFORE, BEFORE: LAST}.get(path.name, path.name))
     if other == path or not other.is_file():
         return ""
-    return f"; or go on with {other}, the run's {'newest state' if other.name == LAST else 'state before it'}"
+    return f"; or resume from {other}, the run's {'newest state' if other.name == LAST else 'state before it'}"
 
 
 def why_no_weight_file(path: Path) -> str | None:
@@ -255,7 +255,7 @@ def _why_not_as_written(path: Path, parts: zipfile.ZipFile) -> str | None:
 
 @functools.cache  # once for each file: a run reads its weights more than once
 def warn_unverified(path: Path, why: str) -> None:
-    logger.warning("%s: %s, so damage would go unnoticed; saving its weights anew adds them", path, why)
+    logger.warning("%s: %s, so damage stays unnoticed; save the weights again to add them", path, why)
 
 
 def _all_are(kind: type, values: Any) -> bool:

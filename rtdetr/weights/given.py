@@ -18,7 +18,7 @@ def find_weights(name: str, revision: str | None = None, new: bool = False) -> P
         there = path.exists()
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{name!r}: cannot be looked at ({reason})") from error
+        raise CheckpointError(f"{name!r}: cannot be accessed ({reason})") from error
     bare = path.name == name and not path.suffix and not there
     if path.suffix in (".yml", ".yaml") or bare:
         return located(name) if name in NAMES and not new else None
@@ -28,7 +28,7 @@ def find_weights(name: str, revision: str | None = None, new: bool = False) -> P
         return path
     if revision is None and Path(path.parts[0]).exists():
         raise CheckpointError(
-            f"{name}: no such file or folder; the Hub was not asked for a model of that name, because {path.parts[0]} "
-            "is here: for one of the Hub, give its revision, such as revision='main'"
+            f"{name}: no such file or folder; the Hub was not searched for that name, because {path.parts[0]} "
+            "exists here: for a model of the Hub, give its revision, such as revision='main'"
         )
     return hub.from_hub(name, revision)

@@ -241,7 +241,7 @@ def _about(cfg: Config, classes: Mapping[str, Any], licence: str | None) -> dict
         ("model.backbone.width", round(32 * model.backbone.width), stem // 2),
     ):
         if given != expected:
-            raise CheckpointError(f"{key}: transformers knows {expected} alone, the model has {given}")
+            raise CheckpointError(f"{key}: transformers supports only {expected}, the model has {given}")
     backbone = {
         **{"embedding_size": stem, "hidden_sizes": sizes, "depths": list(STAGE_BLOCKS[model.backbone.depth])},
         **{"layer_type": "bottleneck" if deep else "basic"},
@@ -266,4 +266,4 @@ def _check_target(folder: Path) -> None:
     there = [file for file in (folder / CONFIG, folder / WEIGHTS) if file.exists()]
     about = read_json(folder / CONFIG) if folder / CONFIG in there else None
     if there and not (isinstance(about, dict) and "rtdetr_version" in about and about.get("model_type") in KINDS):
-        raise CheckpointError(f"{there[0]}: is there already and not of this format; choose another folder")
+        raise CheckpointError(f"{there[0]}: already exists in another format; choose another folder")

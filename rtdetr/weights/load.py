@@ -81,7 +81,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def warm_start(
     model: nn.Module, path: str | Path, classes: Classes | None = None, copy_selector: bool = True
 ) -> LoadReport:
-    """Copies what fits from a weight file and reports the rest. Raises CheckpointError when nothing fits.
+    """Loads all matching weights of a file and reports the rest. Raises CheckpointError if none match.
 
     classes: those of the model. With them the rows of the heads go over by class name, without them by index.
     copy_selector: from a file with one selector for queries, the other query groups take theirs; False: they are new.
@@ -96,7 +96,7 @@ def warm_start(
     if not whole:
         raise CheckpointError(
             f"{path}: weights of another model: none of its {len(file.weights)} entries fits; "
-            f"first names there: {', '.join(list(file.weights)[:3])}"
+            f"its first names: {', '.join(list(file.weights)[:3])}"
         )
     model.load_state_dict({name: carried.weights[name] for name in report.matched}, strict=False)
     text = file.names_from + carried.text if carried.text else ""

@@ -1,8 +1,8 @@
-"""The official weights: where they are, what their files must be, and what becomes of them here.
+"""The official weights: their addresses and hashes, download and conversion.
 
-A file is downloaded once, goes on where it stopped, is verified and converted; see `rtdetr convert` for the last step.
+A file is downloaded once, resumed if interrupted, verified and converted; see `rtdetr convert` for the last step.
 The authors publish no hashes. Those of R18, R34 and R50 are the ones that the detrs project noted in July 2026, which
-measured 48.05 AP on COCO with that R18 file; nobody here has seen the files.
+measured 48.05 AP on COCO with that R18 file; the files have not been seen here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def weights_folder() -> Path:
 def official_checkpoint(name: str) -> Path:
     """The checkpoint of an official model, downloaded, verified and converted where it is not there yet.
 
-    Raises CheckpointError, which says how to go on without a network.
+    Raises CheckpointError, which says what to do without a network.
     """
     folder = weights_folder()
     checkpoint, file = folder / f"{name}.pth", folder / f"{name}.pdparams"
@@ -79,7 +79,7 @@ def official_checkpoint(name: str) -> Path:
 
 
 def download(official: OfficialFile, file: Path) -> None:
-    """Writes the file, verified, or leaves what has come of it as FILE.part and goes on there the next time.
+    """Writes the file, verified, or leaves its beginning as FILE.part and resumes there the next time.
 
     Raises CheckpointError.
     """
@@ -104,13 +104,13 @@ def download(official: OfficialFile, file: Path) -> None:
 
 
 def verify(official: OfficialFile, file: Path) -> None:
-    """Raises CheckpointError unless a file is the official one. Where nobody knows its hash, that of the first file is
+    """Raises CheckpointError unless a file is the official one. If its hash is not published, that of the first file is
     printed and kept beside it as FILE.sha256."""
     found, size = sha256_of(file), file.stat().st_size
     noted = file.with_name(f"{file.name.removesuffix('.part')}.sha256")
     expected = official.sha256 or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else None)
     if expected is None:
-        logger.warning("%s: nobody has published the hash of this file; trusting this one, sha256 %s", file, found)
+        logger.warning("%s: its hash is not published; trusting this file, sha256 %s", file, found)
         noted.write_text(f"{found}\n", encoding="utf-8")
     elif found != expected:
         yourself = f", or convert it yourself if you trust it: rtdetr convert {file.name} -o {file.stem}.pth"
@@ -150,4 +150,4 @@ def _receive(official: OfficialFile, part: Path) -> None:
             while chunk := response.read1(1 << 20):
                 file.write(chunk)
         if response.length:
-            raise OSError(f"the connection ended {response.length:,} bytes too early; try again, it goes on from there")
+            raise OSError(f"the connection ended {response.length:,} bytes too early; try again, the download resumes")

@@ -11,7 +11,7 @@ from rtdetr.weights.pretrained import change_config, is_pretrained
 
 
 def check_own(path: Path) -> None:
-    """Raises CheckpointError for what cannot carry thresholds, or is nobody's own file."""
+    """Raises CheckpointError for files that cannot hold thresholds, and for downloaded weights."""
     ours = (path.suffix == ".pth" and path.is_file()) or (is_pretrained(path) and not is_huggingface(path))
     if not ours:
         raise CheckpointError(

@@ -219,7 +219,7 @@ def test_a_shipped_config_with_classes_is_a_new_model(caplog: pytest.LogCaptureF
     assert len(RTDETRv3.from_pretrained(NANO).classes) == 80
     with pytest.raises(DataError, match="expected a list of names, got 'ab'"):
         RTDETRv3.from_pretrained(NANO, classes="ab")
-    with pytest.raises(CheckpointError, match="exported file, which detects only"):
+    with pytest.raises(CheckpointError, match="exported file, which can only detect"):
         new.model = None
         new.train()
 
@@ -229,7 +229,7 @@ def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
         RTDETRv3.from_pretrained("missing.pth")
     with pytest.raises(DataError, match="knows its own"):
         RTDETRv3.from_pretrained(checkpoint, classes=["a"])
-    with pytest.raises(CheckpointError, match="cannot be looked at"):
+    with pytest.raises(CheckpointError, match="cannot be accessed"):
         RTDETRv3.from_pretrained("x" * 300)
     with pytest.raises(CheckpointError, match=message("no such weights")):
         RTDETRv3.from_pretrained("x\0/y")

@@ -24,7 +24,7 @@ from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 TRAIN = "train -c small.yml --device cpu"
 MORE = "-u train.max_iterations=3"
-USED = "holds a run already (last.pth, best.pth, metrics.csv, config.yml, tensorboard); go on with -r run/last.pth, "
+USED = "already holds a run (last.pth, best.pth, metrics.csv, config.yml, tensorboard); continue with -r run/last.pth, "
 TABLE = {
     # a run is never lost
     "into a used folder": Row(
@@ -204,7 +204,9 @@ def test_a_full_gpu_is_one_line_that_says_what_to_change(
     monkeypatch.setattr(Trainer, "train_step", full)
     assert run(f"train -r run/last.pth --device cpu {MORE} {updates}") == 1
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("error: iteration 2: CUDA out of memory; ") and line.endswith("; go on with -r run/last.pth")
+    assert line.startswith("error: iteration 2: CUDA out of memory; ") and line.endswith(
+        "; continue with -r run/last.pth"
+    )
     assert "lower data.train_batch_size (" in line and "model.supervision.num_noise_groups (" in line
     assert ("checkpoint_activations" in line) == advice
 

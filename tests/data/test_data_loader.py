@@ -257,7 +257,7 @@ def test_images_that_are_all_broken_are_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             epoch(build_train_loader(config(folder, num_workers=num_workers), seed=0), 0)
         assert str(caught.value).startswith(f"{folder}") and "\n" not in str(caught.value)
-        assert str(caught.value).endswith("; nor can the 3 images tried instead; `rtdetr doctor` names them all")
+        assert str(caught.value).endswith("; nor can the 3 images tried instead; `rtdetr doctor` lists them all")
 
 
 def test_a_broken_image_ends_an_evaluation(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_failed_steps_can_be_left_out(
     for step in (7, 9):
         assert all(torch.equal(a, b) for a, b in zip(before[step], before[step + 1], strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(before[8], before[9], strict=True))
-    assert capsys.readouterr().out.count("the step is left out, number") == 2
+    assert capsys.readouterr().out.count("step skipped, number") == 2
     rows = [int(row["iteration"]) for row in read_rows(tmp_path / "metrics.csv") if row["kind"] == "train"]
     assert rows == [each for each in range(1, 13) if each not in (8, 10)]
 

@@ -39,7 +39,7 @@ def test_too_short_a_try_fails_and_touches_no_run(
     used.mkdir()
     (used / "last.pth").write_text("of a run")
     assert command(data, 3, used) == 2
-    assert "run: holds a run already (last.pth)" in capsys.readouterr().err
+    assert "run: already holds a run (last.pth)" in capsys.readouterr().err
     assert [each.name for each in used.iterdir()] == ["last.pth"] and (used / "last.pth").read_text() == "of a run"
     assert command(data, 3, tmp_path / "test", "train.max_iterations=1") == 1
     said = capsys.readouterr().out.splitlines()[-1]

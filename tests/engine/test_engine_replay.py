@@ -136,7 +136,7 @@ def test_a_failed_step_can_be_left_out(
         assert all(torch.equal(seen[step + 1][name], tensor) for name, tensor in seen[step].items())
     assert any(not torch.equal(seen[3][name], tensor) for name, tensor in seen[2].items())
     said = capsys.readouterr().out
-    assert said.count("the step is left out, number") == 2 and "number 2 of at most 2" in said
+    assert said.count("step skipped, number") == 2 and "number 2 of at most 2" in said
     rows = [row["iteration"] for row in read_rows(tmp_path / "metrics.csv") if row["kind"] == "train"]
     assert rows == ["1", "3", "5", "6"]
     assert load_checkpoint(tmp_path / "last.pth")["training"]["iteration"] == 6

@@ -197,7 +197,10 @@ def test_rows_of_the_log_wait_for_room(data: Path, tmp_path: Path, capsys: pytes
         ("eval", "6")
     ]
     said = capsys.readouterr().out
-    assert said.count(f"{tmp_path}/metrics.csv: cannot be written (File too large); its rows wait for room") == 1
+    assert (
+        said.count(f"{tmp_path}/metrics.csv: cannot be written (File too large); rows are kept until there is room")
+        == 1
+    )
 
 
 def test_what_is_no_disk_error_ends_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +223,7 @@ def test_a_damaged_state_names_the_other_one(
     (tmp_path / damaged).write_bytes(good[: len(good) // 2])
     assert cli.main(["train", "-r", str(tmp_path / damaged), "--device", "cpu"]) == 2
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and f"; or go on with {tmp_path / other}, the run's " in line
+    assert line.count("\n") == 1 and f"; or resume from {tmp_path / other}, the run's " in line
     assert cli.main(["train", "-r", str(tmp_path / other), "--device", "cpu"]) == 0
     assert iteration(tmp_path / "last.pth") == 2
     if other == "last-1.pth":  # the state it came from was not replaced by the damaged one in the first save
@@ -251,13 +254,13 @@ def test_one_training_at_a_time(
     with run_lock(folder):
         for arguments in (["-r", str(folder / "last.pth")], new):
             assert cli.main(["train", "--device", "cpu", *arguments]) == 2
-            assert f"{folder}: another training is at work there" in capsys.readouterr().err
+            assert f"{folder}: another training is running in it" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     trainer = Trainer(tiny_config(data, "train.epochs=1"), folder, CPU)
     step = trainer.train_step
 
     def looking(batches: list[Batch]) -> StepRecord:
-        with pytest.raises(ConfigError, match="another training is at work there"), run_lock(folder):
+        with pytest.raises(ConfigError, match="another training is running in it"), run_lock(folder):
             pass
         return step(batches)
 

@@ -111,7 +111,7 @@ WRONG: list[tuple[Any, str]] = [
     (io.StringIO("words"), "expected a file that was opened with 'rb'"),
     (np.array("a.jpg")[()], "a.jpg: no image found"),
     (np.float64(0.5), "got float64"),
-    ("x" * 5000, "cannot be looked at .File name too long"),
+    ("x" * 5000, "cannot be accessed .File name too long"),
     (None, "got NoneType"),
     (True, "got bool"),
     (4711, "camera 4711: cannot be opened"),

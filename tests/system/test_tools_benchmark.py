@@ -102,7 +102,7 @@ def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[s
         (["infer", "--batch", "0"], "expected a whole number from 1"),
         (["train", "--steps", "0"], "expected a whole number from 1"),
         (["train", "--device", "gpu"], "device gpu: expected cpu, cuda or cuda:N"),
-        (["assignment", "--device", "cuda:9"], "GPU number 9 was asked for"),
+        (["assignment", "--device", "cuda:9"], "no GPU number 9, this machine has"),
         (["infer", "--device", "cpu", "--config", "nonsense"], "nonsense: no config of that name"),
         (["train", "--device", "cpu", "-u", "trian.epochs=1"], "unknown key"),
     ],

@@ -140,7 +140,7 @@ def test_commands_refuse_a_damaged_state_and_name_the_other(
     assert main([*arguments, *device]) == 2
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("error: last.pth: damaged, its part ")
-    assert line.endswith("; or go on with last-1.pth, the run's state before it")
+    assert line.endswith("; or resume from last-1.pth, the run's state before it")
 
 
 def test_parts_that_are_marked_as_folders_are_refused(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_files_without_checksums_are_read_with_a_warning(
     torch.save(weights, path, _use_new_zipfile_serialization=False)
     assert same(load_checkpoint(path), weights) and same(load_checkpoint(path), weights)
     assert caplog.messages == [
-        f"{path}: torch's old format has no checksums, so damage would go unnoticed; saving its weights anew adds them"
+        f"{path}: torch's old format has no checksums, so damage stays unnoticed; save the weights again to add them"
     ]
     caplog.clear()
     torch.serialization.set_crc32_options(False)

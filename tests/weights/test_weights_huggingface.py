@@ -202,7 +202,10 @@ def test_names_written_are_those_of_transformers(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("update", "key"),
     [
-        ("model.encoder.num_csp_blocks=1", "model.encoder.num_csp_blocks: transformers knows 3 alone, the model has 1"),
+        (
+            "model.encoder.num_csp_blocks=1",
+            "model.encoder.num_csp_blocks: transformers supports only 3, the model has 1",
+        ),
         ("model.official_rectangles=true", "model.official_rectangles: transformers knows False alone"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Whatever a user gives -> its sets, what is wrong with each, and whether training would go on."""
+"""From a path to its data sets, their defects, and whether training would accept them."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _is_config(path: Path) -> bool:
     try:
         content = parse_yaml(path.read_bytes()[:1_000_000].decode(), str(path))
     except (OSError, UnicodeDecodeError, ConfigError):
-        return False  # whoever reads it says so
+        return False  # reported when it is read
     of_yolo = isinstance(content, dict) and (
         "names" in content
         or "nc" in content
@@ -187,13 +187,13 @@ def _judged(part: Examined, limit: float) -> Examined:
     if part.data is None:
         return part
     data, defects = part.data, part.defects
-    counted = WITHOUT_AREA if part.asked.name in ("val", "test") else ()
-    error: DataError | None = data.refusal(defects, limit, counted, part.gone)
+    except_kinds = WITHOUT_AREA if part.asked.name in ("val", "test") else ()
+    error: DataError | None = data.refusal(defects, limit, except_kinds, part.gone)
     left = len(data) - len(part.gone)
     if error is None and not left:
         error = DataError(f"{data.annotation_file}: no image is left to work on")
     if error is None and part.asked.name not in ("val", "test") and not data.num_boxes:
-        error = DataError(f"{data.annotation_file}: {left} images and not a single box to learn from")
+        error = DataError(f"{data.annotation_file}: {counted(left, 'image')} but no box to learn from")
     if error is None:
         return part
     refused = as_defect(error, data.annotation_file)

@@ -1,6 +1,6 @@
 """A clean copy of a set: COCO JSON with the sound records alone, boxes cut to their images, sizes filled in.
 
-Images are not copied. None can be mended; the clean file names those that can be used, where they are.
+Images are not copied. The clean file refers to the usable ones in their folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
 
 def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
     """Where the clean copy of each set goes: `out` itself for a name that ends in .json, else out/annotations. Raises
-    DataError where a set cannot be mended, or there are several for one file."""
+    DataError if a set cannot be repaired, or there are several for one file."""
     broken = [part for part in parts if part.data is None]
     if broken or not parts:
         what = broken[0].refused.what if broken and broken[0].refused else "there is no set"
@@ -47,7 +47,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
     """The COCO document of what is left of a set. What else a COCO JSON says of its records stays."""
     data = part.data
     if data is None:
-        raise Refused(part.asked.source.path, "unusable", "cannot be read, and so not mended")
+        raise Refused(part.asked.source.path, "unusable", "cannot be read, and so not repaired")
     document = read_document(data.origin, limit=None)
     table = as_table(document.annotations)
     raw = _raw(part)

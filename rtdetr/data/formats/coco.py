@@ -26,7 +26,7 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 
 
 class CocoDocument(NamedTuple):
-    """What detection needs of a COCO JSON, in one form whoever wrote it."""
+    """What detection needs of a COCO JSON, in one form for all writers."""
 
     images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
     annotations: list[
@@ -34,9 +34,9 @@ class CocoDocument(NamedTuple):
     ]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
     categories: list[dict[str, Any]]  # id, name; by id
     num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
-    notes: tuple[str, ...] = ()  # what somebody should know about how it was read
+    notes: tuple[str, ...] = ()  # what the user should know about how it was read
     defects: Sequence[Defect] = ()  # of the records that were left out, and of some that were not
-    tally: Tally | None = None  # of all records; None: those that are here
+    tally: Tally | None = None  # of all records; None: of those in this document
 
 
 class DocumentSet(DetectionSet):
@@ -80,7 +80,7 @@ class DocumentSet(DetectionSet):
 
 
 def _odd_names(classes: Classes, path: Path) -> list[Defect]:
-    """Classes that nobody can tell apart, or call by a name."""
+    """Classes with the same name or without one."""
     found = []
     for own, name in zip(classes.category_ids, classes.names):
         if not name.strip() or classes.names.count(name) > 1:

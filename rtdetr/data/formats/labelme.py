@@ -61,7 +61,7 @@ def _is_labelme(path: Path) -> bool:
             head = file.read(HEAD)
             file.seek(max(0, path.stat().st_size - HEAD))
             head += file.read(HEAD)
-    except OSError:  # its reader says so
+    except OSError:  # reported when it is read
         return False
     return b'"shapes"' in head and b'"imagePath"' in head
 

@@ -47,7 +47,7 @@ def is_labelstudio(path: Path) -> bool:
         with open(path, "rb") as file:
             head = file.read(2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
-        return False  # whoever reads it says so
+        return False  # reported when it is read
     return head.startswith(b"[") and b'"annotations"' in head and b'"data"' in head
 
 

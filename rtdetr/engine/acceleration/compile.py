@@ -28,7 +28,7 @@ def why_not_compile(
         return "train.compile=off"
     if kernels == "plain":
         if cfg.compile == "on":
-            raise ConfigError("train.compile=on cannot be: kernels=plain; set it to auto")
+            raise ConfigError("train.compile=on is not possible with kernels=plain; set it to auto")
         return "kernels=plain"
     if cfg.compile == "on":
         return None

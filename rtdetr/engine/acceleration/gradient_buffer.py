@@ -11,6 +11,7 @@ from rtdetr.config import ConfigError
 from rtdetr.engine import distributed
 from rtdetr.engine.step import Losses, Part, Step
 from rtdetr.types import Targets
+from rtdetr.wording import counted
 
 ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
 
@@ -58,7 +59,7 @@ class GradientBuffer:
         missing = sum(parameter.grad is None for parameter in self.parameters)
         if missing:
             raise ConfigError(
-                f"{missing} parameter(s) got no gradient; make the loss depend on them, or freeze them with "
-                "requires_grad_(False)"
+                f"{counted(missing, 'parameter')} got no gradient; make the loss depend on {'it' if missing == 1 else 'them'}, "
+                "or freeze with requires_grad_(False)"
             )
         distributed.average(self.flat)

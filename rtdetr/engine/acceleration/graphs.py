@@ -35,7 +35,7 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "
     elif why_not := why_no_kernels(device):
         reason = f"boxes are matched on the host: {why_not}"
     if reason is not None and cfg.graphs == "on":
-        raise ConfigError(f"train.graphs=on cannot be: {reason}; set it to auto")
+        raise ConfigError(f"train.graphs=on is not possible: {reason}; set it to auto")
     return reason
 
 

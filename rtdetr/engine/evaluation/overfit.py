@@ -35,7 +35,7 @@ def open_images(cfg: Config) -> tuple[DetectionSet, list[int]]:
     source = open_train_set(cfg)
     useful = with_boxes(source)
     if not useful:
-        raise DataError(f"{source.annotation_file}: not a single box to learn from; is it the right file?")
+        raise DataError(f"{source.annotation_file}: no box to learn from; is it the right file?")
     return source, useful
 
 

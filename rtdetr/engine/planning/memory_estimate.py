@@ -91,10 +91,10 @@ def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, cap
     fewer = f"lower data.train_batch_size ({cfg.data.train_batch_size}) below the {evaluated_together(cfg.data)} images"
     fewer += " that evaluation takes at a time"
     what = fewer if evaluating else what_to_lower(cfg, captured)
-    go_on = f"; go on with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
+    resume = f"; continue with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
     return TrainingFailed(
         f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
-        f"else uses the GPU{go_on}"
+        f"else uses the GPU{resume}"
     )
 
 

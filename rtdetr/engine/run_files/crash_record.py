@@ -58,6 +58,6 @@ def fail_step(
     names = ", ".join(info.file_name for info in infos)
     raise StepFailed(
         f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {closer}; images {names}; "
-        f"`rtdetr train --replay {path}` does the step again",
+        f"`rtdetr train --replay {path}` repeats the step",
         losses,
     )

@@ -34,7 +34,7 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Files of events in FOLDER/tensorboard. On a full disk they get a gap, and go on when there is room."""
+    """Files of events in FOLDER/tensorboard. On a full disk they have a gap, and continue when there is room."""
 
     def __init__(self) -> None:
         self._has_gap = False
@@ -71,5 +71,5 @@ class TensorBoardLogger(Callback):
             yield
         except OSError as error:
             if not self._has_gap:
-                say(f"{self._folder}: cannot be written ({error.strerror or error}); TensorBoard has a gap")
+                say(f"{self._folder}: cannot be written ({error.strerror or error}); rows are missing in TensorBoard")
             self._has_gap = True

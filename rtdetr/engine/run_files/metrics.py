@@ -28,7 +28,7 @@ COLUMNS = {
 class MetricsLog:
     """Appends rows to metrics.csv. Columns are added when a row brings new ones.
 
-    resume_at: iteration from which a resumed run goes on; None starts afresh. saved_at: what that run called it. Rows
+    resume_at: iteration at which a resumed run continues; None: a new run. saved_at: what that run called it. Rows
     after it belong to steps that will be done again and are dropped, and so is its evaluation when that is still due;
     where the two numbers differ, as steps became larger or smaller, the rows before it are numbered in steps of today.
     """
@@ -94,7 +94,7 @@ class MetricsLog:
         if not self.columns:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".csv.part")  # whoever is killed in here leaves the old file
+        beside = self.path.with_suffix(".csv.part")  # a process killed here leaves the old file
         with open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()

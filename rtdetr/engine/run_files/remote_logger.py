@@ -74,7 +74,7 @@ class RemoteLogger(Callback):
 
     def _keep_notes(self) -> None:
         notes = _read(self._notes) | {self.name: {"id": self._id, "rows": self.sent}}
-        beside = self._notes.with_suffix(".json.part")  # whoever is killed in here leaves the old file
+        beside = self._notes.with_suffix(".json.part")  # a process killed here leaves the old file
         beside.write_text(json.dumps(notes, indent=1) + "\n", encoding="utf-8")
         os.replace(beside, self._notes)
 

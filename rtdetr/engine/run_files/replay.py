@@ -134,7 +134,7 @@ def replay(path: Path, device: torch.device) -> int:
     """Prints what comes of the step in a failed_batch.pth; 1 when it fails again, else 0. Raises CheckpointError."""
     content = read_torch_file(path)
     if not isinstance(content, dict) or not content.keys() >= PARTS:
-        raise CheckpointError(f"{path}: not a failed step; --replay takes the failed_batch.pth of a run")
+        raise CheckpointError(f"{path}: not a failed step; --replay needs the failed_batch.pth of a run")
     infos = iter(content["pictures"])
     batches = [
         Batch(images, Targets(*targets), tuple(ImageInfo(*info) for info in itertools.islice(infos, len(images))))
@@ -148,5 +148,5 @@ def replay(path: Path, device: torch.device) -> int:
     found = diagnose(step, device)
     print("\n".join(f"{name} = {value:g}" for name, value in found.losses.items()) or found.refused)
     print(found.text())
-    print("the failure is reproduced" if found.failed else "the step is sound here; the failure is not reproduced")
+    print("the failure is reproduced" if found.failed else "the step succeeds here; the failure is not reproduced")
     return int(found.failed)

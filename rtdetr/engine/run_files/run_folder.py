@@ -28,14 +28,14 @@ HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt", "train_b
 
 
 def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:
-    """The folder that a run will write to: `output_dir`, or that of the checkpoint it goes on from, or output/NAME,
+    """The folder that a run will write to: `output_dir`, or that of the checkpoint it resumes from, or output/NAME,
     with a number where that is taken. Raises OutputError for one that holds a run, unless `overwrite`, and for one
     that cannot be written to, ConfigError for one where a training is at work."""
     default = Path("output") / name
     folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
     if overwrite and _goes_on_there(folder, resume):
         raise OutputError(
-            f"{folder}: {option('-r', 'resume')} goes on in there and replaces no run; leave out "
+            f"{folder}: a resumed run continues in this folder and replaces no run; leave out "
             f"{option('--overwrite', 'overwrite=True')} or name another {option('--output-dir', 'output_dir')}"
         )
     _check_unused(folder, resume, overwrite)
@@ -48,7 +48,7 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
 
 
 def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
-    """Moves a run that is in the folder to FOLDER-old, and brings the history of the run that goes on there from
+    """Moves an existing run to FOLDER-old, and brings the history of the run that resumes there from
     elsewhere. Raises OutputError when another run has begun there in the meantime, RunFailed when writing fails."""
     if _goes_on_there(folder, resume):
         return
@@ -61,7 +61,7 @@ def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
             old.mkdir()
             for each in in_the_way:
                 shutil.move(each, old / each.name)
-            print(f"{folder}: the run that was there is in {old} now")
+            print(f"{folder}: the old run is in {old} now")
         if resume is not None:
             _bring_history(resume, folder)
 
@@ -71,10 +71,10 @@ def _check_unused(folder: Path, resume: Path | None, overwrite: bool) -> None:
     if not found or overwrite or _goes_on_there(folder, resume):
         return
     last = folder / "last.pth"
-    go_on = f"go on with {option(f'-r {last}', f'resume={str(last)!r}')}, " if last.name in found else ""
+    how = f"continue with {option(f'-r {last}', f'resume={str(last)!r}')}, " if last.name in found else ""
     raise OutputError(
-        f"{folder}: holds a run already ({', '.join(found)}); {go_on}choose another "
-        f"{option('--output-dir', 'output_dir')}, or move it aside with {option('--overwrite', 'overwrite=True')} "
+        f"{folder}: already holds a run ({', '.join(found)}); {how}choose another "
+        f"{option('--output-dir', 'output_dir')}, or move that run with {option('--overwrite', 'overwrite=True')} "
         f"(to {_old_folder(folder).name})"
     )
 

@@ -1,4 +1,4 @@
-"""One training at a time in a folder: two that go on there would take turns at replacing each other's state."""
+"""One training at a time in a folder: two would overwrite each other's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run_lock(folder: Path) -> Iterator[None]:
         while not _taken(descriptor):
             if time.monotonic() > end:
                 raise ConfigError(
-                    f"{folder}: another training is at work there, which may be this one, started twice; wait for its "
+                    f"{folder}: another training is running in it, perhaps this one, started twice; wait for its "
                     f"end, stop it, or choose another {option('--output-dir', 'output_dir')}"
                 )
             time.sleep(0.1)

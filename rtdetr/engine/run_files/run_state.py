@@ -105,7 +105,7 @@ class RunState:
 
     def load(self, path: Path) -> str | None:
         """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
-        decide how it goes on. Raises CheckpointError."""
+        decide how it continues. Raises CheckpointError."""
         content = load_checkpoint(path)
         state = content["training"]
         if state is None:
@@ -124,7 +124,7 @@ class RunState:
             load_optimizer(self.optimizer, state["optimizer"])
         except ValueError as error:
             raise CheckpointError(
-                f"{path}: the optimiser state does not fit ({error}); was something else frozen, or Muon off?"
+                f"{path}: the optimiser state does not fit ({error}); were other layers frozen, or was Muon off?"
             ) from error
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
@@ -154,7 +154,7 @@ class RunState:
         if before == self.pace:
             return None
         return (
-            f"{path}: {self.pace.changes(before)}; goes on in epoch {self.epoch} after "
+            f"{path}: {self.pace.changes(before)}; continues in epoch {self.epoch} after "
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_images} images, at iteration "
             f"{self.iteration} of {self.total_iterations}"
         )

@@ -25,7 +25,7 @@ class Saver:
     """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run; the main process does it.
 
     A file that cannot be written, as on a full disk, costs a sentence, and the next save tries again; only a final one
-    must succeed. resume: the checkpoint that the run goes on from. saved: is told, in the thread that saves steps, of
+    must succeed. resume: the checkpoint that the run resumes from. saved: is told, in the thread that saves steps, of
     every file and of the iteration whose state it has.
     """
 
@@ -46,7 +46,7 @@ class Saver:
 
     def begin(self) -> None:
         """Takes the folder, and removes what a killed run left of files that it was writing. Raises ConfigError when
-        another training is at work there."""
+        another training is running in it."""
         self._place.enter_context(run_lock(self.folder))
         for each in self.folder.glob(".*.pth.*.part"):
             each.unlink(missing_ok=True)
@@ -107,8 +107,8 @@ class Saver:
         except CannotWrite as error:
             seconds = self.state.cfg.train.save_seconds
             say(
-                f"{error.path}: cannot be written ({error.reason}); training goes on, what was saved before is whole; "
-                f"make room, the next save comes in {seconds:g} s or with an evaluation"
+                f"{error.path}: cannot be written ({error.reason}); training continues, the last saved state is whole; "
+                f"make room; the next save is in {seconds:g} s or at an evaluation"
             )
 
     def _write(self, content: dict[str, Any]) -> None:
