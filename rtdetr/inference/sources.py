@@ -145,7 +145,7 @@ class Opener(NamedTuple):
         return Source("one", iter([self._image(url)]))
 
     def _check_stream(self, url: str) -> None:
-        """Raises DataError for a stream that is not allowed explicitly: FFmpeg itself resolves its name and redirects."""
+        """Raises DataError for a stream that is not allowed: FFmpeg itself resolves its name and follows redirects."""
         if not self.allow_private:
             raise DataError(
                 f"{url}: a stream or playlist may lead to any other address, on this machine and in private networks, "
