@@ -198,7 +198,7 @@ def figures_of(run: Path, output: Path) -> None:
         here = f"data.val.annotations={os.path.relpath(val.annotations)}"  # the report shows this path
         if code := command(["eval", str(weights), "--report", folder, "--device", "cpu", "--overwrite", "-u", here]):
             raise SystemExit(code)
-        (output / "report.png").write_bytes(screenshot(Path(folder, "report.html").as_uri(), (1000, 1100)))
+        (output / "report.png").write_bytes(screenshot(Path(folder, "report.html").as_uri(), (1100, 1100)))
 
 
 def main() -> None:

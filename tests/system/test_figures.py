@@ -52,7 +52,7 @@ def test_the_figures_of_a_run(figures: dict[str, Any], tmp_path: Path, monkeypat
     assert sizes == {
         "curves.png": (1500, 400),
         "demo.jpg": (1212, 604),
-        "report.png": (1000, 1100),
+        "report.png": (1100, 1100),
         "serve.png": (900, 1100),
     }
     for name in ("serve.png", "report.png"):

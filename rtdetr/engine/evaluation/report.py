@@ -35,7 +35,7 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em aut
 h2 { margin-top: 2em; border-bottom: 1px solid #ccc } table { border-collapse: collapse }
 td, th { padding: .15em .8em; text-align: right } th { border-bottom: 1px solid #999 }
 td:first-child, th:first-child { text-align: left } svg { max-width: 100%; height: auto }
-h1, p, figure, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 8em }
+h1, p, figure, td:first-child { overflow-wrap: anywhere } td:first-child { min-width: 5em }
 .images { display: flex; flex-wrap: wrap; gap: 12px } figure { margin: 0; width: 220px; font-size: 12px }
 figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 .words td:last-child, .words th:last-child { text-align: left }
