@@ -27,8 +27,8 @@ Interpolation = Literal["nearest", "linear", "area", "cubic", "lanczos"]
 Resize = Literal["cubic", "bilinear", "bicubic"]
 Logger = Literal["tensorboard", "wandb", "mlflow"]
 
-# Every number has a range (a test sees to it). The upper ends are far above sense: they catch a typing error
-# before it fills the memory. What a training makes of `auto`: the table in rtdetr/engine/planning/auto_config.py.
+# Every number has a range (a test checks that). The upper ends are far above sensible values: they catch typing errors
+# before these fill the memory. What a training makes of `auto`: the table in rtdetr/engine/planning/auto_config.py.
 CountOrAuto = Annotated[int | Literal["auto"], Range(1, 100_000)]
 Share = Annotated[float, Range(0, 1)]
 Amount = Annotated[float, Range(0, 1_000_000_000)]
@@ -91,7 +91,7 @@ class ModelConfig:
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     decoder: DecoderConfig = field(default_factory=DecoderConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)
-    # The official code mixes up height and width in anchors and position codes. Squares do not notice; rectangles do.
+    # The official code mixes up height and width in anchors and position codes. It matters for rectangles only.
     official_rectangles: bool = False
 
 
@@ -105,10 +105,10 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitConfig:
-    images: str = ""  # folder that holds the images; empty: where the annotations say
+    images: str = ""  # image folder; empty: found from the annotations
     annotations: str = ""  # COCO or LVIS JSON, VOC folder, YOLO data.yaml, or the folder of a whole set
     split: Literal["", "train", "val", "trainval", "test"] = (
-        ""  # of a folder with several; empty: as the section's name
+        ""  # of a folder with several splits; empty: the section's name
     )
 
 
@@ -119,14 +119,14 @@ class AugmentConfig:
     expand_max_ratio: Annotated[float, Range(1, 16)] = 4.0
     crop_prob: Share = 0.8
     flip_prob: Share = 0.5
-    # Unknown to the official recipe: up to four objects of another image pasted in; a turn by 90, 180 or 270 degrees,
-    # from that epoch on (from 0); probabilities of zoom-out and crops that rise from 0 over so many epochs.
+    # Not in the official recipe: up to four pasted objects of another image; rotation by 90, 180 or 270 degrees, from
+    # epoch `turn_after` on (from 0); epochs over which zoom-out and crops rise from 0 to their probabilities.
     paste_prob: Share = 0.0
     turn_prob: Share = 0.0
     turn_after: EpochsOrAuto = 0
     zoom_ramp: EpochsOrAuto = 0
     batch_sizes: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 640, 640, 672, 704, 736, 768, 800)
-    # package.module:function of your own, before all of the above (docs/data.md); empty: none.
+    # package.module:function of your own augmentation, before all of the above (docs/data.md); empty: none.
     custom: str = ""
     interpolations: tuple[Interpolation, ...] = ("nearest", "linear", "area", "cubic", "lanczos")
 
@@ -136,21 +136,21 @@ class DataConfig:
     train: SplitConfig = field(default_factory=SplitConfig)
     val: SplitConfig = field(default_factory=SplitConfig)
     image_size: tuple[Side, Side] = (640, 640)  # height, width for evaluation and detection
-    # How images get that size. cubic: OpenCV's, as in the official pipeline. bilinear, bicubic: smoothed where they
-    # shrink, as Pillow, torchvision and transformers do.
+    # Interpolation of that resize. cubic: OpenCV's, as in the official pipeline. bilinear, bicubic: antialiased, as in
+    # Pillow, torchvision and transformers.
     interpolation: Resize = "cubic"
     # Images per process and batch; evaluation takes no more than 8 of them. auto: as many as fit into the GPU.
     train_batch_size: CountOrAuto = 16
     num_workers: Annotated[int, Range(0, 256)] = 4
-    # Images that claim more are refused before they are decoded; raise it for aerial ones.
+    # Larger images are refused before they are decoded; raise it for aerial images.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
-    # uniform: each image comes once an epoch. repeat_factor: images with rare classes come several times, and the epoch
-    # is longer for it (LVIS' definition); a number is its threshold, the share of the images below which a class is
-    # rare; by default it depends on the number of images, 0.1 to LVIS' 0.001.
+    # uniform: each image comes once per epoch. repeat_factor: images with rare classes come several times per epoch, which
+    # becomes longer (LVIS' definition). A number is its threshold: a class is rare if a smaller share of the images has
+    # it; otherwise it depends on the number of images, 0.1 to LVIS' 0.001.
     sampling: Annotated[float | Literal["uniform", "repeat_factor"], Range(0, 1)] = "uniform"
     # Bad records are left out and listed, and unreadable images replaced by others in training, up to this share of the
-    # images and of the boxes; nine unreadable images, or half of a small set, never are too many. 0: none may be bad.
+    # images and of the boxes; nine unreadable images, or half of a small set, are never too many. 0: none may be bad.
     max_defects: Share = 0.05
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
@@ -158,18 +158,18 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     lr: Annotated[float, Range(0, 0.1, above=True)] = 4e-4
-    lr_batch: Count = 16  # images of a step that lr is meant for; counts where data.train_batch_size is auto
-    # Of stages res2 to res5; the stem has the full rate.
+    lr_batch: Count = 16  # images per step that lr is meant for; used if data.train_batch_size is auto
+    # Of stages res2 to res5; the stem has the full learning rate.
     backbone_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.1
     weight_decay: Share = 1e-4
     betas: tuple[Decay, Decay] = (0.9, 0.999)
     warmup_iterations: Annotated[int | Literal["auto"], Range(0, 10**9)] = 2000
-    # Share of the iterations at the full rate; after it the rate falls as half a cosine. 1: constant; 0: from the
+    # Share of the iterations at the full learning rate, which then falls as half a cosine. 1: constant; 0: from the
     # warm-up on.
     flat_ratio: Share = 1.0
-    min_lr_ratio: Share = 0.0  # final rate of the cosine, relative to lr
+    min_lr_ratio: Share = 0.0  # final learning rate of the cosine, relative to lr
     clip_grad_norm: Amount = 0.1  # 0: no clipping
-    # Muon instead of AdamW for matrices and convolutions, at this multiple of their rate; 0: AdamW for all.
+    # Muon instead of AdamW for matrices and convolutions, at this multiple of the learning rate; 0: AdamW for all.
     muon_lr_multiplier: Annotated[float | Literal["auto"], Range(0, 1000)] = 0.0
 
 
@@ -185,24 +185,24 @@ class TrainConfig:
     epochs: CountOrAuto = 72
     precision: Precision = "auto"  # bf16 on a GPU, else fp32: with bf16 most CPUs take ten times as long
     accumulate: CountOrAuto = 1  # batches per optimiser step
-    # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, when batches are not accumulated. off: kernel by
-    # kernel, and several processes train through DistributedDataParallel
+    # CUDA graphs of forward pass, losses and gradients; auto: on GPUs, unless batches are accumulated. off: without
+    # graphs; several processes then use DistributedDataParallel
     graphs: Switch = "auto"
     estimate_memory: bool = True  # on a GPU, before the first step: does the worst-case batch fit?
-    checkpoint_activations: bool = False  # decoder layers run twice instead of keeping what lies between: less memory
-    # torch.compile of the step; auto: on a GPU, where enough iterations are left to win back the minutes it takes
+    checkpoint_activations: bool = False  # decoder layers recompute their activations in the backward pass: less memory
+    # torch.compile of the step; auto: on a GPU, if the run is long enough to save more time than compiling takes
     compile: Switch = "auto"
     eval_every: CountOrNone = 1  # epochs
     log_every: Count = 10  # optimiser steps
-    # Beside metrics.csv; wandb and mlflow need their packages. []: none.
+    # In addition to metrics.csv; wandb and mlflow need their packages. []: none.
     loggers: Annotated[tuple[Logger, ...], Range(0, 3)] = ("tensorboard",)
-    # Evaluations in a row without a better AP, after which the run ends; 0: it never does.
+    # Early stopping after this many evaluations in a row without a better AP; 0: never.
     patience: CountOrNone = 0
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Seed = 0
-    deterministic: bool = False  # on a GPU the same bits every time, as a CPU gives anyway; slower
-    # Steps with non-finite losses that are left out; the next one ends the run. Above 0 losses are looked at before the
-    # weights change, for which a GPU has to wait.
+    deterministic: bool = False  # the same bits in every run on a GPU, as on a CPU; slower
+    # Steps with non-finite losses that are skipped; the next one ends the run. Above 0 the losses are checked before the
+    # weights change, for which the GPU has to wait.
     max_skips: CountOrNone = 0
     max_iterations: Iterations = 0  # optimiser steps after which training ends; 0: as many as the epochs give
 
@@ -216,7 +216,7 @@ class EvalConfig:
 class Config:
     name: str = "rtdetrv3"
     # auto: this package's compiled operators and fused kernels, CUDA graphs and the compiler, wherever they can run.
-    # plain: PyTorch and SciPy alone, on any device; slower, and the same within rounding.
+    # plain: PyTorch and SciPy only, on any device; slower, and the same within rounding.
     kernels: Kernels = "auto"
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -1,5 +1,5 @@
-"""Who is told how a run goes: loggers, which a config names, and callbacks of the user's own (`from rtdetr import
-Callback`). Nothing here needs torch."""
+"""Listeners of a run: loggers, which the config names, and the user's callbacks (`from rtdetr import Callback`).
+Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Outcome = Literal["finished", "stopped", "failed"]  # stopped: by a signal
 
 
 class Run(NamedTuple):
-    """A run that starts, or that is resumed."""
+    """A new or resumed run."""
 
     name: str
     folder: Path
     config: Mapping[str, Any]  # plain dicts and lists, as in config.yml
     classes: Sequence[str]
-    iteration: int  # optimiser steps done so far: 0, or where it is resumed
+    iteration: int  # optimiser steps done so far: 0 in a new run
     total_iterations: int
     rows: Sequence[Mapping[str, str]]  # of metrics.csv, from before
-    renumbered: bool  # steps have become larger or smaller since then, and with them the iterations of the rows
+    renumbered: bool  # the images per step have changed since then, and with them the iterations of the rows
 
 
 class Callback:
-    """Override what you want to be told. All of it comes to the main process alone, in its main thread; what takes long
-    here makes the run wait. An exception ends the run, see docs/training.md."""
+    """Override the methods that you need. They are called in the main process only, in its main thread, and the run
+    waits for them. An exception ends the run, see docs/python.md."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -56,7 +56,7 @@ class Callback:
         """last.pth or best.pth has been written, with the state at that iteration."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """Nothing comes after this."""
+        """The last call."""
 
 
 class CallbackFailed(TrainingFailed):
@@ -64,7 +64,7 @@ class CallbackFailed(TrainingFailed):
 
 
 class Listeners:
-    """Tells loggers and callbacks. A logger that raises an exception is off from then on, which `warn` says once; an
+    """Tells loggers and callbacks. A logger that raises an exception is switched off, with one warning by `warn`; an
     exception of a callback ends the run."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Listeners:
                 raise CallbackFailed(_sentence(type(each).__name__, event, error)) from error
 
     def end(self, outcome: Outcome) -> None:
-        """Of a run that has started. After a failure, which the caller raises, one of a callback is a warning."""
+        """Called if on_start was. After a failed run, an exception in here is only a warning."""
         if not self._started:
             return
         if outcome != "failed":

@@ -1,4 +1,4 @@
-"""The few things that differ when torchrun starts several processes. Every function also works in a single one."""
+"""What differs when torchrun starts several processes. Every function also works in a single one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rtdetr.engine.peer_watchdog import PeerWatchdog, ProcessLost
 from rtdetr.wording import option
 
 Result = TypeVar("Result")
-LOOKING = 5.0  # seconds, when a collective has failed, for the news that a process is gone
+LOOKING = 5.0  # seconds to learn that a process has died, after a collective has failed
 
 _last_acts: list[weakref.finalize[..., object]] = []
 
@@ -81,19 +81,19 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
             act()
         _last_acts.clear()
         line.close(well)
-        if well:  # with a process missing it may wait for ever
+        if well:  # it may wait for ever for a process that died
             dist.destroy_process_group()
 
 
 def let_memory_grow() -> None:
-    """Before CUDA starts: has torch's pieces of memory grow in place, which leaves no holes between them. CUDA graphs
-    would keep theirs for good, a GiB of 7.4. Settings of the user stand."""
+    """Before CUDA starts: lets torch's memory segments grow in place, which leaves no holes between them. CUDA graphs
+    would keep the holes, a GiB of 7.4. Settings of the user are kept."""
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def before_the_end(owner: object, act: Callable[[], object]) -> None:
-    """Has `act` done before the process group is taken down, when `owner` is gone, or when the program ends."""
+    """Calls `act` before the process group ends, when `owner` is garbage collected, or when the program ends."""
     _last_acts[:] = [each for each in _last_acts if each.alive]
     _last_acts.append(weakref.finalize(owner, act))
 
@@ -102,7 +102,7 @@ def choose_device(device: str) -> torch.device:
     """The device that a text means, see `process_group`. Raises DeviceError."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device.isdecimal():  # as other projects number GPUs
+    if device.isdecimal():  # the notation of other projects
         device = f"cuda:{device}"
     try:
         chosen = torch.device(device)
@@ -137,8 +137,8 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def from_main(decide: Callable[[], Result]) -> Result:
-    """What `decide` returns on the main process, which alone runs it, on every process. A ValueError or RuntimeError
-    there is raised on all of them: none is left waiting."""
+    """The result of `decide`, which only the main process runs, on every process. A ValueError or RuntimeError of it is
+    raised on all of them, so that none waits."""
     result, error = None, None
     if is_main():
         try:
@@ -160,12 +160,12 @@ def take_from_main(tensors: Iterable[Tensor]) -> None:
 
 
 def average(tensor: Tensor) -> None:
-    """Puts the mean of all processes in the place of a tensor that each of them has."""
+    """Replaces a tensor by its mean over all processes."""
     if world_size() == 1:
         return
     if tensor.is_cuda:
         dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
-    else:  # gloo knows no mean
+    else:  # gloo has no mean
         dist.all_reduce(tensor)
         tensor /= world_size()
 

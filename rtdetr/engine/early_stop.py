@@ -1,4 +1,4 @@
-"""When a run ends before its last epoch: nothing got better for a while."""
+"""Early stopping: ends a run whose AP has stopped improving."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class EarlyStop:
         self.ap50, self.reached = -math.inf, False
 
     def see(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Takes in the figures of an evaluation. Without boxes AP is -1, which does not count."""
+        """Adds the figures of an evaluation. Without boxes AP is -1, which does not count."""
         self.ap50 = figures["AP50"]
         self.reached = self.ap50 >= self.goal
         if figures["AP"] < 0:
@@ -43,6 +43,6 @@ class EarlyStop:
         return {"best": self.best, "best_iteration": self.best_iteration, "waited": self.waited}
 
     def load(self, state: Mapping[str, float]) -> None:
-        """Takes over what `state` gave."""
+        """Restores what `state` returned."""
         self.best, self.best_iteration = state["best"], int(state["best_iteration"])
         self.waited = int(state["waited"])

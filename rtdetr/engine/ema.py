@@ -1,4 +1,4 @@
-"""The moving average of the weights, which is what gets evaluated and shipped."""
+"""EMA: the moving average of the weights, which is evaluated and saved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ModelEma:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes in the present state of the model this average was made of."""
+        """Updates the average with the present state of the model."""
         source = [s.to(a.dtype) for s, a in zip(self._source, self._averaged)]
         torch._foreach_lerp_(self._averaged, source, 1.0 - self.decay_at(self.num_updates))
         if self._copied:
@@ -49,7 +49,7 @@ class ModelEma:
 
 
 def _averaged_names(model: nn.Module) -> list[str]:
-    """Trained parameters, and the running statistics of every batch norm that is not frozen altogether."""
+    """Trained parameters, and the running statistics of every batch norm that is not frozen."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for prefix, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats:

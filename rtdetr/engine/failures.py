@@ -14,7 +14,7 @@ class TrainingFailed(RuntimeError):
 
 
 class StepFailed(TrainingFailed):
-    """The losses or gradients of a step are not finite; losses: by name, empty where they could not be computed."""
+    """The losses or gradients of a step are not finite; losses: by name, empty if they could not be computed."""
 
     def __init__(self, sentence: str, losses: dict[str, float]) -> None:
         self.losses = losses
@@ -22,7 +22,7 @@ class StepFailed(TrainingFailed):
 
 
 class CannotWrite(TrainingFailed):
-    """A file of the run cannot be written, as on a full disk; `reason` is the system's."""
+    """A file of the run cannot be written, as on a full disk; `reason`: the system's message."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -36,7 +36,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides the disk's own words
+        cause = error if isinstance(error, OSError) else error.__context__  # torch.save hides the system's message
         if not isinstance(cause, OSError):
             raise
         raise CannotWrite(path, cause.strerror or str(cause)) from error

@@ -1,4 +1,4 @@
-"""What a run shows: lines, a progress bar, and the rows of metrics.csv, which loggers and callbacks get too."""
+"""The output of a run: lines, a progress bar, and the rows of metrics.csv, which loggers and callbacks get too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rtdetr.types import Batch
 
 
 def say(*messages: str) -> None:
-    """Lines on the terminal, from the main process only, that leave the progress bar whole."""
+    """Lines on the terminal, from the main process only, above the progress bar."""
     for message in messages if distributed.is_main() else ():
         tqdm.write(message)
 
@@ -43,7 +43,7 @@ class TrainingLog:
         self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
         self.listeners = listeners
         self._logged = (time.perf_counter(), 0)  # when, and images since
-        self._waited = 0.0  # seconds for data, until then
+        self._waited = 0.0  # seconds spent waiting for data, until then
         self._log_waits = False
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
@@ -74,7 +74,7 @@ class TrainingLog:
             total=self.state.total_iterations,
             initial=self.state.iteration,
             unit="step",
-            mininterval=0.5 if sys.stderr.isatty() else 30.0,  # a log file wants few lines
+            mininterval=0.5 if sys.stderr.isatty() else 30.0,  # few lines in a log file
             dynamic_ncols=True,
         )
 
@@ -83,11 +83,11 @@ class TrainingLog:
             self._bar.close()
 
     def restart_clock(self) -> None:
-        """Images per second, and the time that passes waiting for them, are counted from here on."""
+        """Starts counting images per second and the time spent waiting for data."""
         self._logged, self._waited = (time.perf_counter(), 0), self.loader.seconds_waited
 
     def show(self, record: StepRecord, values: Mapping[str, float], unreadable: int) -> None:
-        """values: losses by name, none of a skipped step; unreadable: images so far."""
+        """values: losses by name, empty for a skipped step; unreadable: images so far."""
         since, images = self._logged
         images += sum(len(batch.infos) for batch in record.batches) * distributed.world_size()
         self._logged = (since, images)
@@ -114,7 +114,7 @@ class TrainingLog:
         )
 
     def show_batch(self, batch: Batch) -> None:
-        """Of a run that starts: train_batch.jpg, and the same for loggers."""
+        """At the start of a run: train_batch.jpg, also for loggers."""
         if self._metrics is None:
             return
         sheet, file = sheet_of([batch], self.loader.classes.names), self.output_dir / "train_batch.jpg"
@@ -138,7 +138,7 @@ class TrainingLog:
             self.listeners.tell("on_images", self.state.iteration, images)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
-        """A row of the log. Where the disk does not take it, says so once and lets it wait for the next one."""
+        """A row of the log. On a full disk it is kept for the next time, with one warning."""
         if self._metrics is None:
             return
         named = {short_name(name): value for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Muon: steps of momentum with all directions made equally long, for matrices and convolutions; AdamW for the rest.
+"""Muon: orthogonalised momentum (Newton-Schulz) for matrices and convolutions; AdamW for the rest.
 
 From random weights it learns in fewer steps than AdamW (docs/finetuning.md has the figures). After Keller Jordan,
 kellerjordan.github.io/posts/muon, with the length of Moonlight's steps (arXiv 2502.16982), which is that of AdamW's.
@@ -42,7 +42,7 @@ class MuonAdamW(torch.optim.AdamW):
         """Steps parameters of one shape, a convolution taken as a matrix with a row for each channel that it makes."""
         gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
         for parameter in parameters:
-            if not self.state[parameter]:  # AdamW looks for its step count when it reads a file
+            if not self.state[parameter]:  # AdamW needs its step count when it loads a state
                 self.state[parameter] |= {"step": torch.zeros(()), "momentum": torch.zeros_like(parameter)}
         buffers = [self.state[parameter]["momentum"] for parameter in parameters]
         momentum = torch.stack(buffers).lerp(gradients, 1 - MOMENTUM)
@@ -55,7 +55,7 @@ class MuonAdamW(torch.optim.AdamW):
         torch._foreach_copy_(buffers, momentum.unbind())
         torch._foreach_add_(parameters, update.unbind(), alpha=-lr)
         for parameter in parameters:
-            parameter.grad = None  # AdamW passes over it
+            parameter.grad = None  # AdamW then skips it
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:

@@ -16,13 +16,12 @@ from rtdetr.engine.muon import MuonAdamW
 # Stages res2 to res5. The stem belongs to the backbone too, but trains at the full rate
 # (official repo: ppdet/modeling/backbones/resnet.py; optimizer state measured on R18).
 BACKBONE_STAGES = re.compile(r"^backbone\.stages\.")
-# The first layer, look-up tables, and last layers, which start at 0 or answer for a class each: AdamW's wherever Muon
-# is used.
+# The first layer, embeddings, and last layers, which start at 0 or have a row per class: AdamW updates them, not Muon.
 NOT_MATRICES = re.compile(
     r"embedding|score_head|class_head|box_head|sampling_offsets|attention_weights|backbone\.stem\.0"
 )
 
-WARMUP_FACTOR = 0.001  # share of the rate at which the warm-up begins
+WARMUP_FACTOR = 0.001  # share of the learning rate at which the warm-up begins
 
 
 def parameter_groups(
@@ -57,7 +56,7 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Takes over the moments and step counts of a saved optimiser of the same parameters.
+    """Restores the moments and step counts of a saved optimiser of the same parameters.
 
     Rates, decay and multipliers stay those of today's config. So does `fused`, by which torch decides on reading
     whether step counts live on the device: the file may come from a machine with another one. Raises ValueError when

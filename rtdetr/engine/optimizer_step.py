@@ -1,4 +1,4 @@
-"""The optimiser's part of a training step: rate, unscaled and clipped gradients, weights and their average."""
+"""The optimiser's part of a training step: learning rate, unscaled and clipped gradients, weights and EMA."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class OptimizerStep:
         self._sound = torch.ones((), device=device)  # NaN from the first refused step on
 
     def begin(self) -> float:
-        """No gradients yet, and the rate of the step, which is returned."""
+        """Clears the gradients, sets the learning rate of the step, and returns it."""
         lr = lr_at(self.state.iteration, self.state.total_iterations, self.state.cfg.optimizer)
         set_lr(self.state.optimizer, lr)
         self.state.optimizer.zero_grad(set_to_none=True)
         return lr
 
     def scale(self, loss: Tensor) -> Tensor:
-        """What the backward pass starts from. A scaler skips steps whose gradients are NaN."""
+        """The loss to start the backward pass from. A scaler skips steps whose gradients are NaN."""
         scaler = self.state.scaler
         return scaler.scale(loss * self._sound) if scaler.is_enabled() else loss
 

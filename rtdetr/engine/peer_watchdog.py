@@ -1,4 +1,4 @@
-"""A line between the processes of a run: when one dies, the others end with a sentence instead of waiting for it.
+"""A watchdog between the processes of a run: when one dies, the others end with a sentence instead of waiting for it.
 
 Each holds a connection to the first one. The system closes it with the process, however that ends; who ends well says
 goodbye before. A machine that is gone is noticed by the system's own questions after forty seconds.
@@ -18,8 +18,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-GOODBYE = 0xFFFF  # on the line, in place of the rank that was lost
-GRACE = 20.0  # seconds that a process has to end by itself; it may wait for a GPU that waits for the one that died
+GOODBYE = 0xFFFF  # sent instead of the rank that was lost
+GRACE = 20.0  # seconds for a process to end by itself; its GPU may wait for the process that died
 CONNECTING = 30.0  # seconds
 KEY, NUMBER = 16, 2  # bytes
 
@@ -29,8 +29,8 @@ class ProcessLost(RuntimeError):
 
 
 class PeerWatchdog:
-    """gather: what every process gives, in the order of ranks, on all of them. Where no connection can be made, as
-    behind some firewalls, there is none, and `why_not` says so."""
+    """gather: the values of all processes, in the order of ranks. Where no connection can be made, as behind some
+    firewalls, there is no watchdog, and `why_not` has the reason."""
 
     def __init__(self, rank: int, world_size: int, gather: Callable[[Any], list[Any]]) -> None:
         self.rank, self.world_size, self.why_not = rank, world_size, ""
@@ -53,26 +53,26 @@ class PeerWatchdog:
         self._watcher.start()
 
     def lost(self, seconds: float) -> str | None:
-        """A sentence about the process that has died, or does so within that time; None: they are all there."""
+        """A sentence about the process that has died, or dies within that time; None: all are alive."""
         if not self._found.wait(seconds):
             return None
         self._told.set()
         return self._sentence()
 
     def close(self, well: bool) -> None:
-        """well: this process did all it had to; the others are not to mind its end."""
+        """well: this process has finished; the others ignore its end."""
         self._closed.set()
         for line in self._lines:
             with contextlib.suppress(OSError):
                 if well:
                     line.sendall(GOODBYE.to_bytes(NUMBER, "big"))
-                line.shutdown(socket.SHUT_RDWR)  # which ends the watch
+                line.shutdown(socket.SHUT_RDWR)  # which ends the watchdog
         self._watcher.join()
         for line in self._lines:
             line.close()
 
     def _accept(self, server: socket.socket, key: bytes) -> None:
-        """Lines of all others; strangers who knock are sent away."""
+        """Connections to all others; unknown clients are refused."""
         server.settimeout(CONNECTING)
         with server:
             while len(self._lines) < self.world_size - 1:
@@ -94,7 +94,7 @@ class PeerWatchdog:
         self._selector.register(line, selectors.EVENT_READ)
 
     def _watch(self) -> None:
-        """Waits for the first line that breaks, passes the news on, and ends this process when it does not itself."""
+        """Waits for the first broken connection, tells the others, and ends this process unless it ends by itself."""
         with self._selector as selector:
             while selector.get_map() and self._lost is None:
                 heard = [cast(socket.socket, key.fileobj) for key, _ in selector.select()]
@@ -107,9 +107,9 @@ class PeerWatchdog:
             with contextlib.suppress(OSError):
                 line.sendall(self._lost.to_bytes(NUMBER, "big"))
         self._found.set()
-        if not self._told.wait(0.5) and not self._closed.is_set():  # who waits for the other one hears of it, too
+        if not self._told.wait(0.5) and not self._closed.is_set():  # waiting threads learn of it, too
             print(f"error: {self._sentence()}", file=sys.stderr, flush=True)
-        # No thread of Python's: a library that waits for the other one may hold the interpreter, even at its end.
+        # Not a Python thread: a library that waits for the other process may hold the interpreter, even at its end.
         self._nowhere = open(os.devnull, "w")  # noqa: SIM115, for as long as the process lives
         faulthandler.dump_traceback_later(GRACE, exit=True, file=self._nowhere)
 
@@ -132,7 +132,7 @@ class PeerWatchdog:
 
 
 def _server(backlog: int) -> socket.socket:
-    """On any port, for those who come by IPv4 or IPv6."""
+    """A socket on any port, for IPv4 and IPv6."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     return socket.create_server(("", 0), backlog=backlog)

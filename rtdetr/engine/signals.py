@@ -28,21 +28,21 @@ class StopSignal:
         return self.received is not None
 
     def agreed(self) -> int | None:
-        """The signal that came to one of the processes, on all of them; every process has to ask."""
+        """The signal that one of the processes received, on all of them; every process has to call this."""
         from rtdetr.engine import distributed
 
         return next((number for number in distributed.gather_objects(self.received) if number is not None), None)
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """In here a signal ends the program, with exit code 128 + n and one line. One of several processes goes on
-        instead, until all of them can stop together: left alone, the others would wait or fail."""
+        """In here a signal ends the program, with exit code 128 + n and one line. One of several processes continues
+        instead until all of them can stop together; otherwise the others would wait or fail."""
         with self._handling(os.environ.get("WORLD_SIZE", "1") != "1", "stopping when everything is set up"):
             yield
 
     @contextmanager
     def listening(self, promise: str = "") -> Iterator[None]:
-        """In here a signal is remembered, and answered with `promise`, if there is one: "stopping after this step"."""
+        """In here a signal is remembered, and `promise` printed, if given: "stopping after this step"."""
         with self._handling(True, promise):
             yield
 
@@ -80,6 +80,6 @@ class StopSignal:
 
 
 def _tell(line: str) -> None:
-    """Not print: a signal may come in the middle of one, and its buffer is then locked."""
+    """Not by print: a signal may interrupt one, whose buffer is then locked."""
     if os.environ.get("RANK", "0") == "0":
         os.write(2, f"\n{line}\n".encode())

@@ -1,4 +1,4 @@
-"""The training step, plainly: a batch in, losses out, gradients in the parameters.
+"""The training step without any fast path: a batch in, losses out, gradients in the parameters.
 
 What makes it fast is wrapped around it, see rtdetr/engine/acceleration/accelerate.py.
 """
@@ -18,7 +18,7 @@ Model = Callable[[Tensor, Targets], TrainingOutputs]  # in train mode
 
 
 class Part(NamedTuple):
-    """Where in a run a batch stands."""
+    """The position of a batch in a run."""
 
     epoch: int = 0  # from 0
     group: Sequence[int] = ()  # boxes of each batch of an optimiser step that accumulates several, see Criterion
@@ -29,13 +29,13 @@ BEGINNING = Part()
 
 
 class Losses(NamedTuple):
-    """Losses by name, in one tensor, which goes to the host at once."""
+    """Losses by name, in one tensor, which is copied to the host in one piece."""
 
     names: tuple[str, ...]
     values: Tensor  # (len(names),) float32
 
 
-Step = Callable[[Tensor, Targets, Part], Losses]  # training_step of a model, or what is wrapped around it
+Step = Callable[[Tensor, Targets, Part], Losses]  # training_step of a model, or a wrapper of it
 
 
 def training_step(

@@ -23,7 +23,7 @@ from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
 from rtdetr.wording import counted
 
-MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 has no more hope
+MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 training has failed
 
 
 class StepRecord(NamedTuple):
@@ -43,18 +43,18 @@ class StepChecks:
 
     def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
         self.state, self.output_dir, self.device = state, output_dir, device
-        # Steps between one and the look at its losses. One that may be left out is looked at before it is taken.
+        # Steps between one and the check of its losses. One that may be skipped is checked before the weights change.
         self.lag = 1 if device.type == "cuda" and state.cfg.train.max_skips == 0 else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._skipped = 0  # steps
         self.begin()
 
     def begin(self) -> None:
-        """A step begins: what it draws can be drawn again."""
+        """At the start of a step: saves the state of the random generators."""
         self._random = random_state(self.device)
 
     def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
-        """The record of the present step, whose values may still be under way."""
+        """The record of the present step, whose values may not have arrived yet."""
         ready = None
         if self.device.type == "cuda":
             values = values.to("cpu", non_blocking=True)
@@ -101,7 +101,7 @@ class StepChecks:
         fail_step(self.state, self.output_dir, self.device, iteration, what, losses, batches, random or self._random)
 
     def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
-        """The record of a failed step that is left out. Raises TrainingFailed when there have been too many."""
+        """The record of a failed step that is skipped. Raises TrainingFailed when there have been too many."""
         most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
         if self._skipped > most:
             raise TrainingFailed(f"{error}; {counted(most, 'step')} were skipped before (train.max_skips)") from error

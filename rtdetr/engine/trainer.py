@@ -69,7 +69,7 @@ class Trainer:
         augment: Any = None,
     ) -> None:
         self.output_dir, self.device = output_dir, device
-        loggers = make_loggers(cfg.train.loggers)  # in every process, as all have to end where a package is missing
+        loggers = make_loggers(cfg.train.loggers)  # in every process, as all have to end if a package is missing
         told = (loggers, callbacks) if distributed.is_main() else ({}, ())
         self.listeners = Listeners(*told, warn=say)
         cfg, automatic = settle(cfg, device, resume, tuning)
@@ -77,7 +77,7 @@ class Trainer:
         self.cfg = with_absolute_paths(cfg)
         self._open_data(cfg, augment)
         if device.type == "cuda":
-            # TF32 for what autocast leaves in float32; evaluation does without.
+            # TF32 for what autocast leaves in float32, but not in evaluation.
             torch.set_float32_matmul_precision("high")
             if cfg.train.deterministic:
                 be_deterministic()
@@ -164,14 +164,14 @@ class Trainer:
             return self.signals.agreed() if stopped else None
 
     def release(self) -> None:
-        """Ends the data workers and gives back the memory of graphs, whoever keeps this trainer."""
+        """Ends the data workers and frees the memory of graphs."""
         for loader in (self.train_loader, self.val_loader):
             loader.close()
         if self.graphs is not None:
             self.graphs.clear()
 
     def _go_on(self) -> bool:
-        """The rest of the run; True when it was asked to stop before the end, and has saved where it is."""
+        """The rest of the run; True if a signal stopped it before the end, with its state saved."""
         state = self.state
         if state.evaluation_due and not self._stopping():
             self._evaluate()
@@ -199,7 +199,7 @@ class Trainer:
             if self._stopping() or state.iteration >= self.total_iterations:
                 break
             if state.start_batch < len(self.train_loader) and self.saver.due():
-                while unfinished:  # a state is saved when its losses have been looked at
+                while unfinished:  # a state is saved after its losses have been checked
                     self._finish(unfinished.pop(0))
                 self.saver.save(background=True)
         for record in unfinished:
@@ -211,9 +211,11 @@ class Trainer:
             state.epoch, state.start_batch = state.epoch + 1, 0
         every = self.cfg.train.eval_every
         state.evaluation_due = ended or (every > 0 and state.epoch % every == 0)
-        # Before an evaluation, so that its failure costs no training; else now and then: epochs may last a second.
+        # Before an evaluation, so that its failure loses nothing; else every save_seconds: epochs may last a second.
         if state.evaluation_due or self.saver.due():
-            self.saver.save(background=not state.evaluation_due)  # its workers are born while nothing is being written
+            self.saver.save(
+                background=not state.evaluation_due
+            )  # workers of the evaluation start while nothing is being written
         if state.evaluation_due and not self._stopping():
             self._evaluate()
 
@@ -235,14 +237,14 @@ class Trainer:
             yield group
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
-        """One optimiser step on `batches` together, or none, where it fails and may be left out."""
+        """One optimiser step on `batches` together, or none if it fails and may be skipped."""
         with using(self.cfg.kernels):
             if self.cfg.train.max_skips == 0:
                 return self._step(batches)
             return self._step_or_skip(batches)
 
     def _step_or_skip(self, batches: list[Batch]) -> StepRecord:
-        buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm has taken in what it saw
+        buffers = [buffer.clone() for buffer in self.model.buffers()]  # batch norm has updated its statistics
         try:
             return self._step(batches)
         except StepFailed as error:
@@ -282,7 +284,7 @@ class Trainer:
         started = time.perf_counter()
         annotations, classes = self.val_loader.source.origin, self.val_loader.classes  # under the ids of that file
         state, model, stop = self.state, self.state.ema.model, self.signals.asked
-        distributed.take_from_main(model.buffers())  # its batch norm is what gets saved; others differ without SyncBN
+        distributed.take_from_main(model.buffers())  # its batch norm is saved; those of others differ without SyncBN
         try:
             with using(self.cfg.kernels):
                 result = evaluate(model, self.val_loader, annotations, classes, self.cfg.eval, self.device, stop)

@@ -1,4 +1,4 @@
-"""Images of a run that cannot be read: each is named once, and too many of them end it."""
+"""Unreadable images of a run: each is reported once, and too many of them end the run."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ MIN_UNREADABLE = 10  # images, or most of the set; fewer do not stop a run whose
 
 
 class Unreadable:
-    """Those of a process."""
+    """Unreadable images of one process."""
 
     def __init__(self, state: RunState) -> None:
         self.state = state
         self.sentences: set[str] = set()  # about images of training
-        self.replaced = self.seen = 0  # images, the former as often as they came
-        self._named: set[str] = set()  # sentences that were said, of evaluation, too
+        self.replaced = self.seen = 0  # images, repetitions counted
+        self._named: set[str] = set()  # sentences that were printed, also of evaluation
 
     def count(self, batches: list[Batch]) -> None:
-        """Those of a training step. Raises TrainingFailed when there are too many of them."""
+        """Counts those of a training step. Raises TrainingFailed when there are too many of them."""
         for batch in batches:
             self.seen += len(batch.infos)
             self.replaced += len(batch.unreadable)
@@ -35,8 +35,8 @@ class Unreadable:
         self._refuse(bad, num_images, "images of the set", num_images // 2 + 1)
 
     def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
-        """The figures of an evaluation of so many images, on the main process. Raises TrainingFailed when there are too
-        many that it had to do without."""
+        """The figures of an evaluation of so many images, on the main process. Raises TrainingFailed if too many are
+        unreadable."""
         if result is None:
             return {}
         self._name(result.unreadable, "evaluation does without it")

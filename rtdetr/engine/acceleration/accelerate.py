@@ -1,4 +1,4 @@
-"""What makes the training step fast, wrapped around it: each part knows what it wraps and nothing of who wraps it."""
+"""Wrappers that make the training step fast: each knows what it wraps, and nothing of its own wrapper."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def accelerate(
     why_not_compiled = why_not_compile(cfg.train, device, iterations, sizes, cfg.kernels)
     if why_not_compiled is None:
         compile_step(model)
-    # The compiler casts as it likes; layers that are done again in the backward pass find the weights as they are.
+    # The compiler casts by itself, and so do layers that are recomputed in the backward pass.
     by_autocast = cfg.kernels == "plain" or why_not_compiled is None or cfg.train.checkpoint_activations
     if dtype is not None and device.type == "cuda" and not parallel and not by_autocast:
         gather = partial(hand_over, parameters) if gradients is None else gradients.collect

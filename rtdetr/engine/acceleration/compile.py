@@ -1,4 +1,4 @@
-"""The training step through torch.compile: fewer and larger kernels, and a host that keeps ahead of the GPU."""
+"""The training step through torch.compile: fewer and larger kernels, and less work for the host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.wording import counted
 
-MAX_GRAPHS = 64  # of one function, before torch gives up on it
+MAX_GRAPHS = 64  # of one function, before torch stops compiling it
 WORTH_IT = 25000  # iterations of an image size that win back the 75 seconds it takes to compile (3 ms each, H200)
 
 
 def why_not_compile(
     cfg: TrainConfig, device: torch.device, iterations: int, sizes: int = 1, kernels: Kernels = "auto"
 ) -> str | None:
-    """Why the step of a run with so many iterations left, on so many image sizes, runs as it stands; None: it shall
-    be compiled. Raises ConfigError where it shall, and cannot be."""
+    """Why the step of a run with so many iterations left, on so many image sizes, is not compiled; None: it is. Raises
+    ConfigError if the config demands it and it is impossible."""
     if cfg.compile == "off":
         return "train.compile=off"
     if kernels == "plain":

@@ -1,4 +1,4 @@
-"""Forward pass, losses and gradients of a training step as CUDA graphs: the host launches one thing, not thousands."""
+"""Forward pass, losses and gradients of a training step as CUDA graphs: one launch instead of thousands."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 image sizes with 7 numbers of slots each
-RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they warm up what must not happen in a graph
+RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they do what must not happen in a graph
 
 
 def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "auto") -> str | None:
-    """Why steps are launched kernel by kernel; None: they shall be captured. Raises ConfigError if they cannot be."""
+    """Why steps run without CUDA graphs; None: they are captured. Raises ConfigError if they must be."""
     if cfg.graphs == "off":
         return "train.graphs=off"
     reason = None
@@ -70,7 +70,7 @@ class StepGraphs:
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
-        # NCCL waits for the end of graphs that use it before it ends itself, for ever if somebody keeps them.
+        # NCCL waits for graphs that use it before it ends, for ever if they are kept.
         distributed.before_the_end(self, self.captured.clear)
 
     def __call__(self, images: Tensor, targets: Targets, part: Part) -> Losses:
@@ -100,7 +100,7 @@ class StepGraphs:
         return Losses(captured.losses.names, captured.losses.values.clone())
 
     def clear(self) -> None:
-        """Gives up all graphs and their memory."""
+        """Frees all graphs and their memory."""
         self.captured.clear()
         self.seen.clear()
         self.images.clear()
@@ -111,7 +111,7 @@ class StepGraphs:
         static = own, Targets(labels, boxes, boxes_pixel, mask, counts=())
         torch.cuda.empty_cache()  # what plain steps have used; graphs have memory of their own
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on: the one that pins the memory of the next batch asks the driver, too.
+        # Other threads may continue: the one that pins the memory of the next batch calls the driver, too.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             losses = self.step(*static, part)
         kept = [parameter.grad for parameter in self.gradients.parameters]

@@ -22,19 +22,19 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_on(device: torch.device, precision: Precision) -> Precision:
-    """`precision`, where auto is what suits the device."""
+    """`precision`, with auto replaced by that of the device."""
     if precision != "auto":
         return precision
     return "bf16" if device.type == "cuda" else "fp32"
 
 
 def autocast_type(device: torch.device, precision: Precision) -> torch.dtype | None:
-    """What autocast makes of layers; None: they stay in float32."""
+    """The type to which autocast casts; None: float32 everywhere."""
     return SIXTEEN_BITS.get(precision_on(device, precision))
 
 
 def cast_by_autocast(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of `model` by name that autocast makes 16 bits of."""
+    """Parameters of `model`, by name, that autocast casts to 16 bits."""
     return {
         f"{prefix}.{name}": parameter
         for prefix, module in model.named_modules()

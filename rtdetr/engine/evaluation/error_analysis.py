@@ -1,4 +1,4 @@
-"""What kind of mistakes detections make: of class, of place, doubles, background, missed; and how sure they are."""
+"""Kinds of mistakes of detections: class, place, duplicate, background, missed; and their calibration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
     "missed": "objects that no detection found, not even with the wrong class",
 }
 FOUND, NEAR = 0.5, 0.1  # IoU
-LOWEST = 0.05  # detections below this score are not looked at
+LOWEST = 0.05  # detections below this score are ignored
 BINS = 10
 
 
@@ -60,7 +60,7 @@ class _Image(NamedTuple):
 
 def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Mistakes:
     """Matches as COCO does at an IoU of .5: the most certain detection first, each object once, crowds for nothing.
-    LVIS: detections of classes that nobody looked for do not count."""
+    LVIS: detections of classes that were not annotated in the image do not count."""
     images = list(matched(truth, detections))
     scores = np.array([each["score"] for image in images for each in image.detections])
     right = np.array([owner >= 0 for image in images for owner in image.owner], bool)
@@ -111,7 +111,7 @@ def matched(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Ite
 def _counts(
     detection: Mapping[str, Any], image: Mapping[str, Any], objects: Sequence[Any], crowds: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether a detection that found no object is a mistake: not in a crowd, nor, in LVIS, where nobody looked."""
+    """Whether a detection that found no object is a mistake: not in a crowd, nor, in LVIS, of an unannotated class."""
     category = detection["category_id"]
     looked_for = [*image.get(NEGATIVE, [category]), *(each["category_id"] for each in objects)]
     if category not in looked_for or category in image.get(NOT_EXHAUSTIVE, []):

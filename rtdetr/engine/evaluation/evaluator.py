@@ -42,8 +42,7 @@ LVIS_DETECTIONS = 300  # of an image, of all classes
 
 
 class EvaluationStopped(Exception):
-    """Somebody asked for an end before the figures were there. detections: COCO results of the images that were done,
-    of all processes."""
+    """The evaluation was stopped before its end. detections: COCO results of the finished images, of all processes."""
 
     def __init__(self, detections: list[dict[str, Any]], num_images: int) -> None:
         super().__init__(f"stopped after {num_images} images")
@@ -66,7 +65,7 @@ class EvalResult(NamedTuple):
     precision: np.ndarray = np.zeros((10, 101, 0, 4, 3))
     sizes: Mapping[int, tuple[int, int]] = MappingProxyType({})  # (h, w) by id of the images that count; empty: all
     unreadable: tuple[str, ...] = ()  # a sentence for each image that was left out
-    points: Mapping[int, OperatingPoint] = MappingProxyType({})  # by category id, where somebody has asked for them
+    points: Mapping[int, OperatingPoint] = MappingProxyType({})  # by category id, if requested
 
     @property
     def thresholds(self) -> dict[str, float]:
@@ -135,7 +134,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _true_float32() -> Iterator[None]:
-    """Training lets GPUs round to TF32, and torch does so in convolutions; figures must not depend on who asks."""
+    """Training allows TF32, and torch uses it in convolutions; figures must not depend on the caller."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -163,7 +162,7 @@ def detect(
     ]
 
 
-@collection_paused()  # a dict per detection makes Python look again and again for circles among millions of objects
+@collection_paused()  # with a dict per detection, garbage collection would search millions of objects again and again
 def score(
     detections: list[dict[str, Any]],
     annotations: str | Path | DataSource,
@@ -207,13 +206,13 @@ def counted_truth(annotations: str | Path | DataSource, sizes: Mapping[int, tupl
 
 
 def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """The annotations that count: as in training, none without area in its image, which nobody could find. What is
+    """The annotations that count: as in training, none without area in its image, which cannot be found. What is
     partly outside stays as it is, as in the official evaluation, and so do crowds. sizes: where there are any, those of
     all images that were not left out."""
     known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
     annotations = [each for each in truth.annotations if not sizes or each["image_id"] in sizes]
     limits = np.array([known[each["image_id"]] for each in annotations], np.float64).reshape(-1, 2)
-    limits[limits == 0] = np.inf  # not said
+    limits[limits == 0] = np.inf  # unknown
     _, keep = clip_to_image(corners_of(annotations), limits)
     return [each for each, has_area in zip(annotations, keep) if has_area or each["iscrowd"]]
 
@@ -240,7 +239,7 @@ def _run(
 def _run_lvis(
     truth: CocoDocument, results: list[dict[str, Any]], _: Evaluator
 ) -> tuple[dict[str, float], np.ndarray, list[int]]:
-    """The federated figures of the `lvis` package: what nobody looked for in an image is no error there."""
+    """The federated figures of the `lvis` package: classes that were not annotated in an image are no errors there."""
     from faster_coco_eval import COCO
     from faster_coco_eval import COCOeval_faster as COCOeval
 

@@ -22,7 +22,7 @@ from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.trainer import Trainer
 from rtdetr.weights.load import read_weights
 
-LEARNT = 0.05  # AP below which a run has not learnt enough to say anything about images
+LEARNT = 0.05  # AP below which a run has not learnt enough for an estimate
 NOISE = 0.012  # by which the AP of two seeds of one setting differ, as measured on BCCD (docs/measurements/training.md)
 
 
@@ -50,7 +50,7 @@ def learning_curve(
             f"{source.annotation_file}: half of {total} images does not fill a batch of {cfg.data.train_batch_size}; "
             "lower data.train_batch_size"
         )
-    build_val_loader(cfg, source.classes)  # refuses before anything is written
+    build_val_loader(cfg, source.classes)  # raises before anything is written
     if tuning is not None:
         read_weights(tuning)
     with writing(folder):
@@ -80,7 +80,7 @@ def learning_curve(
 
 
 def estimate(half: Point, whole: Point) -> str:
-    """What the two points say. The next doubling is taken to divide what is missing to 1 as this one did."""
+    """The estimate from the two points: the next doubling divides the distance to 1 as this one did."""
     if min(half.ap, whole.ap) < 0:
         return "no estimate: the validation set has no boxes, so there is no AP"
     if max(half.ap, whole.ap) < LEARNT:

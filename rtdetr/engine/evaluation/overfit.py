@@ -1,4 +1,4 @@
-"""A sanity check: overfits a few images of the training set. A model that cannot will not learn the whole set."""
+"""A sanity check: overfits a few images of the training set. A model that fails here will not learn the whole set."""
 
 from __future__ import annotations
 

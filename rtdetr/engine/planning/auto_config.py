@@ -40,9 +40,9 @@ LEAST_STEPS, MOST_STEPS = 1500, 6000
 ON_CPU, SMALL = 4, 4
 MOST_IMAGES = 32  # of a batch on one device: at 16 a rate of 8e-4 was measured to be harmless, and no higher one
 STEPS_OF_EPOCH = 8
-FROZEN, SLOWLY = 2, 0.1  # stages and rate of a backbone that has learnt more than this set can teach
-# Columns of the table: a run from random weights, from ones that have learnt more than this set can teach, and from the
-# checkpoint of a run that itself started from random weights and kept nothing back. docs/finetuning.md has it, too.
+FROZEN, SLOWLY = 2, 0.1  # frozen stages and rate of a pretrained backbone
+# Columns of the table: a run from random weights, from pretrained ones, and from the checkpoint of a run that itself
+# started from random weights and had nothing frozen. docs/finetuning.md has it, too.
 RANDOM, KNOWING, LIKE_THIS = range(3)
 BY_WEIGHTS = {
     "model.backbone.freeze_stages": (0, FROZEN, 0),
@@ -170,7 +170,7 @@ def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: 
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, by doubling and then bisecting; 1 is not asked for."""
+    """The largest number up to `most` that fits, by doubling and then bisecting; 1 is not tried."""
     good, bad = 1, most + 1
     while good + 1 < bad:
         number = min(2 * good, most) if bad == most + 1 and good < most else (good + bad) // 2

@@ -1,4 +1,4 @@
-"""Warnings that a run gives without being asked: things that are no error, and yet spoil many a training."""
+"""Warnings about data that are no errors but often make a training fail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rtdetr.data.classes import some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.doctor.files import in_both
 
-FEW_BOXES = 10  # of a class, below which little can be learnt
+FEW_BOXES = 10  # of a class; fewer are too few to learn from
 NOTHING = 0.0005  # AP that prints as .000
 
 
@@ -30,7 +30,7 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
 
 
 class StuckAtZero:
-    """Says once that AP is still about 0 after a tenth of the run, and what the likely causes are."""
+    """Warns once if AP is still about 0 after a tenth of the run, with the likely causes."""
 
     def __init__(self, total_iterations: int) -> None:
         self.total_iterations = total_iterations

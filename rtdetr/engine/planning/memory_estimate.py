@@ -1,4 +1,4 @@
-"""How much memory of a GPU a training needs, found out by training on the worst batch that its set can make."""
+"""Estimates peak GPU memory by training on the worst-case batch of the data set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rtdetr.ops.kernels import using
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import option
 
-RESERVE = 0.1  # of the free memory, for what an estimate does not see
+RESERVE = 0.1  # of the free memory, for what the estimate does not include
 STEPS = 2  # the second has the optimiser's moments from the start
 GIB = 2**30
 
@@ -110,7 +110,7 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
 
 
 def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
-    """A function that tells whether a batch of so many images fits into the memory of the GPU that is free now."""
+    """A function that returns whether a batch of so many images fits into the free memory of the GPU."""
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     graphs = graphs_of(cfg, source) if captured else 0
 
@@ -123,7 +123,7 @@ def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callab
 
 
 def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> Need | None:
-    """What training on the worst batch of so many images takes; None when there is not enough of it."""
+    """Memory for training on the worst batch of so many images; None if there is not enough."""
     _free(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -142,7 +142,7 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
         return None
     finally:
         _free(device)
-        torch.cuda.reset_peak_memory_stats(device)  # what a run shows is its own
+        torch.cuda.reset_peak_memory_stats(device)  # the run shows its own peak
 
 
 @torch.inference_mode()
@@ -151,7 +151,7 @@ def _detect(cfg: Config, model: nn.Module, device: torch.device) -> None:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes, once what was used is given back."""
+    """Bytes, after unused memory is freed."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]

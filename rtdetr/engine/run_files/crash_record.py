@@ -1,4 +1,4 @@
-"""failed_batch.pth: all that a failed step follows from, and the first module that it went wrong in."""
+"""failed_batch.pth: everything that determines a failed step, and the first module with non-finite output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind to look at: metrics.csv and curves.png."""
+"""The figures of a run: metrics.csv and curves.png."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class MetricsLog:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / "metrics.csv"
         self.columns: list[str] = []
-        self._waiting: list[Row] = []  # for room on the disk
-        self.aside: Path | None = None  # where a file lies now that is none of a run's
+        self._waiting: list[Row] = []  # rows that wait for room on the disk
+        self.aside: Path | None = None  # new place of a metrics.csv that no run wrote
         if resume_at is None:
             self.path.unlink(missing_ok=True)
         else:
@@ -48,7 +48,7 @@ class MetricsLog:
             self._rewrite(rows, [])
 
     def _rows_until(self, resume_at: int, saved_at: int, evaluation_due: bool) -> list[Row]:
-        """Those of before, numbered in steps of today. A file that somebody else has changed is moved aside."""
+        """The earlier rows, numbered in the present steps. A file that was changed by other programs is moved aside."""
         due = ("eval", saved_at) if evaluation_due else None
         try:
             rows = [row | {"iteration": int(row["iteration"]), "kind": row["kind"]} for row in read_rows(self.path)]
@@ -72,7 +72,7 @@ class MetricsLog:
     def _append(self) -> None:
         before = list(self.columns)
         new = [name for row in self._waiting for name in row if name not in before]
-        if new or not self.path.is_file():  # somebody may have moved it away
+        if new or not self.path.is_file():  # it may have been moved away
             try:
                 self._rewrite(read_rows(self.path), new)
             except OSError:
@@ -104,7 +104,7 @@ class MetricsLog:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a metrics.csv as text; none when there is no file. A last line without its end is left out: it was
-    being written when the program or the machine died. Files of before get the columns of today, empty for -1."""
+    being written when the program or the machine died. Older files get the present columns, empty for -1."""
     if not path.is_file():
         return []
     with open(path, newline="", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What loggers have in common that keep a run elsewhere, and cannot take a row back."""
+"""The common part of loggers that store a run elsewhere and cannot delete a row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
 
 class RemoteLogger(Callback):
-    """Gets a row when last.pth covers it, so that what a killed run does again is not there twice. FOLDER/loggers.json
+    """Gets a row when last.pth covers it, so that steps repeated after a kill are not there twice. FOLDER/loggers.json
     keeps the run's id there, and how many rows it has, noted before they are sent: a kill in between costs rows where
     the other side cannot be asked for them, and doubles none.
 

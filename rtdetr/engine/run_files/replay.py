@@ -1,4 +1,4 @@
-"""A failed step once more, plainly and by itself: which module was the first to say something that is not finite."""
+"""Repeats a failed step without any fast path, and finds the first module with non-finite output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARTS = {"config", "num_classes", "iteration", "epoch", "random", "pictures", "b
 
 
 class FailedStep(NamedTuple):
-    """All that an optimiser step follows from, as failed_batch.pth keeps it."""
+    """Everything that determines an optimiser step, as in failed_batch.pth."""
 
     cfg: Config
     num_classes: int
@@ -36,7 +36,7 @@ class FailedStep(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """What a step came to."""
+    """The result of a step."""
 
     losses: dict[str, float]  # by name, and grad_norm; as far as it came
     refused: str  # why the losses could not be computed, if so
@@ -59,7 +59,7 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 
 def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
-    """Does the step with a model of its own, without graphs and compiling; random generators stay as they are."""
+    """Repeats the step with a new model, without graphs and compiling; random generators are restored."""
     cfg = step.cfg
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = build_model(cfg.model, step.num_classes).to(device)
@@ -131,7 +131,7 @@ def _non_finite_images(batches: list[Batch]) -> Iterator[str]:
 
 
 def replay(path: Path, device: torch.device) -> int:
-    """Prints what comes of the step in a failed_batch.pth; 1 when it fails again, else 0. Raises CheckpointError."""
+    """Prints the result of the step in a failed_batch.pth; 1 if it fails again, else 0. Raises CheckpointError."""
     content = read_torch_file(path)
     if not isinstance(content, dict) or not content.keys() >= PARTS:
         raise CheckpointError(f"{path}: not a failed step; --replay needs the failed_batch.pth of a run")

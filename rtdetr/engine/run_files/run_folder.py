@@ -1,4 +1,4 @@
-"""The folder of a training run: which one it is, and what becomes of what is in there.
+"""The folder of a training run: its choice, and how existing runs are moved aside.
 
 `choose_folder` decides before the work and leaves no trace; `prepare_folder` acts, once the run can start.
 """
@@ -30,7 +30,7 @@ HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt", "train_b
 def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:
     """The folder that a run will write to: `output_dir`, or that of the checkpoint it resumes from, or output/NAME,
     with a number where that is taken. Raises OutputError for one that holds a run, unless `overwrite`, and for one
-    that cannot be written to, ConfigError for one where a training is at work."""
+    that cannot be written to, ConfigError for one in which a training is running."""
     default = Path("output") / name
     folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
     if overwrite and _goes_on_there(folder, resume):
@@ -49,7 +49,7 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
 
 def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
     """Moves an existing run to FOLDER-old, and brings the history of the run that resumes there from
-    elsewhere. Raises OutputError when another run has begun there in the meantime, RunFailed when writing fails."""
+    elsewhere. Raises OutputError when another run has started there in the meantime, RunFailed when writing fails."""
     if _goes_on_there(folder, resume):
         return
     _check_unused(folder, resume, overwrite)

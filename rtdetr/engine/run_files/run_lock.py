@@ -17,8 +17,8 @@ GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its f
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """The folder is this training's until the end of the block, or of the process and its workers; for as long as that
-    takes, others that ask get a ConfigError. File systems without locks give it to anybody."""
+    """Locks the folder until the end of the block, or of the process and its workers; other trainings get a ConfigError
+    meanwhile. On file systems without locks there is no protection."""
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
     try:
         while not _taken(descriptor):
@@ -30,7 +30,7 @@ def run_lock(folder: Path) -> Iterator[None]:
             time.sleep(0.1)
         yield
         with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers that are still there have it, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers that are still running hold it, too
     finally:
         os.close(descriptor)
 
@@ -40,6 +40,6 @@ def _taken(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no locks there, as with folders on NFS
+    except OSError:  # no locks, as on NFS
         return True
     return True

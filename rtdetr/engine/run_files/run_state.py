@@ -1,4 +1,4 @@
-"""What a run is besides its data: weights, their average, the optimiser, and how far it has come."""
+"""The state of a run: weights, EMA, optimiser, and its position."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Pace(NamedTuple):
 
 
 class RunState:
-    """The state of a run of `model`, which `content` gives and `load` takes back. Nothing has been trained at first.
+    """The state of a run of `model`: `content` returns it and `load` restores it. Nothing has been trained at first.
 
     A run is at batch `start_batch` of `epoch`; `iteration` follows from that and from the settings of today.
     """
@@ -104,7 +104,7 @@ class RunState:
         return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training, began=self.began)
 
     def load(self, path: Path) -> str | None:
-        """Takes over the run in a checkpoint, random generators included. Returns a sentence when settings changed that
+        """Restores the run in a checkpoint, random generators included. Returns a sentence when settings changed that
         decide how it continues. Raises CheckpointError."""
         content = load_checkpoint(path)
         state = content["training"]
@@ -137,10 +137,10 @@ class RunState:
         return self._find_position(content["config"], state, path)
 
     def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
-        """Goes to where the run in a checkpoint stopped, in whole batches of today."""
+        """Sets the position at which the run in a checkpoint stopped, in whole batches of the present size."""
         batch_size, num_processes = config["data"]["train_batch_size"], len(state["rng"])
         images = state.get("pictures")
-        if images is None:  # files of before counted batches
+        if images is None:  # older files counted batches
             images = state["start_batch"] * batch_size * num_processes
         self.epoch = state["epoch"]
         self.start_batch = min(images // self.pace.global_batch, self.pace.batches)
@@ -180,7 +180,7 @@ def seed_everything(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """From now on kernels of a GPU that give other bits each time are replaced by slower ones, or refused."""
+    """From now on GPU kernels that are not deterministic are replaced by slower ones, or refused."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU's first matrices are multiplied
     torch.use_deterministic_algorithms(True)
 

@@ -1,4 +1,4 @@
-"""Saving a run: every now and then in the background, where a step waits for a copy in memory and never for a disk."""
+"""Saves a run in the background: a step waits only for a copy in memory, never for the disk."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ class Saver:
         saved: Callable[[Path, int], None] = lambda path, iteration: None,
     ) -> None:
         self.state, self.folder, self.saved = state, folder, saved
-        self._written: list[tuple[Path, int]] = []  # files that nobody was told of yet
-        self._last_is_good = resume is None or resume.name != BEFORE  # whoever resumes that may have a damaged last.pth
+        self._written: list[tuple[Path, int]] = []  # files that listeners do not know of yet
+        self._last_is_good = resume is None or resume.name != BEFORE  # resumed from last-1.pth: last.pth may be damaged
         self._best: dict[str, Any] | None = None  # to be written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
         self._job: Future[None] | None = None
         self._saved, self._place = time.perf_counter(), ExitStack()
 
     def begin(self) -> None:
-        """Takes the folder, and removes what a killed run left of files that it was writing. Raises ConfigError when
+        """Locks the folder, and removes unfinished files of a killed run. Raises ConfigError when
         another training is running in it."""
         self._place.enter_context(run_lock(self.folder))
         for each in self.folder.glob(".*.pth.*.part"):
             each.unlink(missing_ok=True)
 
     def due(self) -> bool:
-        """Whether train.save_seconds have passed, and the disk has taken what it was given; alike in every process."""
+        """Whether train.save_seconds have passed and the last save is finished; the same in every process."""
         if self._job is not None and self._job.done():
             self.wait()
         waited = time.perf_counter() - self._saved >= self.state.cfg.train.save_seconds
@@ -83,12 +83,12 @@ class Saver:
         self._tell()
 
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Waits until nothing is being written."""
         self._join()
         self._tell()
 
     def end(self) -> None:
-        """Waits, and gives back the folder."""
+        """Waits, and unlocks the folder."""
         with self._place:
             self._join()
 

@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run: the numbers of metrics.csv, and a few validation images with what was found."""
+"""TensorBoard: the numbers of metrics.csv, and a few validation images with their detections."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
 
 
 class TensorBoard:
-    """torch's SummaryWriter, and another one after a full disk, which ends its thread, or where somebody has moved the
-    folder away. purge_step: what older files of the folder say from that step on no longer counts."""
+    """torch's SummaryWriter, replaced after a full disk, which ends its thread, or when the folder was moved
+    away. purge_step: what older files of the folder say from that step on no longer counts."""
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         self._folder = folder
@@ -29,7 +29,7 @@ class TensorBoard:
 
     @contextmanager
     def writing(self) -> Iterator[SummaryWriter]:
-        """What is added in here is in the file at the end. Raises OSError."""
+        """Everything added in here is in the file at the end. Raises OSError."""
         try:
             if self._writer is None or not self._folder.is_dir():
                 self._writer = SummaryWriter(str(self._folder))
@@ -54,7 +54,7 @@ def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str,
         image_id = source.info(index).image_id
         try:
             image = source.image(index)
-        except DataError:  # the evaluation has said so
+        except DataError:  # the evaluation has reported it
             continue
         zoom = SIDE / max(image.size)
         shown = image.resize((max(1, round(image.width * zoom)), max(1, round(image.height * zoom))))
@@ -67,5 +67,7 @@ def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str,
             left, top, width, height = (zoom * each for each in found["bbox"])
             pen.rectangle((left, top, left + max(0, width), top + max(0, height)), outline=FOUND, width=2)
             text = f"{names[found['category_id']]} {found['score']:.2f}"
-            pen.text((left + 3, top + 1), text.encode("latin-1", "replace"), fill=FOUND)  # Pillow's font knows no more
+            pen.text(
+                (left + 3, top + 1), text.encode("latin-1", "replace"), fill=FOUND
+            )  # Pillow's font has no more characters
         yield shown

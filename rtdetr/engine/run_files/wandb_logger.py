@@ -12,7 +12,7 @@ from rtdetr.engine.callbacks import Outcome, Run
 from rtdetr.engine.run_files.remote_logger import RemoteLogger, Row
 
 # Seconds after which W&B's own process has a row on disk. By default it takes 15, and loses them when a run is killed;
-# where W&B is online, the server tells a resumed run which rows have arrived. Old versions know no such setting.
+# where W&B is online, the server tells a resumed run which rows have arrived. Old versions have no such setting.
 FLUSH, FLUSH_SETTING = 0.01, "x_transaction_log_flush_interval"
 
 
