@@ -59,7 +59,7 @@ class GradientBuffer:
         missing = sum(parameter.grad is None for parameter in self.parameters)
         if missing:
             raise ConfigError(
-                f"{counted(missing, 'parameter')} got no gradient; make the loss depend on {'it' if missing == 1 else 'them'}, "
-                "or freeze with requires_grad_(False)"
+                f"{counted(missing, 'parameter')} got no gradient; make the loss depend on every parameter, or freeze "
+                "the others with requires_grad_(False)"
             )
         distributed.average(self.flat)
