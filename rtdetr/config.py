@@ -145,8 +145,8 @@ class DataConfig:
     # Larger images are refused before they are decoded; raise it for aerial images.
     max_megapixels: Annotated[float, Range(0, 10_000, above=True)] = 179.0
     drop_images_without_boxes: bool = False  # True: as the official pipeline does
-    # uniform: each image comes once per epoch. repeat_factor: images with rare classes come several times per epoch, which
-    # becomes longer (LVIS' definition). A number is its threshold: a class is rare if a smaller share of the images has
+    # uniform: each image comes once per epoch. repeat_factor: images with rare classes come several times, and epochs
+    # become longer (LVIS' definition). A number is its threshold: a class is rare if a smaller share of the images has
     # it; otherwise it depends on the number of images, 0.1 to LVIS' 0.001.
     sampling: Annotated[float | Literal["uniform", "repeat_factor"], Range(0, 1)] = "uniform"
     # Bad records are left out and listed, and unreadable images replaced by others in training, up to this share of the
@@ -201,7 +201,7 @@ class TrainConfig:
     save_seconds: Amount = 60.0  # last.pth is written this often, before and after evaluations, and at the end
     seed: Seed = 0
     deterministic: bool = False  # the same bits in every run on a GPU, as on a CPU; slower
-    # Steps with non-finite losses that are skipped; the next one ends the run. Above 0 the losses are checked before the
+    # Steps with non-finite losses that are skipped; the next one ends the run. Above 0 losses are checked before the
     # weights change, for which the GPU has to wait.
     max_skips: CountOrNone = 0
     max_iterations: Iterations = 0  # optimiser steps after which training ends; 0: as many as the epochs give

@@ -384,7 +384,7 @@ def test_a_list_read_by_processes(checkpoint: Path, folder: Path, capsys: pytest
     assert (ours[1]["width"], ours[1]["height"]) == (21, 30) and "error" in ours[3] and "error" in ours[9]
     capsys.readouterr()
     assert run(checkpoint, "1.png", "--processes", "2", "--slices", "64") == 2
-    assert "--processes goes without addresses, without --slices" in capsys.readouterr().err
+    assert "--processes cannot be used with URLs, with --slices" in capsys.readouterr().err
 
 
 def test_a_killed_list_is_resumed_exactly(checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

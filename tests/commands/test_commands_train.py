@@ -35,7 +35,9 @@ TABLE = {
     ),
     "half a run": Row(f"{TRAIN} --output-dir half", 2, (message("already", "half", "best.pth"),)),
     "overwriting what goes on": Row(
-        f"train -r run/last.pth --overwrite --device cpu {MORE}", 2, ("run: -r goes on in there", "--overwrite")
+        f"train -r run/last.pth --overwrite --device cpu {MORE}",
+        2,
+        (message("overwrite with resume", "run"), "--overwrite"),
     ),
     "no weights": Row(
         f"{TRAIN} --output-dir run --overwrite -t none.pth", 2, (message("no such weights", "none.pth"),)
@@ -50,7 +52,9 @@ TABLE = {
         f"{TRAIN} --output-dir run --overwrite -u data.val.annotations=none.json", 2, ("none.json: no such",)
     ),
     "graphs that cannot be": Row(
-        f"{TRAIN} --output-dir run --overwrite -u kernels=plain train.graphs=on", 2, ("graphs=on cannot be",)
+        f"{TRAIN} --output-dir run --overwrite -u kernels=plain train.graphs=on",
+        2,
+        (message("not possible", "train.graphs=on"),),
     ),
     "no box": Row(
         f"{TRAIN} --output-dir new -u data.train.annotations=nobox.json",

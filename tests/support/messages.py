@@ -13,7 +13,7 @@ import re
 MESSAGES = {
     # arguments, keys and values
     "expected": ["expected|must be|must divide|must leave"],
-    "not possible": ["cannot be"],
+    "not possible": ["cannot be|not possible"],
     "unknown key": ["unknown", "nearest|did you mean"],
     "ambiguous key": ["several keys"],
     "no such config": ["no (such )?config"],
@@ -35,19 +35,19 @@ MESSAGES = {
     "not imported": ["cannot be imported"],
     # files, folders and addresses
     "no such file": ["no such file"],
-    "no such path": ["there is none"],
-    "no such weights": ["no such weight|cannot be looked at"],
+    "no such path": ["there is none|no such|does not exist"],
+    "no such weights": ["no such weight|cannot be (looked at|accessed)"],
     "not on the Hub": ["Hub"],
     "folder": ["is a folder"],
     "already": ["already|exists"],
     "not empty": ["not empty"],
-    "run there": ["go on with", "choose another"],
+    "run there": ["go on with|continue with", "choose another"],
     "overwrite with resume": ["resume", "leave out"],
     "would be replaced": ["would be"],
     "nothing written there": ["nothing can be"],
     "not written": ["cannot be written"],
     "not opened": ["cannot be opened"],
-    "not looked at": ["cannot be looked at"],
+    "not looked at": ["cannot be (looked at|accessed)"],
     "not fetched": ["cannot be fetched"],
     "not downloaded": ["cannot be downloaded"],
     "not listened at": ["cannot be listened at"],
@@ -92,7 +92,7 @@ MESSAGES = {
     "other list": ["manifest"],
     "no result": ["no result"],
     "no box": ["not a single box|no box"],
-    "numbers images": ["numbers the images"],
+    "numbers images": ["numbers the images|--annotations"],
     "boxes left out": ["left out"],
     "taken as": ["taken as"],
     "several annotations": ["several annotations"],
@@ -138,8 +138,8 @@ MESSAGES = {
     "too many levels": ["at most", "levels"],
     "cells differ": ["cells"],
     "without CUDA": ["no CUDA"],
-    "too many files": ["on their way", "the most"],
-    "all answered": ["is answered"],
+    "too many files": ["on their way|in progress", "the most"],
+    "all answered": ["answered"],
 }
 
 
