@@ -27,7 +27,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Imports torch and the rest at first use: `import rtdetr` and `rtdetr --help` do not."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'rtdetr' has no attribute {name!r}")
+        from rtdetr.foreign_names import no_attribute
+
+        raise no_attribute("module 'rtdetr'", name)
     with collection_paused():
         value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value

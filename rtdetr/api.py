@@ -58,13 +58,14 @@ class RTDETRv3:
 
     def __init__(
         self,
-        predictors: Predictors,
+        predictors: Predictors | None = None,
         model: Network | None = None,
         weights: Path | None = None,
         source: dict[str, str] | None = None,
     ) -> None:
-        if isinstance(predictors, (str, os.PathLike)):
-            raise DataError(f"RTDETRv3({predictors!r}): a file is opened by RTDETRv3.from_pretrained({predictors!r})")
+        if predictors is None or isinstance(predictors, (str, os.PathLike)):
+            given, name = ("", "NAME OR FILE") if predictors is None else (repr(predictors), repr(predictors))
+            raise DataError(f"RTDETRv3({given}): a model is opened by RTDETRv3.from_pretrained({name})")
         self.cfg, self.classes, self.device = predictors.cfg, predictors.classes, predictors.device
         self.weights = weights  # the file of the network's weights, None for random weights
         self.source = source  # provenance and licence of the weights
@@ -319,11 +320,13 @@ class RTDETRv3:
         calibrate: str | Path | None = None,
         input_type: Literal["uint8", "float"] = "uint8",
         images: str | Path | None = None,
+        **others: Any,
     ) -> Path:
         """The exported file or folder, with its certificate in the same folder. For the arguments see
         `rtdetr.export.export_model`."""
         from rtdetr.export import export_model  # here because it may bring onnx along
 
+        check_arguments("export", others)
         network = self._network("export")
         for argument, given in (("output", output), ("calibrate", calibrate), ("images", images)):
             if given is not None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import yaml
 
 from rtdetr.config_file import ConfigError, Origins, Range, build, merge, origin, parse_updates, read_config_file
-from rtdetr.config_keys import full_key, replace_old_keys
+from rtdetr.config_keys import SHORT_KEYS, foreign_key, full_key, replace_old_keys
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Kernels = Literal["auto", "plain"]
@@ -269,11 +269,23 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
     it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several
     and for one of none.
     """
-    keys = list(_dotted_keys(config_to_dict(Config())))
+    keys = _all_keys()
     return [
         f"{full_key(name.replace('__', '.'), keys)}={json.dumps(value, ensure_ascii=False, default=str)}"
         for name, value in settings.items()
     ]
+
+
+def setting(word: str) -> str | None:
+    """What `-u` takes for the end of a key, or for what other projects call one; None: there is no such setting."""
+    if words := foreign_key(word):
+        return words if words.startswith(("-", "nothing")) else f"-u {words}"
+    keys = [SHORT_KEYS[word]] if word in SHORT_KEYS else [key for key in _all_keys() if key.endswith(f".{word}")]
+    return f"-u {keys[0]}=X" if len(keys) == 1 else None
+
+
+def _all_keys() -> list[str]:
+    return list(_dotted_keys(config_to_dict(Config())))
 
 
 def _dotted_keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -289,7 +301,7 @@ def save_config(config: Config, path: str | Path) -> None:
 
 
 def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
-    keys = list(_dotted_keys(config_to_dict(Config())))
+    keys = _all_keys()
     changes = parse_updates([_in_full(update, keys, by) for update in updates or []], by)
     replace_old_keys(changes, by)
     merge(tree, origins, changes, {"": by})

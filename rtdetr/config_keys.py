@@ -8,25 +8,72 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from rtdetr.config_file import ConfigError, as_float
+from rtdetr.wording import meant, option
 
 logger = logging.getLogger("rtdetr")
 
 SHORT_KEYS = {"batch_size": "data.train_batch_size"}
-# Names of settings in other detectors -> names here.
-FOREIGN_KEYS = {
-    "imgsz": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
-    "img_size": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
-    "resolution": "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training",
+IMAGE_SIZE = "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training"
+AVERAGED = "nothing: weights are always averaged, by ema.decay"
+PASTED = "data.augment.paste_prob=X"
+# Names of settings in other detectors -> names here, as a command and as Python say it where that differs.
+FOREIGN_KEYS: dict[str, str | tuple[str, str]] = {
+    "imgsz": IMAGE_SIZE,
+    "img_size": IMAGE_SIZE,
+    "resolution": IMAGE_SIZE,
+    "multi_scale": "data.augment.batch_sizes=[N,...]",
     "batch": "data.train_batch_size=N",
+    "per_device_train_batch_size": "data.train_batch_size=N",
+    "num_train_epochs": "train.epochs=N",
     "lr0": "optimizer.lr=X",
+    "lrf": "optimizer.min_lr_ratio=X",
+    "learning_rate": "optimizer.lr=X",
+    "cos_lr": "optimizer.flat_ratio=0, a cosine from the warm-up on",
     "lr_encoder": "optimizer.backbone_lr_multiplier=X, a factor of optimizer.lr",
+    "warmup_epochs": "optimizer.warmup_iterations=N",
     "workers": "data.num_workers=N",
+    "dataloader_num_workers": "data.num_workers=N",
     "grad_accum_steps": "train.accumulate=N",
+    "gradient_accumulation_steps": "train.accumulate=N",
+    "optimizer": "nothing: AdamW is used, and Muon where optimizer.muon_lr_multiplier is above 0",
+    "train_dir": "data.train.images=DIR",
+    "val_dir": "data.val.images=DIR",
+    "train_data": "data.train.annotations=FILE",
+    "val_data": "data.val.annotations=FILE",
+    "freeze_backbone": "model.backbone.freeze_stages=N, 0 to 4",
     "freeze": "model.backbone.freeze_stages=N, 0 to 4",
     "amp": "train.precision=auto, which is the default",
+    "use_amp": "train.precision=auto, which is the default",
+    "fp16": "train.precision=fp16",
+    "bf16": "train.precision=bf16",
+    "ema": AVERAGED,
+    "use_ema": AVERAGED,
+    "ema_decay": "ema.decay=X",
+    "early_stopping": "train.patience=N",
+    "tensorboard": "train.loggers=[tensorboard], which is the default",
+    "wandb": "train.loggers=[tensorboard,wandb]",
+    "mlflow": "train.loggers=[tensorboard,mlflow]",
+    "save_period": "train.save_seconds=X",
     "nc": "nothing: classes come from the annotations",
-    "conf": "--threshold (threshold= in Python), where it detects",
-    "project": "--output-dir (output_dir= in Python)",
+    "single_cls": "nothing: classes come from the annotations; give them one",
+    "cache": "nothing: files are read by data.num_workers processes, ahead of the steps",
+    "plots": "nothing: curves.png is always written",
+    "verbose": "nothing: each evaluation is printed",
+    "mosaic": PASTED,
+    "mixup": PASTED,
+    "copy_paste": PASTED,
+    "fliplr": "data.augment.flip_prob=X",
+    "degrees": "data.augment.turn_prob=X, of turns by 90, 180 or 270 degrees",
+    "hsv_h": "data.augment.distort_prob=X",
+    "hsv_s": "data.augment.distort_prob=X",
+    "hsv_v": "data.augment.distort_prob=X",
+    "scale": "data.augment.expand_prob=X and data.augment.crop_prob=X",
+    "conf": ("--threshold, where a command detects", "threshold=, where it detects"),
+    "device": ("--device", "device= of from_pretrained()"),
+    "pretrained": ("-t WEIGHTS", "nothing: train() starts from the weights of its model"),
+    "dataset_dir": ("--data DATA", "data="),
+    "project": ("--output-dir", "output_dir="),
+    "exist_ok": ("--overwrite", "overwrite="),
     "msda_backend": "kernels=plain or auto",
     "match_backend": "kernels=plain or auto",
 }
@@ -109,17 +156,24 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
         return SHORT_KEYS[name]
     if "." in name or name in keys or any(key.startswith(f"{name}.") for key in keys):
         return name
-    meant = [key for key in keys if key.rpartition(".")[2] == name]
-    meant = meant or [key for key in GONE if key.rpartition(".")[2] == name and name not in FOREIGN_KEYS]
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        raise ConfigError(f"{by}{name}: matches several keys, {', '.join(meant)}; write one of them in full")
-    if name in FOREIGN_KEYS:
-        raise ConfigError(f"{by}unknown config key {name}; did you mean {FOREIGN_KEYS[name]}?")
+    ending = [key for key in keys if key.rpartition(".")[2] == name]
+    ending = ending or [key for key in GONE if key.rpartition(".")[2] == name and name not in FOREIGN_KEYS]
+    if len(ending) == 1:
+        return ending[0]
+    if ending:
+        raise ConfigError(f"{by}{name}: matches several keys, {', '.join(ending)}; write one of them in full")
+    if words := foreign_key(name):
+        raise ConfigError(f"{by}unknown config key {name}{meant(words)}")
     ends = {key.rpartition(".")[2]: key for key in keys} | SHORT_KEYS
-    near = difflib.get_close_matches(name, ends, n=1, cutoff=0.0)[0]
-    raise ConfigError(f"{by}unknown config key {name}; did you mean {near} ({ends[near]})?")
+    near = difflib.get_close_matches(name, ends, n=1)
+    known = f"did you mean {near[0]} ({ends[near[0]]})?" if near else "the config.yml of a run has them all"
+    raise ConfigError(f"{by}unknown config key {name}; {known}")
+
+
+def foreign_key(name: str) -> str | None:
+    """What a setting of another project is here; see `meant`."""
+    words = FOREIGN_KEYS.get(name)
+    return option(*words) if isinstance(words, tuple) else words
 
 
 def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> None:

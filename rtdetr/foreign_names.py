@@ -1,17 +1,52 @@
-"""Words of other detectors in Python, and what they are called here. Commands: rtdetr/commands/foreign.py."""
+"""Words of other detectors in Python, and what they are called here. Commands: rtdetr/commands/foreign.py. `nothing: `
+says why there is no such thing; rtdetr/wording.py makes sentences of both."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rtdetr.wording import meant
+
+ON_NUMPY = "nothing: boxes and scores are NumPy arrays of the host"
+BOXES_ONLY = "nothing: it detects boxes"
 ATTRIBUTES = {
+    "module 'rtdetr'": {
+        "RTDETR": "RTDETRv3.from_pretrained(FILE)",
+        "YOLO": "RTDETRv3.from_pretrained(FILE)",
+        "RFDETRBase": "RTDETRv3.from_pretrained(FILE)",
+        "load": "RTDETRv3.from_pretrained(FILE)",
+    },
     "RTDETRv3": {
         "val": "evaluate()",
+        "test": "evaluate()",
         "track": "`rtdetr predict --track`",
+        "detect": "predict()",
+        "predict_batch": "predict()",
+        "predict_video": "predict()",
+        "stream": "predict()",
+        "infer": "predict()",
+        "inference": "predict()",
+        "forward": "predict(), or model.forward() of the network",
         "names": "classes.names",
+        "class_names": "classes.names",
+        "id2label": "classes.names and classes.category_ids",
+        "nc": "len(classes)",
+        "num_classes": "len(classes)",
+        "warm_up": "warmup()",
+        "optimize": "compile()",
+        "float": "RTDETRv3.from_pretrained(..., half=False)",
+        "load_state_dict": "model.load_state_dict(), of the network",
+        "reset_weights": "RTDETRv3.from_pretrained(CONFIG, classes=[names])",
         "fit": "train()",
         "tune": "train()",
+        "finetune": "train()",
+        "config": "cfg",
+        "metrics": "evaluate()",
+        "add_callback": "train(callbacks=[...])",
+        "summary": "info()",
+        "quantize": "export(int8=True, calibrate=FOLDER)",
+        "deploy": "export()",
         "load": "RTDETRv3.from_pretrained()",
         "save": "save_pretrained()",
         "fuse": "nothing: layers are folded wherever it detects",
@@ -39,8 +74,31 @@ ATTRIBUTES = {
         "summary": "to_hf()",
         "save_txt": "`rtdetr predict --format yolo`",
         "save_crop": "`rtdetr predict --crops`",
-        "masks": "nothing: it detects boxes",
-        "keypoints": "nothing: it detects boxes",
+        "xywh": "to_coco(), whose bbox is x, y, width, height",
+        "xyxyn": "boxes, in pixels of width and height",
+        "bboxes": "boxes",
+        "orig_shape": "height and width",
+        "size": "width and height",
+        "filename": "source",
+        "num_detections": "len(result)",
+        "categories": "class_ids",
+        "print": "print(result)",
+        "verbose": "print(result)",
+        "shape": "height and width",
+        "render": "draw()",
+        "annotate": "draw()",
+        "crop": "image.crop(box), with the box of a detection",
+        "to_df": "pandas.DataFrame(list(result))",
+        "to_pandas": "pandas.DataFrame(list(result))",
+        "pandas": "pandas.DataFrame(list(result))",
+        "to_csv": "`rtdetr predict --format csv`",
+        "speed": "`rtdetr benchmark infer`",
+        "cpu": ON_NUMPY,
+        "numpy": ON_NUMPY,
+        "masks": BOXES_ONLY,
+        "keypoints": BOXES_ONLY,
+        "probs": BOXES_ONLY,
+        "obb": BOXES_ONLY,
     },
     "Detection": {
         "boxes": "box; predict() of one image gives its Result, which has boxes",
@@ -50,6 +108,9 @@ ATTRIBUTES = {
         "cls": "category_id",
         "class_id": "category_id",
         "label": "name",
+        "class_name": "name",
+        "bbox": "box",
+        "xywh": "box, which is x1, y1, x2, y2",
         "plot": "draw() of the Result",
     },
 }
@@ -63,6 +124,10 @@ ARGUMENTS = {
     "iou": "nothing: there is no NMS",
     "stream": "nothing: videos and generators give an iterator",
     "save": "save() of a result",
+    "save_txt": "`rtdetr predict --format yolo`",
+    "save_crop": "`rtdetr predict --crops`",
+    "vid_stride": "`rtdetr predict --every N`",
+    "augment": "nothing: images are searched once, or in slices=",
     "show": "show() of a result",
     "verbose": "nothing: it prints nothing",
     "classes": "nothing: results have names and class_ids to choose by",
@@ -72,19 +137,50 @@ ARGUMENTS = {
     "weights": "name",
     "pretrain_weights": "name",
     "num_classes": "nothing: classes come from the file, or from classes=[names] of a new model",
-    "task": "nothing: it detects boxes",
+    "task": BOXES_ONLY,
     "dtype": "half=",
+    "torch_dtype": "half=",
+    "device_map": "device=",
+    "agnostic_nms": "nothing: there is no NMS",
+}
+EXPORT_ARGUMENTS = {
+    "imgsz": "nothing: batch, height and width of an export stay open",
+    "batch": "nothing: batch, height and width of an export stay open",
+    "dynamic": "nothing: batch, height and width of an export stay open",
+    "simplify": "nothing: layers are folded before an export",
+    "nms": "nothing: there is no NMS",
+    "opset": "`rtdetr export --portable --opset N`",
+    "output_dir": "output=",
+    "file": "output=",
+}
+EXPORT_FORMATS = {
+    "engine": "tensorrt",
+    "trt": "tensorrt",
+    "torchscript": "torch-export",
+    "pt2": "torch-export",
+    "tflite": "litert",
+    "mlmodel": "coreml",
+    "mlpackage": "coreml",
+    "pte": "executorch",
+    "safetensors": "transformers",
+    "huggingface": "transformers",
 }
 
 
 def no_attribute(owner: str, name: str) -> AttributeError:
     """What Python says of an attribute that is not there, and what it is called here."""
-    meant = ATTRIBUTES[owner].get(name)
-    return AttributeError(f"{owner} has no attribute {name!r}" + (f"; did you mean {meant}?" if meant else ""))
+    words = ATTRIBUTES[owner].get(name)
+    return AttributeError(f"{owner} has no attribute {name!r}{meant(words) if words else ''}")
 
 
 def check_arguments(method: str, others: Mapping[str, Any]) -> None:
     """Raises TypeError for the first argument that the method does not have."""
+    table = EXPORT_ARGUMENTS if method == "export" else ARGUMENTS
     for name in others:
-        meant = f"; did you mean {ARGUMENTS[name]}?" if name in ARGUMENTS else ""
-        raise TypeError(f"{method}() has no argument {name!r}{meant}")
+        raise TypeError(f"{method}() has no argument {name!r}{meant(table[name]) if name in table else ''}")
+
+
+def unknown_format(name: str, formats: Iterable[str]) -> str:
+    """The sentence about a format of exports that there is not."""
+    meant_format = meant(EXPORT_FORMATS[name]) if name in EXPORT_FORMATS else ""
+    return f"expected one of {', '.join(formats)}, got {name!r}{meant_format}"

@@ -34,3 +34,8 @@ def counted(number: int, word: str, words: str | None = None) -> str:
     """The number with its word: "1 box", "2 boxes". words: an irregular plural."""
     ending = "es" if word.endswith(("s", "x", "ch")) else "s"
     return f"{number} {word}" if number == 1 else f"{number} {words or word + ending}"
+
+
+def meant(words: str) -> str:
+    """The end of a sentence about a word of another project: what it is called here, or why there is no such thing."""
+    return f"; {words.removeprefix('nothing: ')}" if words.startswith("nothing: ") else f"; did you mean {words}?"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rtdetr.commands.foreign import KEYWORDS, OPTIONS
+from rtdetr.commands.foreign import KEYWORDS, OF_COMMAND, OPTIONS
+from rtdetr.wording import meant
 
 WEIGHT_ENDINGS = (".pth", ".pt", ".pdparams", ".pdema", ".safetensors", ".onnx", ".pt2", ".xml")
 
@@ -21,17 +23,83 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions
         words = list(sys.argv[1:] if args is None else args)
-        if foreign := next((each for each in _before_options(words) if is_keyword(each)), None):
-            key, _, value = foreign.partition("=")
-            meant = KEYWORDS.get(key) or OPTIONS.get(f"--{key.replace('_', '-')}") or f"--{key} {value}"
-            self.error(f"{foreign} is not an argument; did you mean {meant}?")
+        if foreign := next((each for each in _before_options(words) if self._is_keyword(each)), None):
+            self.error(self._no_keyword(foreign))
         for word in words:
             name = word.partition("=")[0]
             # --batch is short for --batch-size, where there is one; --conf is not meant for --config
             short = name != "--conf" and any(option.startswith(name) for option in own)
-            if name in OPTIONS and name not in own and not short:
-                self.error(f"{name} is not an option; did you mean {OPTIONS[name]}?")
-        return super().parse_known_args(args, namespace)
+            if name.startswith("--") and not short and self._foreign(name):
+                self.error(self._no_option(name))
+        known, rest = super().parse_known_args(words, namespace)
+        if rest:
+            no_word = self._no_keyword if "=" in rest[0] else self._too_many
+            self.error((self._no_option if rest[0].startswith("-") else no_word)(rest[0]))
+        return known, rest
+
+    def _is_keyword(self, word: str) -> bool:
+        """Whether a word is an argument as other projects write it, conf=0.25, and not a file of that name."""
+        key, equals, _ = word.partition("=")
+        option = f"--{key.replace('_', '-')}"
+        known = key in KEYWORDS or option in OPTIONS or option in self._option_string_actions
+        return bool(equals) and known and not os.path.exists(word)
+
+    def _foreign(self, name: str) -> str | None:
+        """What an option of another project is called here, if one is meant."""
+        plain = name.replace("_", "-") if name.startswith("--") else name
+        return self._of_command().get(plain) or OPTIONS.get(plain)
+
+    def _of_command(self) -> Mapping[str, str]:
+        return OF_COMMAND.get(self.prog.removeprefix("rtdetr "), {})
+
+    def _no_option(self, word: str) -> str:
+        """The sentence about an option that there is not."""
+        own, name = self._option_string_actions, word.partition("=")[0]
+        plain = name.replace("_", "-")
+        words = self._foreign(name) or (plain if plain in own else None) or self._setting(name)
+        if words is None:
+            words = next(iter(difflib.get_close_matches(plain, own, n=1, cutoff=0.7)), None)
+        return f"{name} is not an option{self._ending(words)}"
+
+    def _no_keyword(self, word: str) -> str:
+        """The sentence about word=value."""
+        key, _, value = word.partition("=")
+        option = f"--{key.replace('_', '-')}"
+        own = self._option_string_actions.get(option)
+        known = None if own is None else option if own.nargs == 0 else f"{option} {value}"
+        words = self._of_command().get(option) or KEYWORDS.get(key) or OPTIONS.get(option) or known
+        return f"{word} is not an argument{self._ending(words or self._setting(key))}"
+
+    def _too_many(self, word: str) -> str:
+        """The sentence about a word that is left over."""
+        words = next(
+            (
+                f"{each.option_strings[-1]} {word}"
+                for each in self._actions
+                if each.option_strings and word in (each.choices or ())
+            ),
+            None,
+        )
+        if "--data" in self._option_string_actions and os.path.exists(word):
+            words = f"--data {word}"
+        return f"{word} is one argument too many{self._ending(words)}"
+
+    def _ending(self, words: str | None) -> str:
+        """Of a sentence: what was meant, or that other commands have it."""
+        if words is None:
+            return ""
+        option = words.split()[0].rstrip(",")
+        if option.startswith("-") and option not in self._option_string_actions:
+            return f" here; other commands take {words}"
+        return meant(words)
+
+    def _setting(self, name: str) -> str | None:
+        """What -u takes for a word, in a command that has it."""
+        if "-u" not in self._option_string_actions:
+            return None
+        from rtdetr.config import setting  # here, as help needs none of it
+
+        return setting(name.lstrip("-").replace("-", "_"))
 
     def error(self, message: str) -> NoReturn:
         print(f"error: {message}; `{self.prog} --help` explains", file=sys.stderr)
@@ -48,21 +116,16 @@ def _before_options(words: Sequence[str]) -> Sequence[str]:
     return words[:first]
 
 
-def is_keyword(word: str) -> bool:
-    """Whether a word is an argument as other projects write it, conf=0.25, and not a file of that name."""
-    key, equals, _ = word.partition("=")
-    known = key in KEYWORDS or f"--{key.replace('_', '-')}" in OPTIONS
-    return bool(equals) and known and not os.path.exists(word)
-
-
 def is_weights(text: str) -> bool:
     """Whether a word of a command can only mean weights: by its ending, as the folder of a model, or as a name that
     downloads."""
     path = Path(text)
     if path.suffix in WEIGHT_ENDINGS:
         return True
-    if os.path.isdir(path):
-        return (path / "config.json").is_file() or any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
+    if os.path.isdir(path):  # best.pth: the folder of a run, whose checkpoints are named where it is read
+        if (path / "config.json").is_file() or (path / "best.pth").is_file():
+            return True
+        return any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
     if path.suffix or path.name != text or text.isdecimal() or os.path.exists(path):
         return False
     from rtdetr.weights.catalogue import NAMES  # here, because it imports torch

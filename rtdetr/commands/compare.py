@@ -44,6 +44,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
     text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
     parser.add_argument("-c", "--config", help=text)
+    text = "a folder or file with validation images, in any known format (default: that of the config)"
+    parser.add_argument("--data", metavar="DATA", help=text)
     add_update(parser)
     text = "write the table: .json or .md; may be repeated"
     parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=text)
@@ -85,6 +87,7 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     import torch
 
     from rtdetr.config import load_config
+    from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.evaluator import evaluate
@@ -93,10 +96,11 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.inference.runtimes import load_model
     from rtdetr.shipped_configs import find_config
 
-    replaced = load_config(find_config(args.config), args.update) if args.config else None
+    updates = [*data_updates(args.data, ("val",)), *args.update]
+    replaced = load_config(find_config(args.config), updates) if args.config else None
     rows = []
     with distributed.process_group(args.device) as device:
-        _, cfg, classes = load_model(weights, device, args.update, replaced)
+        _, cfg, classes = load_model(weights, device, updates, replaced)
         loader = build_val_loader(cfg, classes)
         for file in (weights, *files):
             model, _, _ = load_model(file, device, cfg=cfg)

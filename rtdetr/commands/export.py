@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rtdetr.commands.arguments import Parser, add_kernels, add_overwrite, add_weights
+from rtdetr.foreign_names import unknown_format
 
 if TYPE_CHECKING:
     from rtdetr.export import Certificate
@@ -97,6 +98,13 @@ def _verdict(certificate: Certificate) -> str:
     return "not run here, so not compared with" if certificate.not_run else "agrees with"
 
 
+def _format(text: str) -> str:
+    """One of FORMATS; for argparse."""
+    if text not in FORMATS:
+        raise argparse.ArgumentTypeError(unknown_format(text, FORMATS))
+    return text
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="rtdetr export",
@@ -105,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was started.",
     )
     add_weights(parser, "a checkpoint of this project")
-    parser.add_argument("--format", choices=FORMATS, default="onnx", help="default: onnx")
+    parser.add_argument("--format", type=_format, choices=FORMATS, default="onnx", help="default: onnx")
     text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton and coreml are folders"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")

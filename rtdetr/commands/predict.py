@@ -117,7 +117,8 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add_device(parser)
     add_kernels(parser)
     parser.add_argument("--batch-size", type=count, default=8, help="images per batch (default: 8)")
-    parser.add_argument("--half", choices=["auto", "on", "off"], default="auto", help="float16 (default: on a GPU)")
+    text = "float16 (default: on a GPU)"
+    parser.add_argument("--half", nargs="?", const="on", choices=["auto", "on", "off"], default="auto", help=text)
     parser.add_argument("--compile", action="store_true", help="use torch.compile: takes minutes at first, then faster")
     parser.add_argument("--verbose", action="store_true", help="also print how files are read")
     videos = parser.add_argument_group("videos, cameras and streams")
@@ -171,7 +172,8 @@ def _formats(text: str) -> list[str]:
     """One of FORMATS, or several with commas between; for argparse."""
     names = text.split(",")
     if not {*names} <= {*FORMATS}:
-        raise argparse.ArgumentTypeError(f"expected {', '.join(FORMATS)}, or several as coco,csv, got {text}")
+        expected = f"expected {', '.join(FORMATS)}, or several as coco,csv"
+        raise argparse.ArgumentTypeError(f"{expected}, beside results.json, which is always written; got {text}")
     return names
 
 

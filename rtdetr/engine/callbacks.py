@@ -70,6 +70,8 @@ class Listeners:
     def __init__(
         self, loggers: Mapping[str, Callback], callbacks: Iterable[Callback], warn: Callable[[str], None]
     ) -> None:
+        if not isinstance(callbacks, Iterable):
+            raise ConfigError(f"callbacks: expected a list of rtdetr.Callback objects, got {callbacks!r}")
         self.loggers, self.callbacks, self.warn = dict(loggers), list(callbacks), warn
         self._started = False
         for each in self.callbacks:

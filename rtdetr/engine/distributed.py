@@ -106,9 +106,11 @@ def choose_device(device: str) -> torch.device:
         device = f"cuda:{device}"
     try:
         chosen = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError):
+        chosen = None
+    if chosen is None or chosen.type not in ("cpu", "cuda"):  # mps, xpu: never tried
         several = "; for several GPUs, torchrun --nproc_per_node=N tools/train.py ..." if "," in device else ""
-        raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N{several}") from error
+        raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N{several}")
     if chosen.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", chosen.index or 0))
         if index >= torch.cuda.device_count():

@@ -32,6 +32,7 @@ from rtdetr.export.torch_export import write_package, write_program
 from rtdetr.export.transformers import write_folder
 from rtdetr.export.triton import write_config
 from rtdetr.extras import optional
+from rtdetr.foreign_names import unknown_format
 from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
 from rtdetr.inference.runtimes import SMALLEST, is_exported
@@ -184,7 +185,7 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
 def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, input_type: InputType) -> None:
     """Raises ConfigError for arguments that do not go together."""
     if format not in FORMATS:
-        raise ConfigError(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+        raise ConfigError(f"format: {unknown_format(format, FORMATS)}")
     if input_type not in get_args(InputType):
         raise ConfigError(f"input_type: expected one of {', '.join(get_args(InputType))}, got {input_type!r}")
     if int8 and half:

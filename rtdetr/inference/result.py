@@ -64,7 +64,14 @@ class Result:
     def __getitem__(self, index: slice) -> list[Detection]: ...
 
     def __getitem__(self, index: Any) -> Any:
-        return self.hits[index]
+        try:
+            return self.hits[index]
+        except IndexError as error:
+            found = f"{len(self)} objects were found, got number {index}"
+            raise IndexError(f"{found}; predict() of one image gives its Result, not a list") from error
+        except TypeError as error:
+            got = f"expected a number or a slice, got {type(index).__name__}"
+            raise TypeError(f"{got}; boxes, scores and class_ids are arrays, which take masks") from error
 
     def __getattr__(self, name: str) -> NoReturn:
         raise no_attribute("Result", name)

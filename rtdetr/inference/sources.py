@@ -166,7 +166,8 @@ class Opener(NamedTuple):
         for kind, (name, checked) in KINDS.items():
             if isinstance(source, kind):
                 return Item(getattr(source, "filename", "") or name, checked(source))
-        raise DataError(f"source: {EXPECTED}, got {type(source).__name__}")
+        got = type(source).__name__ if source is not None else "None, which is cv2.imread's for a file it cannot read"
+        raise DataError(f"source: {EXPECTED}, got {got}")
 
     def _listed(self, source: Any) -> Item:
         """An image among others; an address that cannot be opened, or holds none, is skipped and reported."""

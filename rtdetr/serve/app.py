@@ -24,6 +24,7 @@ import rtdetr
 from rtdetr.data.classes import DataError
 from rtdetr.serve.batching import Answer, Batcher, Detect
 from rtdetr.serve.figures import Figures
+from rtdetr.serve.thresholds import Thresholds
 from rtdetr.serve.uploads import Upload
 
 HERE = Path(__file__).parent
@@ -35,12 +36,13 @@ OWN_ONLY = {
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 FORM = {"schema": {"type": "object", "properties": {"file": BINARY["schema"]}, "required": ["file"]}}
 TAKES = {"requestBody": {"required": True, "content": {"image/*": BINARY, "multipart/form-data": FORM}}}
+THRESHOLDS = Query([], description="X of all classes, CLASS=X of one; may be repeated")
 REFUSALS = {
     400: "the request brings no image",
     408: "the file did not arrive in time",
     413: "the file, or the image in it, is too large",
     415: "the file is no image that can be read",
-    422: "a parameter is out of its range",
+    422: "a threshold is no number from 0 to 1, or of no class",
     500: "detection failed; the server's log says why",
     503: "too many requests, or files on their way, at once; Retry-After says in how many seconds to try again",
 }
@@ -180,7 +182,7 @@ def network_of(request: Request) -> str:
 def build_app(detect: Detect, settings: Settings) -> FastAPI:
     """The application. detect: images to detections of every score, best first; one thread calls it. What was let in
     is answered before the application's end."""
-    figures, shared = Figures(), None if settings.thresholds else settings.threshold
+    figures, own = Figures(), Thresholds(settings.threshold, settings.thresholds)
     desk = Desk(detect, settings, figures)
 
     @asynccontextmanager
@@ -206,15 +208,13 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         return JSONResponse({"detail": REFUSALS[500]}, 500)
 
     @app.post("/detect", response_model=DetectedImage, responses=refusals, openapi_extra=TAKES)
-    async def detect_objects(
-        request: Request, threshold: float | None = Query(shared, ge=0, le=1, description="lowest score")
-    ) -> Response:
+    async def detect_objects(request: Request, threshold: list[str] = THRESHOLDS) -> Response:
         """Objects in one image: its bytes as the body, or a form with a file. Boxes are x1, y1, x2, y2 in pixels of
-        the image, turned upright by its EXIF orientation. Without a threshold, that of each class counts."""
+        the image, turned upright by its EXIF orientation. threshold: lowest score of all classes, or of one; without
+        it, that which the server was started with."""
+        lowest = own.changed(threshold, settings.class_names)
         found = await desk.answer(request)
-        lowest = {} if threshold is not None else settings.thresholds
-        default = settings.threshold if threshold is None else threshold
-        shown = [each for each in found.detections if each.score >= lowest.get(each.category_id, default)]
+        shown = [each for each in found.detections if lowest.reached_by(each)]
         detections = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in shown]
         return JSONResponse({"width": found.width, "height": found.height, "detections": detections})
 

@@ -217,7 +217,8 @@ def why_no_weight_file(path: Path) -> str | None:
             f"is a folder; did you mean {' or '.join(map(str, best))}?" if best else "is a folder without weight files"
         )
     if not path.is_file():
-        return "no such weight file"
+        elsewhere = "; `rtdetr weights` lists those that download" if path.suffix == ".pt" else ""
+        return f"no such weight file{elsewhere}"
     return None if path.stat().st_size else "the file is empty; copy or download it again"
 
 

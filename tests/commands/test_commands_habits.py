@@ -1,4 +1,4 @@
-"""What people type who come from Ultralytics, YOLOv5, RF-DETR, RT-DETR or transformers: each of 30 commands and 30
+"""What people type who come from Ultralytics, YOLOv5, RF-DETR, RT-DETR or transformers: each of 60 commands and 60
 calls in Python works, or is answered by the sentence that says what it is called here."""
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from api_cases import PIXELS, write_images
 from command_cases import run
 from messages import message
 
+import rtdetr
 from rtdetr import RTDETRv3
 
 MEANT = "; did you mean "
+ELSEWHERE = " here; other commands take "
 COMMANDS = {
     # works
     "predict model.pth images --device cpu": (0, "2 images"),
@@ -30,38 +32,76 @@ COMMANDS = {
     "track model=model.pth source=0": (2, f"`track` is not a command{MEANT}`rtdetr predict --track`?"),
     "predict model=model.pth source=images": (2, f"model=model.pth is not an argument{MEANT}the file alone"),
     "predict model.pth source=images": (2, f"source=images is not an argument{MEANT}the source alone"),
+    "predict model.pth imgsz=640": (2, "imgsz=640 is not an argument; images get the size that the model was trained"),
+    "predict model.pth images epochs=3": (2, f"epochs=3 is not an argument{ELSEWHERE}-u train.epochs=N; `rtdetr"),
+    "predict model.pth images save=True": (2, "save=True is not an argument; images with boxes are always written"),
+    "predict yolo11n.pt images": (2, "yolo11n.pt: no such weight file; `rtdetr weights` lists those that download"),
+    "predict run images": (2, f"run: is a folder{MEANT}run/best.pth?"),
     "predict model.pth images conf=0.25": (2, f"conf=0.25 is not an argument{MEANT}--threshold?"),
     "predict model.pth images save_txt=True": (2, f"{MEANT}--format yolo?"),
-    "train data=shapes epochs=3": (2, f"data=shapes is not an argument{MEANT}the data alone, rtdetr train DATA?"),
+    "train data=shapes epochs=3": (2, f"data=shapes is not an argument{MEANT}the data alone, as in rtdetr train DATA?"),
     "train shapes epochs=3": (2, f"epochs=3 is not an argument{MEANT}-u train.epochs=N?"),
     "train shapes --batch 4": (2, f"--batch is not an option{MEANT}-u data.train_batch_size=N"),
     "train shapes -u imgsz=640": (2, f"unknown config key imgsz{MEANT}data.image_size=[H,W]"),
     "train shapes -u lr0=0.01": (2, f"unknown config key lr0{MEANT}optimizer.lr=X?"),
+    "train model=rtdetr-l.yaml data=shapes": (2, f"is not an argument{MEANT}-c CONFIG, or -t WEIGHTS?"),
+    "train shapes cos_lr=True": (2, f"cos_lr=True is not an argument{MEANT}-u optimizer.schedule=cosine?"),
+    "train shapes weight_decay=0.1": (2, f"is not an argument{MEANT}-u optimizer.weight_decay=X?"),
+    "train shapes optimizer=SGD": (2, "optimizer=SGD is not an argument; AdamW is used, and Muon where"),
+    "train shapes -u mosaic=0": (2, f"unknown config key mosaic{MEANT}data.augment.paste_prob=X?"),
+    "train shapes -u device=0": (2, f"unknown config key device{MEANT}--device?"),
+    "train shapes --resume": (2, "argument -r/--resume: expected one argument"),
+    "eval model.pth batch=3": (2, f"batch=3 is not an argument{MEANT}-u data.val_batch_size=N?"),
+    "eval model.pth shapes": (2, f"shapes is one argument too many{MEANT}--data shapes?"),
+    "export model.pth format=engine half=True": (2, f"format=engine is not an argument{MEANT}--format engine?"),
+    "export model.pth --format engine": (
+        2,
+        f"triton, transformers, executorch, litert, coreml, got 'engine'{MEANT}tensorrt?",
+    ),
+    "export model.pth onnx": (2, f"onnx is one argument too many{MEANT}--format onnx?"),
+    "help": (2, f"`help` is not a command{MEANT}`rtdetr --help`?"),
     "train shapes resume=True": (2, f"resume=True is not an argument{MEANT}-r RUN/last.pth"),
     "export model=model.pth format=onnx": (2, f"model=model.pth is not an argument{MEANT}"),
     "predict model.pth images --device 0,1": (2, "expected cpu, cuda or cuda:N; for several GPUs, torchrun"),
     # YOLOv5
     "predict --weights model.pth --source images": (2, f"--source is not an option{MEANT}SOURCE, without an option"),
     "predict model.pth images --conf-thres 0.25": (2, f"--conf-thres is not an option{MEANT}--threshold?"),
-    "predict model.pth images --img 640": (2, f"--img is not an option{MEANT}-u data.image_size=[H,W]"),
+    "predict model.pth images --img 640": (2, "--img is not an option; images get the size that the model was trained"),
+    "predict model.pth images --save_txt": (2, f"--save_txt is not an option{MEANT}--format yolo?"),
+    "predict model.pth images --line-thickness 2": (2, "--line-thickness is not an option; lines and texts fit the"),
+    "predict model.pth images -o found": (2, f"-o is not an option{MEANT}--output-dir?"),
+    "train shapes --batch-size 4": (2, f"--batch-size is not an option{MEANT}-u data.train_batch_size=X?"),
+    "train shapes --weights model.pth": (2, f"--weights is not an option{MEANT}-t WEIGHTS?"),
+    "train shapes --cfg x.yaml": (2, f"--cfg is not an option{MEANT}-c CONFIG?"),
+    "train shapes --tresume x": (2, f"--tresume is not an option{MEANT}--resume?"),
+    "eval model.pth --batch-size 4": (2, f"--batch-size is not an option{MEANT}-u data.val_batch_size=N?"),
+    "serve model.pth --workers 4": (
+        2,
+        "--workers is not an option; one process answers, which detects up to --max-batch",
+    ),
     "predict model.pth images --save-crop": (2, f"--save-crop is not an option{MEANT}--crops?"),
     "predict model.pth images --name exp --exist-ok": (2, f"--name is not an option{MEANT}--output-dir?"),
     "export model.pth --include onnx": (2, f"--include is not an option{MEANT}--format?"),
     # RF-DETR, RT-DETR
     "train --dataset-dir shapes": (2, f"--dataset-dir is not an option{MEANT}--data DATA?"),
-    "train shapes --num-classes 3": (2, f"--num-classes is not an option{MEANT}nothing: classes come from"),
+    "train shapes --num-classes 3": (2, "--num-classes is not an option; classes come from"),
+    "train shapes --early-stopping": (2, f"--early-stopping is not an option{MEANT}-u train.patience=N?"),
+    "train shapes --wandb": (2, f"--wandb is not an option{MEANT}-u train.loggers=[tensorboard,wandb]?"),
+    "eval -c x.yml -r model.pth": (2, f"-r is not an option{MEANT}-w FILE?"),
     "train -c x.yml --use-amp": (2, f"--use-amp is not an option{MEANT}-u train.precision=auto"),
     "train -c x.yml -r model.pth --test-only": (2, f"--test-only is not an option{MEANT}rtdetr eval FILE?"),
 }
 
 
-def test_there_are_30_of_each() -> None:
-    assert len(COMMANDS) == len(PYTHON) == 30
+def test_there_are_60_of_each() -> None:
+    assert len(COMMANDS) == len(PYTHON) == 60
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, sentence = COMMANDS[command]
+    Path("run").mkdir()
+    Path("run/best.pth").touch()
     assert run(command) == code
     out, err = capsys.readouterr()
     assert sentence in out + err and (code == 0 or len(err.splitlines()) == 1)
@@ -98,7 +138,7 @@ PYTHON: dict[str, tuple[Callable[[Model], Any], Any]] = {
     "YOLO(path)": (lambda model: RTDETRv3("model.pth"), "RTDETRv3.from_pretrained('model.pth')"),  # type: ignore[arg-type]
     "conf=": (lambda model: model("a.png", conf=0.25), "no argument 'conf'; did you mean threshold=?"),
     "imgsz=": (lambda model: model.predict("a.png", imgsz=640), "did you mean size=?"),
-    "iou=": (lambda model: model.predict("a.png", iou=0.7), "did you mean nothing: there is no NMS?"),
+    "iou=": (lambda model: model.predict("a.png", iou=0.7), "predict() has no argument 'iou'; there is no NMS"),
     "stream=": (lambda model: model.predict("a.png", stream=True), "videos and generators give an iterator"),
     "num_classes=": (lambda model: Model.from_pretrained("model.pth", num_classes=3), "classes come from the file"),
     "train(imgsz=)": (lambda model: model.train(imgsz=640), "did you mean data.image_size=[H,W]"),
@@ -107,6 +147,54 @@ PYTHON: dict[str, tuple[Callable[[Model], Any], Any]] = {
     "result.xyxy": (lambda model: model("a.png").xyxy, "no attribute 'xyxy'; did you mean boxes?"),
     "result.confidence": (lambda model: model("a.png").confidence, "did you mean scores?"),
     "result.plot()": (lambda model: model("a.png").plot(), "did you mean draw()?"),
+    "YOLO": (lambda model: rtdetr.YOLO(), "no attribute 'YOLO'; did you mean RTDETRv3.from_pretrained(FILE)?"),
+    "RFDETRBase()": (lambda model: RTDETRv3(), "a model is opened by RTDETRv3.from_pretrained(NAME OR FILE)"),
+    "device='mps'": (lambda model: Model.from_pretrained("m.pth", device="mps"), "device mps: expected cpu, cuda or"),
+    "torch_dtype=": (lambda model: Model.from_pretrained("m.pth", torch_dtype=1), "did you mean half=?"),
+    "from_pretrained('rtdetr-l.pt')": (lambda model: Model.from_pretrained("rtdetr-l.pt"), "`rtdetr weights` lists"),
+    "save_txt=": (lambda model: model("a.png", save_txt=True), "did you mean `rtdetr predict --format yolo`?"),
+    "vid_stride=": (lambda model: model("a.mp4", vid_stride=2), "did you mean `rtdetr predict --every N`?"),
+    "classes=": (lambda model: model("a.png", classes=[0]), "'classes'; results have names and class_ids to choose by"),
+    "threshold={}": (lambda model: model("a.png", {"cat": 0.3}), "those of classes are thresholds={'cat': 0.3}"),
+    "model(cv2.imread('none.jpg'))": (
+        lambda model: model(None),
+        "got None, which is cv2.imread's for a file it cannot",
+    ),
+    "model(generator)": (lambda model: len(list(model(each for each in ("a.png", "b.png")))), 2),
+    "model('*.png')": (lambda model: len(model("*.png")), 2),
+    "model(bytearray)": (lambda model: model(bytearray(Path("a.png").read_bytes())).width, 90),
+    "each._asdict()": (lambda model: ["box" in each._asdict() for each in model("a.png", 0)], [True] * 36),
+    "results[0] of nothing": (
+        lambda model: model("a.png", 1)[0],
+        "0 objects were found, got number 0; predict() of one",
+    ),
+    "result['boxes']": (
+        lambda model: model("a.png", 0)["boxes"],
+        "expected a number or a slice, got str; boxes, scores",
+    ),
+    "result[mask]": (
+        lambda model: model("a.png", 0)[np.ones(36, bool)],
+        "boxes, scores and class_ids are arrays, which",
+    ),
+    "result.xywh": (lambda model: model("a.png").xywh, "did you mean to_coco(), whose bbox is x, y, width, height?"),
+    "result.cpu()": (lambda model: model("a.png").cpu(), "'cpu'; boxes and scores are NumPy arrays of the host"),
+    "result.to_df()": (lambda model: model("a.png").to_df(), "did you mean pandas.DataFrame(list(result))?"),
+    "result.masks": (lambda model: model("a.png").masks, "Result has no attribute 'masks'; it detects boxes"),
+    "result[0].class_name": (lambda model: model("a.png", 0)[0].class_name, "did you mean name?"),
+    "export(format='engine')": (lambda model: model.export(format="engine"), "got 'engine'; did you mean tensorrt?"),
+    "export(imgsz=)": (
+        lambda model: model.export(imgsz=640),
+        "'imgsz'; batch, height and width of an export stay open",
+    ),
+    "train(device=0)": (lambda model: model.train(device=0), "did you mean device= of from_pretrained()?"),
+    "train(dataset_dir=)": (lambda model: model.train(dataset_dir="shapes"), "did you mean data=?"),
+    "train(learning_rate=)": (lambda model: model.train(learning_rate=1), "did you mean optimizer.lr=X?"),
+    "train(foo=)": (lambda model: model.train(foo=1), "unknown config key foo; the config.yml of a run has them all"),
+    "train(callbacks=f)": (
+        lambda model: model.train(callbacks=print),
+        "expected a list of rtdetr.Callback objects, got",
+    ),
+    "model.add_callback()": (lambda model: model.add_callback("on_end", print), "did you mean train(callbacks=[...])?"),
     "model.val()": (lambda model: model.val(), "no attribute 'val'; did you mean evaluate()?"),
     "model.names": (lambda model: model.names, "did you mean classes.names?"),
     "model.optimize_for_inference()": (lambda model: model.optimize_for_inference(), "did you mean compile()?"),
@@ -120,7 +208,7 @@ def test_a_call(name: str, model: RTDETRv3, tmp_path: Path, monkeypatch: pytest.
     call, expected = PYTHON[name]
     try:
         answer = call(model)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, IndexError) as error:
         assert isinstance(expected, str) and expected in str(error) and "\n" not in str(error)
     else:
         assert answer == expected

@@ -51,7 +51,7 @@ TABLE = {
     "no data": Row("train", 2, ("-c CONFIG or DATA is needed",)),
     "weights twice": Row("eval model.pth -w model.pth", 2, ("not allowed with",)),
     "unlike any": Row("fly", 2, (message("not a command", "fly", "train, eval, predict"),)),
-    "unknown option": Row(f"{PREDICT} images --treshold 1", 2, ("error: unrecognized arguments: --treshold", "--help")),
+    "unknown option": Row(f"{PREDICT} images --treshold 1", 2, ("--treshold", "did you mean --threshold?", "--help")),
     "no weights": Row("predict images", 2, (message("expected", "rtdetr predict best.pth images"),)),
     "weights first": Row(
         "predict model.pth images/a.jpg --device cpu --format coco,yolo --format csv --output-dir new",

@@ -31,6 +31,7 @@ OWN = [0.375, 0.5625, 0.1875]  # the first is a score itself, which counts
 BY_OWN = [("cat", 0.9), ("dog", 0.625), ("cat", 0.375), ("cow", 0.25)]
 AT_HALF = [("cat", 0.9), ("dog", 0.625), ("dog", 0.5)]
 COW_LOW = [("cat", 0.9), ("dog", 0.625), ("dog", 0.5), ("cow", 0.25)]  # 0.5 for all, 0.2 for cows
+THREE = [("cat", 0.9), ("dog", 0.625)]  # 0.5 for cats and cows, 0.625 for dogs
 OWN_COW_HIGH = [("cat", 0.9), ("dog", 0.625), ("cat", 0.375)]  # the file's, 0.5 for cows
 
 
@@ -64,8 +65,17 @@ CASES: list[tuple[bool, dict[str, Any], list[str], list[tuple[str, float]]]] = [
     (True, {"threshold": 0.5}, ["0.5"], AT_HALF),
     (True, {"threshold": 0.5, "thresholds": {"cow": 0.2}}, ["0.5", "cow=0.2"], COW_LOW),
     (True, {"thresholds": {"cow": 0.5}}, ["cow=0.5"], OWN_COW_HIGH),
+    (True, {"thresholds": {"cow": 0.5, "dog": 0.625, "cat": 0.5}}, ["cow=0.5", "dog=0.625", "cat=0.5"], THREE),
 ]
-IDS = ["none", "of a class", "of the file", "one for all", "one for all and of a class", "of the file and of a class"]
+IDS = [
+    "none",
+    "of a class",
+    "of the file",
+    "one for all",
+    "one for all and of a class",
+    "of the file and of a class",
+    "of each",
+]
 
 
 @pytest.mark.parametrize(("stored", "python", "command", "expected"), CASES, ids=IDS)
@@ -86,11 +96,13 @@ def test_python_commands_and_server_agree(
     assert main(["predict", str(checkpoint), "a.png", "--device", "cpu", *options]) == 0
     listed = json.loads(Path("output/predict/results.json").read_text())
     assert seen(listed[0]["detections"]) == expected
-    assert seen(answer_of_server(checkpoint, options, monkeypatch)) == expected
+    assert seen(answer_of_server(checkpoint, options, "", monkeypatch)) == expected
+    query = "&".join(f"threshold={each}" for each in command)
+    assert seen(answer_of_server(checkpoint, [], query, monkeypatch)) == expected
 
 
-def answer_of_server(checkpoint: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The detections that `rtdetr serve` finds in a.png."""
+def answer_of_server(checkpoint: Path, options: list[str], query: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The detections that `rtdetr serve` finds in a.png. query: of the request."""
     pytest.importorskip("fastapi")
     from rtdetr.serve.server import build_server
 
@@ -103,7 +115,7 @@ def answer_of_server(checkpoint: Path, options: list[str], monkeypatch: pytest.M
         socket.listen()
         try:
             url = f"http://127.0.0.1:{socket.getsockname()[1]}/detect"
-            found.append(request(url, Path("a.png").read_bytes()).body["detections"])
+            found.append(request(f"{url}?{query}", Path("a.png").read_bytes()).body["detections"])
             assert seen(request(f"{url}?threshold=0.5", Path("a.png").read_bytes()).body["detections"]) == AT_HALF
         finally:
             server.should_exit = True

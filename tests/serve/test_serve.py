@@ -118,6 +118,8 @@ def test_wrong_parameters_paths_and_methods(small_limits: str) -> None:
     for value in ("2", "-1", "nan", "high"):
         reply = request(f"{small_limits}/detect?threshold={value}", image_bytes())
         assert reply.status == 422 and reply.body["detail"].startswith("threshold: "), reply
+    reply = request(f"{small_limits}/detect?threshold=kat=0.5", image_bytes())
+    assert (reply.status, reply.body["detail"]) == (422, "threshold: the model has no class 'kat'; did you mean 'cat'?")
     assert request(f"{small_limits}/detect").status == 405 and request(f"{small_limits}/../etc/passwd").status == 404
 
 
