@@ -34,7 +34,6 @@ from rtdetr.commands import (
     weights,
 )
 from rtdetr.openmp_threads import yielding_cpu
-from rtdetr.outputs import nobody_reads
 from rtdetr.wording import command_running
 
 
@@ -85,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
+        from rtdetr.outputs import nobody_reads
+
         if not nobody_reads():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -140,3 +142,11 @@ def test_a_circle_inside_functions_is_found(tmp_path: Path) -> None:
     assert circle(tmp_path) == []
     (room / "c.py").write_text("def late():\n    from rtdetr.data.a import anything\n")
     assert set(circle(tmp_path)) == {"rtdetr.data.a", "rtdetr.data.b", "rtdetr.data.c"}
+
+
+def test_help_imports_nothing_slow() -> None:
+    """Each of these takes a tenth of what `rtdetr --help` takes, or more."""
+    code = "import sys; from rtdetr.cli import main; main(['--help']); print('imported', *sys.modules)"
+    run = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    imported = run.stdout.decode().rpartition("imported ")[2].split()
+    assert not {"torch", "numpy", "yaml", "PIL", "statistics", "decimal", "tempfile"} & {*imported}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,6 +128,8 @@ def _num_bytes(file: Path) -> int:
 
 def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
     """Median time of an image of the network's size, from tensor to detections, and images per second in batches."""
+    import statistics  # here, as it is slow to import and help needs none of it
+
     import torch
 
     seconds = {}
