@@ -3,59 +3,48 @@
 Exit codes: 0 done; 1 the run failed, or some images could not be read; 2 the command, a config, data, a weight file
 or an output path cannot be used; 128 + n stopped by signal n (130 is Ctrl-C, 141 a closed pipe).
 
-Help is quick because this file and the files in rtdetr/commands import slow modules inside functions only.
+Help is quick because this file imports no command, and files in rtdetr/commands import slow modules inside functions.
 """
 
 from __future__ import annotations
 
-import difflib
+import importlib
 import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import rtdetr
-from rtdetr.commands import (
-    benchmark,
-    compare,
-    convert,
-    convert_data,
-    doctor,
-    evaluate,
-    export,
-    foreign,
-    learning_curve,
-    predict,
-    serve,
-    show_batch,
-    train,
-    weights,
-)
 from rtdetr.openmp_threads import yielding_cpu
 from rtdetr.wording import command_running
 
 
 class Command(NamedTuple):
-    run: Callable[[Sequence[str]], int]
+    module: str  # of rtdetr.commands; it is imported when the command runs
     says: str
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Its exit code."""
+        code: int = importlib.import_module(f"rtdetr.commands.{self.module}").run(arguments)
+        return code
 
 
 COMMANDS = {
-    "train": Command(train.run, "train a model, resume a run, or fine-tune from weights"),
-    "eval": Command(evaluate.run, "print the COCO figures of a checkpoint"),
-    "predict": Command(predict.run, "detect objects in images and videos, draw and list them"),
-    "serve": Command(serve.run, "detect over HTTP, with a page to try it"),
-    "doctor": Command(doctor.run, "list everything that is wrong with a data set"),
-    "show-batch": Command(show_batch.run, "draw training images as the model sees them"),
-    "learning-curve": Command(learning_curve.run, "estimate whether labelling more images would pay"),
-    "export": Command(export.run, "write a model as ONNX, .pt2, OpenVINO and others, and compare it with PyTorch"),
-    "compare": Command(compare.run, "print a table of a checkpoint and its exports: AP, size, speed, difference"),
-    "weights": Command(weights.run, "list the weights that can be used by name"),
-    "convert": Command(convert.run, "convert official RT-DETRv3 weights to a checkpoint"),
-    "convert-data": Command(convert_data.run, "convert a data set to COCO, Pascal VOC or YOLO"),
-    "benchmark": Command(benchmark.run, "measure speed: op, assignment, train, infer, data, eval"),
+    "train": Command("train", "train a model, resume a run, or fine-tune from weights"),
+    "eval": Command("evaluate", "print the COCO figures of a checkpoint"),
+    "predict": Command("predict", "detect objects in images and videos, draw and list them"),
+    "serve": Command("serve", "detect over HTTP, with a page to try it"),
+    "doctor": Command("doctor", "list everything that is wrong with a data set"),
+    "show-batch": Command("show_batch", "draw training images as the model sees them"),
+    "learning-curve": Command("learning_curve", "estimate whether labelling more images would pay"),
+    "export": Command("export", "write a model as ONNX, .pt2, OpenVINO and others, and compare it with PyTorch"),
+    "compare": Command("compare", "print a table of a checkpoint and its exports: AP, size, speed, difference"),
+    "weights": Command("weights", "list the weights that can be used by name"),
+    "convert": Command("convert", "convert official RT-DETRv3 weights to a checkpoint"),
+    "convert-data": Command("convert_data", "convert a data set to COCO, Pascal VOC or YOLO"),
+    "benchmark": Command("benchmark", "measure speed: op, assignment, train, infer, data, eval"),
 }
 
 
@@ -125,6 +114,10 @@ def _help() -> str:
 
 
 def _unknown(name: str) -> str:
+    import difflib
+
+    from rtdetr.commands import foreign
+
     near = [foreign.COMMANDS[name]] if name in foreign.COMMANDS else []
     near = near or difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     nearest = f"did you mean `rtdetr {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"
