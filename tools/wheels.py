@@ -34,6 +34,12 @@ model = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a", "b"])
 assert len(model.predict(numpy.zeros((90, 120, 3), numpy.uint8), threshold=0)), "nothing was detected"
 print("torch", torch.__version__, "on", model.device)
 """
+COMPARE = (  # of a checkpoint and its export, with what they need
+    "rtdetr.data.shapes shapes --num-train 8 --num-val 8",
+    "rtdetr train shapes -c rtdetrv3_nano_shapes --output-dir run --device cpu -u max_iterations=1 num_workers=0",
+    "rtdetr export run/best.pth --format torch-export",
+    "rtdetr compare run/best.pth --device cpu -o table.json",
+)
 
 
 def build(kind: str, output: Path) -> Path:
@@ -83,6 +89,10 @@ def check(wheel: Path) -> str:
         assert facts["libraries"]["cuda"]["built"] == ("+cu" in wheel.name), facts
         run("-m", "rtdetr", "--help")
         with_torch = run("-c", DETECT).strip()
+        for command in COMPARE:
+            run("-m", *command.split())
+        rows = json.loads((Path(folder) / "table.json").read_text())["rows"]
+        assert [row["file"] for row in rows] == ["best.pth", "best.pt2"] and rows[1]["box"] < 0.1, rows
     size = wheel.stat().st_size / 1e6
     return f"{wheel.name}: {size:.1f} MB, detects with {with_torch}, Python {platform.python_version()}"
 
