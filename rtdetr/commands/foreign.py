@@ -100,8 +100,8 @@ OF_COMMAND = {
     },
     "eval": {
         "--data": "--data DATA",
-        "--batch": "-u data.val_batch_size=N",
-        "--batch-size": "-u data.val_batch_size=N",
+        "--batch": "-u data.train_batch_size=N, of which eval takes up to 8",
+        "--batch-size": "-u data.train_batch_size=N, of which eval takes up to 8",
         "--fp16": "--deployed float16",
         "--half": "--deployed float16",
         "--split": "-u data.val.split=NAME",

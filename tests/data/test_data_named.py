@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hostile_named import HOSTILE, Case
 from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
@@ -268,3 +273,45 @@ def test_what_fiftyone_exports(tmp_path: Path, images: Path) -> None:
     yaml = f"path: {tmp_path / 'yolo'}\ntrain: ./images/train/\nnames:\n{names}"
     (tmp_path / "yolo" / "dataset.yaml").write_text(yaml)
     assert everything(open_set(tmp_path / "yolo")) == expected
+
+
+FIFTYONE = """
+import sys
+import fiftyone as fo
+from fiftyone.utils.coco import COCODetectionDatasetExporter
+from fiftyone.utils.yolo import YOLOv5DatasetExporter
+from named_sets import CLASSES, boxes_of
+from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
+out, images = sys.argv[1:]
+def export(exporter):  # as Dataset.export does, which needs a MongoDB to have a Dataset
+    with exporter:
+        for i in range(NUM_IMAGES):
+            found = [
+                fo.Detection(label=name, bounding_box=[x / WIDTH, y / HEIGHT, w / WIDTH, h / HEIGHT])
+                for name, (x, y, w, h) in boxes_of(i)
+            ]
+            path = f"{images}/{i:02d}.png"
+            exporter.export_sample(path, fo.Detections(detections=found), metadata=fo.ImageMetadata.build_for(path))
+export(COCODetectionDatasetExporter(export_dir=f"{out}/coco", classes=list(CLASSES)))
+for split in ("train", "val"):
+    export(YOLOv5DatasetExporter(export_dir=f"{out}/yolo", split=split, classes=list(CLASSES)))
+"""
+
+
+def test_what_fiftyone_itself_exports(tmp_path: Path, images: Path) -> None:
+    if importlib.util.find_spec("fiftyone") is None:
+        pytest.skip("fiftyone is not installed")
+    environment = {**os.environ, "HOME": str(tmp_path), "FIFTYONE_DO_NOT_TRACK": "1", "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", FIFTYONE, str(tmp_path / "out"), str(images)]
+    subprocess.run(command, env=environment, check=True, timeout=300)
+    write_coco(tmp_path / "coco", images)
+    expected = open_set(tmp_path / "coco")
+    for path, split in (("coco", "train"), ("yolo", "train"), ("yolo", "val")):
+        data = open_set(tmp_path / "out" / path, split=split)
+        assert data.classes.names == CLASSES and len(data) == NUM_IMAGES
+        assert examine(tmp_path / "out" / path).code() == 0
+        for i in range(NUM_IMAGES):
+            assert Path(data.info(i).file_name).name == Path(expected.info(i).file_name).name
+            (boxes, labels, *_), (other_boxes, other_labels, *_) = data.targets(i), expected.targets(i)
+            assert labels.tolist() == other_labels.tolist()
+            np.testing.assert_allclose(boxes, other_boxes, rtol=0, atol=1e-4)  # YOLO's six digits, of 60 pixels
