@@ -89,8 +89,7 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
-    from rtdetr.engine.evaluation.evaluator import evaluate
-    from rtdetr.inference.deploy import AsModule
+    from rtdetr.export.average_precision import result
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
     from rtdetr.shipped_configs import find_config
@@ -104,15 +103,13 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
         for file in (weights, *files):
             model, _, _ = load_model(file, device, cfg=cfg)
             predictor = Predictor.of(model, cfg, classes, device)
-            detector = AsModule(predictor.predict_tensors)
-            result = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
-            assert result is not None  # there is one process
+            figures = result(predictor, cfg, loader, device).figures
             rows.append(
                 {
                     "file": file.name,
                     "runtime": getattr(model, "runtime", "PyTorch"),
-                    "AP": result.figures["AP"],
-                    "AP50": result.figures["AP50"],
+                    "AP": figures["AP"],
+                    "AP50": figures["AP50"],
                     "megabytes": _num_bytes(file) / 1e6,
                     **speed(predictor, cfg, device),
                     **certified(file),

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 FORMATS = (
     *("onnx", "torch-export", "aot", "openvino", "tensorrt", "triton"),
-    *("transformers", "executorch", "litert", "coreml"),
+    *("transformers", "executorch", "litert", "coreml", "ncnn"),
 )
 ABOUT = """Write a model in a format that runs without this project, and compare it with PyTorch.
 
     rtdetr export best.pth --format onnx               one file; batch, height and width are dynamic
     rtdetr export best.pth --format onnx --half        float16
-    rtdetr export best.pth --int8 --calibrate IMAGES   8 bits (onnx)
+    rtdetr export best.pth --int8 --calibrate IMAGES   8 bits; --ap DATA measures their AP
     rtdetr export best.pth --portable --operators      for small runtimes: one size, no GridSample, no TopK
     rtdetr export best.pth --format transformers -o X  a folder for AutoModelForObjectDetection
-    rtdetr export best.pth --format executorch         a .pte file for phones; litert and coreml likewise
+    rtdetr export best.pth --format executorch         a .pte file for phones; litert, coreml, ncnn likewise
     rtdetr export best.pth --format triton             a model repository: an ONNX file and config.pbtxt
     rtdetr export best.pth --check best.onnx           compare an existing file
 
@@ -70,13 +70,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
             portable=portable,
             opset=args.opset,
             images=args.images,
+            ap=args.ap,
             say=print,
         )
     print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, {_verdict(exported.certificate)} {weights}")
     if args.operators:
         _say_operators(exported.path)
-    if args.int8:
-        print(f"the AP that 8 bits cost depends on the model: measure it with rtdetr eval {exported.path}")
+    if args.int8 and args.ap is None:
+        print(f"the AP that 8 bits cost depends on the model: --ap or `rtdetr eval {exported.path}` measures it")
     return 0
 
 
@@ -114,10 +115,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", type=_format, choices=FORMATS, default="onnx", help="default: onnx")
-    text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton and coreml are folders"
+    text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton, coreml, ncnn are folders"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
-    parser.add_argument("--int8", action="store_true", help="8-bit convolutions (onnx), with --calibrate")
+    text = "8-bit convolutions (onnx, triton, executorch, litert), with --calibrate"
+    parser.add_argument("--int8", action="store_true", help=text)
     text = "about 100 typical images, from which --int8 takes the ranges"
     parser.add_argument("--calibrate", type=Path, metavar="FOLDER", help=text)
     text = "logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, instead of labels, boxes in pixels and scores"
@@ -133,6 +135,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--operators", action="store_true", help="list the operators of an ONNX file")
     text = "compare on images of this folder; default: those of --calibrate, else generated ones"
     parser.add_argument("--images", "--pictures", type=Path, metavar="FOLDER", help=text)
+    text = "AP on this validation set, before and after, for the certificate; any known form, as eval --data"
+    parser.add_argument("--ap", metavar="DATA", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare an existing FILE with WEIGHTS")
     add_kernels(parser, "auto")
     add_overwrite(parser)

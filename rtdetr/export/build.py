@@ -18,14 +18,17 @@ from PIL import Image
 
 from rtdetr.config import ConfigError
 from rtdetr.export import targets
+from rtdetr.export.average_precision import average_precisions, validation_loader
 from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
 from rtdetr.export.edge import of_one_image, quiet, write_coreml, write_executorch, write_litert
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
+from rtdetr.export.ncnn import write_ncnn
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
-from rtdetr.export.quantize import quantize
+from rtdetr.export.quantize import LEFT_OUT, quantize
+from rtdetr.export.quantize_program import quantized
 from rtdetr.export.targets import FORMATS, WeightSource
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program
@@ -35,7 +38,7 @@ from rtdetr.extras import optional
 from rtdetr.foreign_names import unknown_format
 from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
-from rtdetr.inference.runtimes import SMALLEST, is_exported
+from rtdetr.inference.runtimes import SMALLEST, is_exported, open_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops import Backend, why_not_compiled
@@ -52,9 +55,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     **{"openvino": ("onnx", "onnxscript", "openvino")},
     **{"transformers": ("transformers", "safetensors"), "executorch": ("executorch.runtime",)},
     **{"litert": ("litert_torch", "ai_edge_litert"), "coreml": ("coremltools",)},
+    **{"ncnn": ("pnnx", "ncnn")},
 }
 ONNX_FILES = ("onnx", "tensorrt", "triton")  # formats of which one is the model
-EDGE = ("executorch", "litert", "coreml")
+INT8 = ("onnx", "triton", "executorch", "litert")
+EDGE = {"executorch": write_executorch, "litert": write_litert, "coreml": write_coreml, "ncnn": write_ncnn}
 
 
 class ExportFailed(RuntimeError):
@@ -81,17 +86,19 @@ def export_model(
     portable: Sampling | None = None,
     opset: int | None = None,
     images: str | Path | None = None,
+    ap: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Exported:
     """Writes a model in another format, with a certificate that it agrees with PyTorch.
 
     weights: a checkpoint, or (model, config, classes). format: a key of FORMATS. output: default: beside the
-    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of images to calibrate on (onnx
-    alone). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 images or float32
+    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of images to calibrate on
+    (INT8). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 images or float32
     in [0, 1]. portable: one image of one size at a time, by operators that small runtimes have (onnx, torch-export,
     openvino), which look rows up by gather or products. opset: of a portable ONNX file, 13, 17 (default) or 18.
-    images: a folder to compare on, by default that of `calibrate`, else generated ones. say: gets lines on
-    what is done. What is at `output` is replaced.
+    images: a folder to compare on, by default that of `calibrate`, else generated ones. ap: a validation set, on which
+    AP is measured before and after, as part of the certificate. say: gets lines on what is done. What is at `output`
+    is replaced.
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
     _check(format, half, int8, calibrate, input_type)
@@ -100,12 +107,17 @@ def export_model(
         raise ConfigError(
             "half, raw, input_type: a folder for transformers is always float32 and as transformers runs it"
         )
+    if ap is not None and (format == "transformers" or why_not_run(Path(f"x{FORMATS[format]}"))):
+        raise ConfigError(f"ap: files of {format} are not run here")
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw, portable)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
     metadata = replace(metadata, fixed=portable is not None or format in EDGE)
+    if format == "ncnn":  # has whole numbers nowhere
+        metadata = replace(metadata, raw=True, input="float")
     examples = example_images(images or calibrate, metadata.config)  # 8 bits hold for images of their kind alone
     calibration = calibration_images(calibrate, metadata.config) if calibrate is not None else []
+    validation = validation_loader(ap, metadata.config, metadata.classes) if ap is not None else None
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
@@ -114,6 +126,9 @@ def export_model(
             say(f"comparing with PyTorch on {examples.says}, and on random ones")
         certificate = certify(file, format, model, metadata, examples)
         _complete(certificate, format, file)
+        if validation is not None:
+            certificate.ap = average_precisions(model, open_exported(file), metadata.config, validation)
+            certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
         say(certificate.table())
         return _put_in_place(path, target, certificate)
 
@@ -135,7 +150,7 @@ def check_file(
     if not is_exported(file) and not is_huggingface(file):
         raise CheckpointError(
             f"{file}: expected an exported file by its name: .onnx, .pt2, .pte, .tflite, .mlpackage, or a folder "
-            "of openvino or transformers"
+            "of openvino, ncnn or transformers"
         )
     noted = read_noted(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
@@ -152,6 +167,8 @@ def check_file(
         raise ExportFailed(f"{file}: {OTHER_WEIGHTS} than those of {_named(weights)}; no certificate was written")
     if not certificate.fault and good not in ("", certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
+    if noted is not None and certificate.sha256 == noted.sha256:
+        certificate.ap = noted.ap
     certificate.certified_sha256 = good or (certificate.sha256 if certificate.passed else "")
     say(certificate.table())
     certificate.save(targets.certificate_path(file))
@@ -190,8 +207,8 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
         raise ConfigError(f"input_type: expected one of {', '.join(get_args(InputType))}, got {input_type!r}")
     if int8 and half:
         raise ConfigError("half, int8: a file has one precision, got both")
-    if int8 and format not in ("onnx", "triton"):
-        raise ConfigError(f"int8: only onnx files can be quantised, got format {format}")
+    if int8 and format not in INT8:
+        raise ConfigError(f"int8: expected a format of {', '.join(INT8)}, got {format}")
     if half and format in EDGE:
         raise ConfigError(f"half: files of {format} are float32")
     if int8 != (calibrate is not None):
@@ -229,7 +246,7 @@ def _write(
         write_folder(model, metadata, path)
         return
     if format in EDGE:
-        _write_edge(format, model, metadata, path)
+        _write_edge(format, model, metadata, calibration, path)
         return
     if format in ("torch-export", "aot"):
         with_op = format == "aot" and not are_plain() and why_not_compiled(torch.empty(0)) is None
@@ -255,18 +272,24 @@ def _write(
         write_config(path, metadata)
 
 
-def _write_edge(format: str, model: Network, metadata: Metadata, path: Path) -> None:
+def _write_edge(format: str, model: Network, metadata: Metadata, calibration: list[Image.Image], path: Path) -> None:
     size = own_size(model, metadata)
     if format == "executorch":
-        write_executorch(of_one_image(make_graph(model, metadata, "torch"), size), metadata, path)
-    elif format == "litert":
-        write_litert(make_portable_graph(model, metadata), metadata, path)
+        graph = of_one_image(make_graph(model, metadata, "torch"), size)
+    elif format == "ncnn":
+        graph = make_portable_graph(model, metadata, "products")
     else:
-        write_coreml(make_portable_graph(model, replace(metadata, input="float")), metadata, path)
+        graph = make_portable_graph(model, replace(metadata, input="float") if format == "coreml" else metadata)
+    if metadata.precision == "int8":
+        with quiet():
+            graph = quantized(graph, metadata, calibration, format)
+    EDGE[format](graph, metadata, path)
 
 
 def _complete(certificate: Certificate, format: str, path: Path) -> None:
     """What only one format has to tell."""
+    if certificate.precision == "int8":
+        certificate.notes.append(LEFT_OUT)
     if path.suffix == ".onnx":
         certificate.notes.append(onnx_facts(path))
     if format == "tensorrt":

@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rtdetr.data.preprocess import SCALE
+from rtdetr.export.average_precision import AveragePrecisions
 from rtdetr.export.cases import Case, Images, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
@@ -43,7 +44,7 @@ TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes 
 OTHER_WEIGHTS = "it was exported from other weights"
 PACKAGES = (
     *("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino", "transformers"),
-    *("executorch", "litert-torch", "ai-edge-litert", "coremltools"),
+    *("executorch", "litert-torch", "ai-edge-litert", "coremltools", "pnnx", "ncnn"),
 )
 
 
@@ -55,16 +56,17 @@ class Bounds(NamedTuple):
     missing: float  # share of the detections that may have no counterpart, of those of a runtime together
     least: int  # detections of an image that are compared, however low their scores
     noise: bool = True  # whether random images decide, too
+    ap: float = 0.001  # by how much it may be another, where it is measured
 
 
 BOUNDS: dict[Precision, Bounds] = {
     "fp32": Bounds(1e-4, 0.05, 0.0, LEAST),
     # Its rounding moves the logits by which cells become queries: the last of them is sometimes another one, and what
     # that changes was at worst every fourth detection of an image (nano, 40 queries), each counted twice.
-    "fp16": Bounds(0.02, 2.0, 0.2, 0),
-    # A file that is far beyond these is broken; its price is a question of AP. Noise lies outside of the ranges that 8
-    # bits were calibrated for: it is compared and does not decide.
-    "int8": Bounds(0.3, 30.0, 0.5, 0, noise=False),
+    "fp16": Bounds(0.02, 2.0, 0.2, 0, ap=0.005),
+    # A file that is far beyond these is broken; its price is AP, which --ap measures. Noise lies outside of the ranges
+    # that 8 bits were calibrated for: it is compared and does not decide.
+    "int8": Bounds(0.3, 30.0, 0.5, 0, noise=False, ap=0.01),
 }
 
 
@@ -102,6 +104,7 @@ class Certificate:
     notes: list[str] = field(default_factory=list)
     certified_sha256: str = ""  # of the file when it was found good; the same as sha256 unless the file changed
     fault: str = ""  # what is wrong besides the comparisons
+    ap: AveragePrecisions | None = None  # where it was asked for
     not_run: str = ""  # why nothing was compared, where no machine of this kind can run the file
 
     @property
@@ -120,9 +123,14 @@ class Certificate:
                 f"{worst.kind} {worst.batch}x{worst.height}x{worst.width} {worst.missing} of {worst.detections} "
                 "detections have no counterpart"
             )
+        if self.ap and abs(self.ap.file - self.ap.model) > self.bounds.ap:
+            return f"its AP differs from PyTorch's by more than {self.bounds.ap:g}: {self.ap_line()}"
         if not any(each.detections for each in self.comparisons) and self.bounds.least and not self.not_run:
             return "no image could be compared"
         return ""
+
+    def ap_line(self) -> str:
+        return f"AP {self.ap.model:.4f} in PyTorch, {self.ap.file:.4f} in this file ({self.ap.on})" if self.ap else ""
 
     def table(self) -> str:
         """For a terminal."""
@@ -147,12 +155,13 @@ class Certificate:
             f"bounds ({self.precision}): labels equal, score {bounds.score:g}, box {bounds.box:g} px"
             + (f", {bounds.missing:.0%} may be missing" if bounds.missing else "")
         )
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *filter(None, (self.ap_line(),)), *self.notes])
 
     def save(self, path: Path) -> None:
         content = {
             **asdict(self),
             "bounds": self.bounds._asdict(),
+            "ap": self.ap and self.ap._asdict(),
             "passed": self.passed and not self.not_run,
             "reason": self.reason(),
             "machine": f"{platform.machine()} {platform.system()}",
@@ -165,6 +174,7 @@ class Noted(NamedTuple):
 
     sha256: str  # of the file when it was found good, empty where it never was
     weights_sha256: str  # of the model that it was compared with
+    ap: AveragePrecisions | None
 
 
 def read_noted(file: Path) -> Noted | None:
@@ -174,7 +184,8 @@ def read_noted(file: Path) -> Noted | None:
         return None
     try:
         content = json.loads(path.read_bytes())
-        return Noted(content["certified_sha256"], content["weights_sha256"])
+        ap = content.get("ap")  # older ones have none
+        return Noted(content["certified_sha256"], content["weights_sha256"], ap and AveragePrecisions(**ap))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error
 

@@ -9,6 +9,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,8 @@ def of_one_image(graph: Graph, size: tuple[int, int]) -> Graph:
     """A graph whose batch and sides are no longer open. size: H, W."""
     height, width = size
     images = torch.zeros(1, 3, height, width, dtype=graph.inputs[0].dtype)
+    for parameter in graph.module.parameters():  # a slice has other strides, which ExecuTorch takes for channels_last
+        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     inputs = (images, torch.tensor([[height, width]]))[: len(graph.inputs)]
     return graph._replace(inputs=inputs, shapes=({},) * len(inputs))
 
@@ -32,8 +35,6 @@ def write_executorch(graph: Graph, metadata: Metadata, path: Path) -> None:
     """A .pte file: what XNNPACK has runs there, the rest in ExecuTorch's portable kernels. Raises MissingPackage."""
     exir = optional("executorch.exir", "executorch", "an ExecuTorch file")
     xnnpack = optional("executorch.backends.xnnpack.partition.xnnpack_partitioner", "executorch", "an ExecuTorch file")
-    for parameter in graph.module.parameters():  # a slice has other strides, which ExecuTorch takes for channels_last
-        parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     with quiet():
         program = torch.export.export(graph.module, graph.inputs, strict=False)
         lowered = exir.to_edge_transform_and_lower(program, partitioner=[xnnpack.XnnpackPartitioner()])
@@ -45,9 +46,20 @@ def write_litert(graph: Graph, metadata: Metadata, path: Path) -> None:
     """A .tflite file. graph: portable, as LiteRT has no tensors of six axes. Raises MissingPackage."""
     litert = optional("litert_torch", "litert", "a LiteRT file")
     with quiet():
-        converted = litert.convert(graph.module, sample_kwargs=dict(zip(graph.names, graph.inputs)))
+        inputs = dict(zip(graph.names, graph.inputs))
+        converted = litert.convert(graph.module, sample_kwargs=inputs, quant_config=_quant_config(metadata))
         converted.export(str(path))
     append_metadata(path, metadata.entries())
+
+
+def _quant_config(metadata: Metadata) -> Any:
+    """What tells LiteRT's converter that a program was quantised before."""
+    if metadata.precision != "int8":
+        return None
+    told = optional("litert_torch.quantize.quant_config", "litert", "an 8-bit LiteRT file")
+    tools = optional("litert_torch.quantize.pt2e_quantizer", "litert", "an 8-bit LiteRT file")
+    static = tools.PT2EQuantizer().set_global(tools.get_symmetric_quantization_config())
+    return told.QuantConfig(pt2e_quantizer=static)
 
 
 class FromFloats(nn.Module):

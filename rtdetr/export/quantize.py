@@ -19,6 +19,7 @@ from rtdetr.inference.export_metadata import Metadata
 BATCH = 4  # calibration images at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
 FIRST = "backbone.stem.0"  # in 8 bits it alone cost a nano 11 points of AP
+LEFT_OUT = f"in 8 bits: the convolutions of {' and '.join(QUANTISED)}; in float32: {FIRST} and all else"
 
 
 def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:
@@ -28,7 +29,7 @@ def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], pat
     prepared = onnx_file.with_suffix(".prepared.onnx")
     tools.quant_pre_process(str(onnx_file), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node
-    kept = [node.name for node in nodes if FIRST in node.name or not any(f"{part}." in node.name for part in QUANTISED)]
+    kept = [node.name for node in nodes if stays_float(node.name)]
     with without_hints():
         tools.quantize_static(
             str(prepared),
@@ -48,6 +49,11 @@ def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], pat
     onnx.save(model, str(path))
 
 
+def stays_float(name: str) -> bool:
+    """Whether the convolution of this name is left out."""
+    return FIRST in name or not any(f"{part}." in name for part in QUANTISED)
+
+
 @contextmanager
 def without_hints() -> Iterator[None]:
     """The tool has some for its own developers."""
@@ -64,7 +70,7 @@ def _reader(tools: Any, metadata: Metadata, images: list[Image.Image]) -> Any:
 
     class Reader(tools.CalibrationDataReader):
         def __init__(self) -> None:
-            self.batches = _batches(metadata, images)
+            self.batches = batches(metadata, images)
 
         def get_next(self) -> dict[str, Any] | None:
             return next(self.batches, None)
@@ -72,9 +78,11 @@ def _reader(tools: Any, metadata: Metadata, images: list[Image.Image]) -> Any:
     return Reader()
 
 
-def _batches(metadata: Metadata, originals: list[Image.Image]) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(originals), BATCH):
-        chosen = originals[start : start + BATCH]
+def batches(metadata: Metadata, originals: list[Image.Image]) -> Iterator[dict[str, Any]]:
+    """What a file is fed: one image at a time where it takes no more."""
+    count = 1 if metadata.fixed else BATCH
+    for start in range(0, len(originals), count):
+        chosen = originals[start : start + count]
         pixels = stack(chosen, metadata.config.data.image_size, metadata.config.data.interpolation)
         images = pixels if metadata.input == "uint8" else pixels.float() / 255
         feed = {"images": images.numpy()}

@@ -7,7 +7,8 @@ from pathlib import Path
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
 from rtdetr.export.triton import CONFIG_FILE, MODEL_FILE
-from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, RUNTIMES
+from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, NCNN_FILES, RUNTIMES
+from rtdetr.inference.export_metadata import METADATA_FILE
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
@@ -15,7 +16,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
 
 FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino": "_openvino", "tensorrt": ".onnx"}
-FORMATS |= {"transformers": "_transformers", "triton": "_triton"}  # folders
+FORMATS |= {"transformers": "_transformers", "triton": "_triton", "ncnn": "_ncnn"}  # folders
 FORMATS |= {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}  # the last one is a folder, too
 
 WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a checkpoint, or the model itself
@@ -60,6 +61,7 @@ def of(output: Path, format: str) -> list[Path]:
     folders: dict[str, tuple[str | Path, ...]] = {
         **{"openvino": ("model.xml", "model.bin"), "transformers": (CONFIG, PROCESSOR, WEIGHTS)},
         **{"triton": (CONFIG_FILE, MODEL_FILE)},
+        **{"ncnn": (*NCNN_FILES, METADATA_FILE)},
         **{"coreml": ("Manifest.json", COREML_WEIGHTS, COREML_WEIGHTS.parents[1] / "model.mlmodel")},
     }
     files = [output / name for name in folders[format]] if format in folders else [output]

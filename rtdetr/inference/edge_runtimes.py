@@ -1,4 +1,4 @@
-"""Exported files of phones and small boards: ExecuTorch, LiteRT, Core ML. One image at a time, of one size.
+"""Exported files of phones and small boards: ExecuTorch, LiteRT, Core ML, ncnn. One image at a time, of one size.
 
 An ExecuTorch or LiteRT file ends with a zip of one part, which those runtimes do not read: METADATA_FILE, the metadata
 and the hash of all bytes before it. These runtimes trust what they are given, so it is checked before they see it.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -27,6 +28,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 RUNTIMES = {".pte": "executorch", ".tflite": "litert", ".mlpackage": "coreml"}  # by the ending of the name
 CONTENT = "content_sha256"  # entry: of what the runtime reads
 COREML_WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
+NCNN_FILES = ("model.ncnn.param", "model.ncnn.bin")  # in a folder, with METADATA_FILE
 Opened = tuple[Metadata, Callable[[dict[str, Tensor]], Sequence[Tensor]]]  # and what runs it
 
 
@@ -129,5 +131,40 @@ def open_coreml(path: Path, device: torch.device) -> Opened:
             given["images"] = Image.fromarray(given["images"][0].transpose(1, 2, 0))
         found = package.predict(given)
         return [in_64_bits(torch.as_tensor(found[name])) for name in names]
+
+    return metadata, run
+
+
+def note_ncnn(folder: Path, entries: dict[str, str]) -> None:
+    """Puts the metadata and the hash of NCNN_FILES beside them."""
+    noted = {**entries, CONTENT: _ncnn_sha256(folder)}
+    (folder / METADATA_FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")
+
+
+def _ncnn_sha256(folder: Path) -> str:
+    return hashlib.sha256("".join(file_sha256(folder / name) for name in NCNN_FILES).encode()).hexdigest()
+
+
+def open_ncnn(path: Path, device: torch.device) -> Opened:
+    try:
+        entries: dict[str, str] = json.loads((path / METADATA_FILE).read_bytes())
+        content = _ncnn_sha256(path)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: damaged, or no ncnn folder of this program ({error}); export it again"
+        ) from error
+    metadata = read_metadata(entries, path)
+    if content != entries.get(CONTENT):
+        raise CheckpointError(f"{path}: damaged, it has other bytes than were written; copy or export it again")
+    ncnn = optional("ncnn", "ncnn", str(path))
+    net = ncnn.Net()
+    net.opt.num_threads = torch.get_num_threads()
+    if net.load_param(str(path / NCNN_FILES[0])) or net.load_model(str(path / NCNN_FILES[1])):
+        raise CheckpointError(f"{path}: ncnn cannot load it; export it again")
+
+    def run(feed: dict[str, Tensor]) -> list[Tensor]:
+        extractor = net.create_extractor()
+        extractor.input("in0", ncnn.Mat(feed["images"][0].numpy()).clone())
+        return [torch.from_numpy(np.array(extractor.extract(name)[1]))[None] for name in ("out0", "out1")]
 
     return metadata, run

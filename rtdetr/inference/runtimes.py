@@ -100,6 +100,8 @@ def runtime_of(path: Path) -> str | None:
     """onnxruntime, openvino, torch or one of edge_runtimes, by the name of the file; None for weights."""
     if path.suffix == ".xml" or (path.is_dir() and [*path.glob("*.xml")]):
         return "openvino"
+    if (path / edge_runtimes.NCNN_FILES[0]).is_file():
+        return "ncnn"
     return {".onnx": "onnxruntime", ".pt2": "torch", **edge_runtimes.RUNTIMES}.get(path.suffix)
 
 
@@ -114,7 +116,7 @@ def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime:
     openers: dict[str, Callable[[Path, torch.device], tuple[Metadata, Run]]] = {
         **{"onnxruntime": _open_onnx, "openvino": _open_openvino, "torch": _open_torch},
         **{"executorch": edge_runtimes.open_executorch, "litert": edge_runtimes.open_litert},
-        **{"coreml": edge_runtimes.open_coreml},
+        **{"coreml": edge_runtimes.open_coreml, "ncnn": edge_runtimes.open_ncnn},
     }
     runtime = runtime or runtime_of(path) or "onnxruntime"
     metadata, run = openers[runtime](path, torch.device(device))

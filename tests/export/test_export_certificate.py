@@ -8,9 +8,20 @@ import numpy as np
 import pytest
 from engine_helpers import tiny_config
 
+from rtdetr.export.average_precision import AveragePrecisions
 from rtdetr.export.cases import cases, example_images
-from rtdetr.export.certificate import BOUNDS, Arrays, Comparison, difference, together
+from rtdetr.export.certificate import (
+    BOUNDS,
+    Arrays,
+    Certificate,
+    Comparison,
+    Noted,
+    difference,
+    read_noted,
+    together,
+)
 from rtdetr.export.graph import fitting
+from rtdetr.export.targets import certificate_path
 from rtdetr.inference.export_metadata import Precision
 
 
@@ -43,6 +54,22 @@ def test_difference_counts_what_has_no_counterpart(
     expected = detections([0.9, 0.5], [1, 0], boxes[:2])
     found = detections(scores, labels, [[x + shift for x in box] for box in boxes])
     assert difference(expected, found, BOUNDS["fp32"]).missing == missing
+
+
+@pytest.mark.parametrize(
+    ("precision", "after", "passed"),
+    [("fp32", 0.6005, True), ("fp32", 0.602, False), ("int8", 0.592, True), ("int8", 0.588, False)],
+)
+def test_ap_is_part_of_the_verdict(precision: Precision, after: float, passed: bool, tmp_path: Path) -> None:
+    ap = AveragePrecisions(0.6, after, "87 images of x.json")
+    bounds = BOUNDS[precision]
+    compared = [Comparison("onnxruntime", "pictures", 1, 64, 64, 5, 0, 0.0, 0.0, 0, True)]
+    certificate = Certificate("x", "", 0, "onnx", precision, bounds, "w", "", compared, ap=ap, certified_sha256="s")
+    assert certificate.passed is passed
+    assert f"AP 0.6000 in PyTorch, {after:.4f} in this file (87 images of x.json)" in certificate.table()
+    assert passed or "its AP differs from PyTorch's by more than" in certificate.reason()
+    certificate.save(certificate_path(tmp_path / "x"))
+    assert read_noted(tmp_path / "x") == Noted("s", "w", ap)  # --check writes it anew, with this AP
 
 
 @pytest.mark.parametrize(

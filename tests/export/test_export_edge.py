@@ -6,6 +6,7 @@ import importlib.util
 import json
 import platform
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,25 @@ from messages import message
 from PIL import Image
 
 from rtdetr.cli import main
-from rtdetr.export.build import NEEDS
-from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, append_metadata, appended_metadata
-from rtdetr.inference.runtimes import load, runtime_of
+from rtdetr.export.build import NEEDS, describe
+from rtdetr.export.cases import calibration_images
+from rtdetr.export.edge import of_one_image
+from rtdetr.export.graph import make_graph
+from rtdetr.export.ncnn import WithoutComparisons
+from rtdetr.export.quantize_program import quantized
+from rtdetr.inference.edge_runtimes import (
+    COREML_WEIGHTS,
+    NCNN_FILES,
+    append_metadata,
+    appended_metadata,
+    note_ncnn,
+)
+from rtdetr.inference.export_metadata import METADATA_FILE
+from rtdetr.inference.runtimes import load, open_exported, runtime_of
 from rtdetr.models.layers import SelfAttention
 from rtdetr.weights.checkpoint import CheckpointError
 
-ENDINGS = {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}
+ENDINGS = {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage", "ncnn": "_ncnn"}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +61,8 @@ def exported(folder: Path, format: str, *arguments: str) -> Path:
     return folder / f"model{ENDINGS[format]}"
 
 
-@pytest.mark.slow  # both converters take a minute
-@pytest.mark.parametrize("format", ["executorch", "litert"])
+@pytest.mark.slow  # the first two converters take a minute
+@pytest.mark.parametrize("format", ["executorch", "litert", "ncnn"])
 def test_file_detects_as_the_checkpoint_does(folder: Path, format: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = exported(folder, format)
     certificate = json.loads((folder / f"{file.name}.certificate.json").read_bytes())
@@ -64,10 +77,35 @@ def test_file_detects_as_the_checkpoint_does(folder: Path, format: str, capsys: 
         for each in found:
             boxes = [np.array(other.box) for other in others if other.name == each.name]
             assert min(np.abs(box - each.box).max() for box in boxes) < 1
-    flip_a_bit(file)
-    capsys.readouterr()
-    assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
-    assert "other bytes than were written" in capsys.readouterr().err
+    if format == "ncnn":
+        assert all(line.endswith(" 31=7") for line in (file / NCNN_FILES[0]).read_text().splitlines()[2:])
+    for damaged in [file / name for name in NCNN_FILES] if file.is_dir() else [file]:
+        before = damaged.read_bytes()
+        flip_a_bit(damaged)
+        capsys.readouterr()
+        assert main(["export", str(folder / "model.pth"), "--check", str(file)]) == 1
+        assert "other bytes than were written" in capsys.readouterr().err
+        damaged.write_bytes(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["executorch", "litert"])
+def test_8_bits(folder: Path, format: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train = str(folder / "shapes" / "train")
+    output = folder / f"int8{ENDINGS[format]}"
+    exported(folder, format, "--int8", "--calibrate", train, "-o", str(output))
+    assert output.exists() and "in float32: backbone.stem.0 and all else" in capsys.readouterr().out
+    certificate = json.loads((folder / f"int8{ENDINGS[format]}.certificate.json").read_bytes())
+    assert certificate["passed"] and certificate["precision"] == "int8"
+    model, metadata = describe(folder / "model.pth", "int8", raw=False, input_type="uint8")
+    graph = of_one_image(make_graph(model, metadata, "torch"), (64, 96))
+    with torch.no_grad():
+        program = quantized(graph, replace(metadata, fixed=True), calibration_images(train, metadata.config), format)
+    convolutions = {"float": 0, "int8": 0}
+    for node in program.module.graph.nodes:  # type: ignore[union-attr, operator]
+        if node.target is torch.ops.aten.conv2d.default:
+            convolutions["int8" if "dequantize" in str(node.args[0].target) else "float"] += 1
+    assert convolutions["float"] == 4 and convolutions["int8"] > 30  # the first one; three of the decoder
 
 
 @pytest.mark.slow  # a minute, too
@@ -104,7 +142,11 @@ def test_what_a_format_cannot_do_is_said(folder: Path, format: str, capsys: pyte
     assert main([*command, "--half"]) == 2
     assert f"files of {format} are float32" in capsys.readouterr().err
     assert main([*command, "-o", str(folder / "x.onnx")]) == 2
-    assert runtime_of(Path(f"x{ENDINGS[format]}")) == format
+    if format != "ncnn":
+        assert runtime_of(Path(f"x{ENDINGS[format]}")) == format
+    if format in ("coreml", "ncnn"):
+        assert main([*command, "--int8", "--calibrate", "."]) == 2
+        assert "int8: expected a format of onnx, triton, executorch, litert" in capsys.readouterr().err
 
 
 def test_metadata_at_the_end_of_a_file(tmp_path: Path) -> None:
@@ -120,6 +162,34 @@ def test_metadata_at_the_end_of_a_file(tmp_path: Path) -> None:
         file.write_bytes(damaged)
         with pytest.raises(CheckpointError, match="damaged"):
             appended_metadata(file)
+
+
+def test_ncnn_folder_with_other_bytes(folder: Path, tmp_path: Path) -> None:
+    _, metadata = describe(folder / "model.pth", "fp32", raw=True, input_type="float")
+    for name in NCNN_FILES:
+        (tmp_path / name).write_bytes(bytes(range(256)) * 3)
+    note_ncnn(tmp_path, metadata.entries())
+    assert runtime_of(tmp_path) == "ncnn"
+    flip_a_bit(tmp_path / NCNN_FILES[1])
+    with pytest.raises(CheckpointError, match="has other bytes than were written"):
+        open_exported(tmp_path)
+    (tmp_path / METADATA_FILE).write_text("{")
+    with pytest.raises(CheckpointError, match="damaged, or no ncnn folder"):
+        open_exported(tmp_path)
+
+
+def test_comparisons_by_arithmetic() -> None:
+    """Of neighbouring floats, and of whole numbers."""
+    a = torch.tensor([[0.5], [-3.0], [1e-3], [0.0]])
+    steps = torch.tensor([-torch.inf, 0.0, torch.inf])
+    b = torch.where(steps == 0, a, torch.nextafter(a, steps)).clamp(min=-4)
+    whole, others = torch.tensor([[7.0], [0.0], [8400.0]]), torch.tensor([0.0, 6.0, 7.0, 8.0, 8399.0, 8400.0])
+    expected = [a > b, a[1] > b, *(op(whole, others) for op in (torch.ge, torch.le, torch.eq))]
+    with WithoutComparisons():
+        found = [a > b, a[1] > b, whole >= others, whole <= others, whole == others]
+    assert all(each.is_floating_point() for each in found)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs.float())
 
 
 def test_attention_of_all_tokens_has_no_split() -> None:

@@ -85,18 +85,28 @@ def test_browser_example_in_node(folder: Path, image: Image.Image, tmp_path: Pat
     agrees(json.loads(done.stdout), folder / "model.onnx", image)
 
 
-def test_browser_example_in_chromium(folder: Path, image: Image.Image, tmp_path: Path) -> None:
+SOFTWARE_GPU = ("--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(SOFTWARE_GPU, "choose an image"), (("--disable-gpu",), "this browser has no WebGPU, so the CPU computes")],
+)
+def test_browser_example_in_chromium(
+    folder: Path, image: Image.Image, tmp_path: Path, options: tuple[str, ...], says: str
+) -> None:
+    """With WebGPU, computed in software, and with WASM where there is none."""
     page = tmp_path / "page"
     shutil.copytree(EXAMPLES / "browser", page)
     for file in (ort_web() / "dist").iterdir():
-        if file.name.startswith(("ort.wasm.min.", "ort-wasm-simd-threaded.")):
+        if file.name.startswith(("ort.webgpu.min.", "ort-wasm-simd-threaded.asyncify.")):
             (page / file.name).symlink_to(file)
     (page / "model.onnx").symlink_to(folder / "model.onnx")
     image.save(page / "image.png")
     with open(page / "index.html", "a", encoding="utf-8") as file:
         file.write(f"<script>{PAGE}</script>")
-    shown = chromium_shows(page, tmp_path / "profile")
-    assert list(shown) == ["found"], shown
+    shown = chromium_shows(page, tmp_path / "profile", *options)
+    assert "found" in shown and shown["said"].startswith(says), shown
     agrees(shown["found"], folder / "model.onnx", image)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,11 @@ from rtdetr.cli import main
 from rtdetr.config import ConfigError
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export.build import describe
-from rtdetr.export.cases import Case, cases, example_images
+from rtdetr.export.cases import Case, calibration_images, cases, example_images
 from rtdetr.export.certificate import BOUNDS, compare, reference
 from rtdetr.export.graph import make_graph, make_portable_graph
 from rtdetr.export.onnx import operators, write_onnx
+from rtdetr.export.quantize import quantize
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.inference.runtimes import open_exported
 from rtdetr.models.portable import best_places, descending, running_sum, sample_by_gather, sample_by_products
@@ -141,8 +143,11 @@ def test_the_command_certifies_a_portable_file_and_lists_its_operators(
 ) -> None:
     shutil.copy(folder / "model.pth", tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert main(["export", "model.pth", "--portable", "--operators"]) == 0
+    assert main(["export", "model.pth", "--portable", "--operators", "--ap", str(folder / "shapes")]) == 0
     said = capsys.readouterr().out.splitlines()
+    certificate = json.loads(Path("model-portable.onnx.certificate.json").read_bytes())
+    assert certificate["ap"]["file"] == pytest.approx(certificate["ap"]["model"], abs=0.001)
+    assert any(line.startswith("AP ") and "8 images" in line for line in said)
     assert any("opset 17" in line for line in said)
     listed = dict(each.rsplit(" ", 1) for each in said[-1].removeprefix("operators: ").split(", "))
     assert {name: int(count) for name, count in listed.items()} == operators(Path("model-portable.onnx"))
@@ -162,6 +167,11 @@ def test_the_command_certifies_a_portable_file_and_lists_its_operators(
         ("--portable --half", "portable: expected onnx, torch-export or openvino in float32 or int8"),
         ("--portable --format aot", "portable: expected onnx, torch-export or openvino"),
         ("--portable --opset 12", "opset: expected one of 13, 17, 18 with portable and onnx, got 12"),
+        ("--portable --format openvino --int8 --calibrate .", "int8: expected a format of onnx, triton"),
+        ("--portable --format torch-export --int8 --calibrate .", "int8: expected a format of onnx, triton"),
+        ("--portable --format executorch", "portable: expected onnx, torch-export or openvino"),
+        ("--format transformers --ap shapes", "ap: files of transformers are not run here"),
+        ("--ap nowhere", "nowhere"),
         ("--opset 17", "opset: expected one of 13, 17, 18 with portable and onnx, got 17"),
         ("--operators --format torch-export", "--operators: expected an ONNX file, got model.pt2"),
     ],
@@ -181,9 +191,26 @@ def test_a_file_for_one_size_needs_a_size_that_fits(described: tuple[Network, Me
         make_portable_graph(model, replace(metadata, config=config))
 
 
-def test_several_images_go_through_a_file_for_one(described: tuple[Network, Metadata], tmp_path: Path) -> None:
+def test_several_images_go_through_a_file_for_one_and_calibrate_it(
+    folder: Path, described: tuple[Network, Metadata], tmp_path: Path
+) -> None:
     model, metadata = described
     graph = make_portable_graph(model, metadata, "products")
     write_onnx(graph, metadata, tmp_path / "portable.onnx")
     case = Case("random", noise(3, 64, 96), torch.tensor([[64, 96]] * 3))
     assert compare(open_exported(tmp_path / "portable.onnx"), case, *reference(model, case, 300), BOUNDS["fp32"]).passed
+    images = calibration_images(folder / "shapes" / "train", metadata.config)
+    assert len(images) > 1
+    int8 = tmp_path / "int8.onnx"
+    quantize(tmp_path / "portable.onnx", replace(metadata, precision="int8"), images, int8)
+    assert "QuantizeLinear" in operators(int8) and not REFUSED & set(operators(int8))
+    shown = Case("pictures", *case[1:])
+    assert compare(open_exported(int8), shown, *reference(model, shown, 300), BOUNDS["int8"]).passed
+
+
+@pytest.mark.slow
+def test_portable_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--portable", "--sampling", "products", "--format", "torch-export", "-o", "portable.pt2"]
+    assert main(["export", str(folder / "model.pth"), *arguments]) == 0
+    assert open_exported("portable.pt2").metadata.fixed

@@ -31,15 +31,17 @@ const { detect, metadata, resized } = require(process.argv[5]);
 })();
 """
 
-# Chooses image.png on the page, once the model is there, and posts what the page draws.
+# Chooses image.png on the page, once the model is there, and posts what the page said before and what it draws.
 PAGE = """
 const tell = (what) => fetch("told", { method: "POST", body: JSON.stringify(what) });
 const drawn = decode;
-decode = (...all) => { const found = drawn(...all); tell({ found }); return found; };
+let said;
+decode = (...all) => { const found = drawn(...all); tell({ found, said }); return found; };
 (async () => {
   const status = document.getElementById("status"), input = document.getElementById("file"), files = new DataTransfer();
   while (status.textContent.startsWith("loading")) await new Promise((done) => setTimeout(done, 20));
-  if (status.textContent !== "choose an image") return tell({ status: status.textContent });
+  said = status.textContent;
+  if (!said.endsWith("choose an image")) return tell({ said });
   files.items.add(new File([await (await fetch("image.png")).blob()], "image.png", { type: "image/png" }));
   document.getElementById("threshold").value = 0.1;
   input.files = files.files;
@@ -78,7 +80,7 @@ def run_alone(code: str, blocked: set[str], argv: list[str]) -> str:
     return done.stdout
 
 
-def chromium_shows(page: Path, profile: Path) -> dict[str, Any]:
+def chromium_shows(page: Path, profile: Path, *options: str) -> dict[str, Any]:
     """What a script on index.html in the folder `page` posts to /told; skips the test where there is no Chromium."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
@@ -96,8 +98,8 @@ def chromium_shows(page: Path, profile: Path) -> dict[str, Any]:
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(page)))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--remote-debugging-port=0"]
-    command = [browser, *options, f"http://127.0.0.1:{server.server_port}/index.html"]
+    usual = ["--headless", "--no-sandbox", f"--user-data-dir={profile}", "--remote-debugging-port=0"]
+    command = [browser, *usual, *options, f"http://127.0.0.1:{server.server_port}/index.html"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         shown: dict[str, Any] = json.loads(told.get(timeout=60))

@@ -80,9 +80,15 @@ async function detect(ort, session, rgba, size, originalSize, names, threshold) 
   return decode(await session.run({ images, sizes }), names, threshold);
 }
 
+// What onnxruntime-web shall compute with, best first; asked: webgpu, for which there must be a GPU, or wasm, the CPU.
+async function providers(asked) {
+  const has = asked === "webgpu" && typeof navigator.gpu !== "undefined" && (await navigator.gpu.requestAdapter());
+  return has ? ["webgpu", "wasm"] : ["wasm"];
+}
+
 async function page() {
   const say = (text) => (document.getElementById("status").textContent = text);
-  const canvas = document.getElementById("canvas");
+  const [canvas, device] = ["canvas", "device"].map((id) => document.getElementById(id));
   ort.env.wasm.numThreads = 1; // more need headers that simple servers do not send
   const file = await fetch("model.onnx");
   if (!file.ok) return say("model.onnx is not there; write it with `rtdetr export best.pth -o model.onnx`");
@@ -90,8 +96,16 @@ async function page() {
   const about = metadata(bytes);
   const preprocess = JSON.parse(about.preprocess ?? "{}");
   if (about.outputs !== "detections" || preprocess.input !== "uint8") return say("model.onnx: not a file of `rtdetr export` with detections and uint8 input");
-  const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
-  say("choose an image");
+  let session;
+  device.onchange = async () => {
+    say("loading the model ...");
+    const executionProviders = await providers(device.value);
+    session = await ort.InferenceSession.create(bytes, { executionProviders });
+    const lacking = executionProviders[0] === device.value ? "" : "this browser has no WebGPU, so the CPU computes; ";
+    device.value = executionProviders[0];
+    say(`${lacking}choose an image`);
+  };
+  await device.onchange();
   document.getElementById("file").onchange = async (event) => {
     const image = await createImageBitmap(event.target.files[0]);
     const size = [image.height, image.width];
@@ -103,7 +117,7 @@ async function page() {
     const threshold = Number(document.getElementById("threshold").value);
     const names = JSON.parse(about.names);
     const found = await detect(ort, session, pixels, preprocess.size, size, names, threshold);
-    say(`${found.length} objects in ${Math.round(performance.now() - start)} ms`);
+    say(`${found.length} objects in ${Math.round(performance.now() - start)} ms, ${device.selectedOptions[0].text}`);
     pen.lineWidth = Math.max(2, image.width / 320);
     pen.font = `${Math.max(12, image.width / 45)}px sans-serif`;
     pen.strokeStyle = pen.fillStyle = "#ff4f00";
