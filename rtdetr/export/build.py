@@ -101,14 +101,12 @@ def export_model(
     is replaced.
     Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
     """
-    _check(format, half, int8, calibrate, input_type)
     _check_portable(format, half, portable, opset)
+    _check(format, half, int8, calibrate, input_type, ap)
     if format == "transformers" and (half or raw or input_type != "uint8"):
         raise ConfigError(
             "half, raw, input_type: a folder for transformers is always float32 and as transformers runs it"
         )
-    if ap is not None and (format == "transformers" or why_not_run(Path(f"x{FORMATS[format]}"))):
-        raise ConfigError(f"ap: files of {format} are not run here")
     target = Path(output) if output is not None else targets.default(weights, format, half, int8, raw, portable)
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
@@ -199,7 +197,9 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
     return model, Metadata(cfg, classes, input_type, raw, precision, hashed, digest)
 
 
-def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, input_type: InputType) -> None:
+def _check(
+    format: str, half: bool, int8: bool, calibrate: str | Path | None, input_type: InputType, ap: str | Path | None
+) -> None:
     """Raises ConfigError for arguments that do not go together."""
     if format not in FORMATS:
         raise ConfigError(f"format: {unknown_format(format, FORMATS)}")
@@ -213,6 +213,8 @@ def _check(format: str, half: bool, int8: bool, calibrate: str | Path | None, in
         raise ConfigError(f"half: files of {format} are float32")
     if int8 != (calibrate is not None):
         raise ConfigError("int8 and calibrate (a folder of some 100 typical images) go together, got one of them")
+    if ap is not None and (format == "transformers" or why_not_run(Path(f"x{FORMATS[format]}"))):
+        raise ConfigError(f"ap: files of {format} are not run here")
     for package in NEEDS.get(format, ()):
         with quiet():  # some warn of what they lack, or of a newer torch
             optional(package, "onnx" if format in ONNX_FILES else format, f"the format {format}")

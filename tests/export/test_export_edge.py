@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import platform
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,15 @@ def test_what_a_format_cannot_do_is_said(folder: Path, format: str, capsys: pyte
         assert "int8: expected a format of onnx, triton, executorch, litert" in capsys.readouterr().err
 
 
+def test_docs_name_the_versions_of_the_extras() -> None:
+    root = Path(__file__).resolve().parents[2]
+    extras, text = (root / "pyproject.toml").read_text(), (root / "docs/export.md").read_text()
+    for extra in ENDINGS:
+        (line,) = re.findall(rf"^{extra} = .*", extras, re.MULTILINE)
+        pinned = re.findall(r'"([\w-]+)==([\d.]+)"', line)
+        assert pinned and all(f"{name} {version}" in text for name, version in pinned), extra
+
+
 def test_metadata_at_the_end_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "x.pte"
     file.write_bytes(bytes(range(256)) * 9)
@@ -180,7 +190,7 @@ def test_ncnn_folder_with_other_bytes(folder: Path, tmp_path: Path) -> None:
 
 def test_comparisons_by_arithmetic() -> None:
     """Of neighbouring floats, and of whole numbers."""
-    a = torch.tensor([[0.5], [-3.0], [1e-3], [0.0]])
+    a = torch.tensor([[0.5], [-3.0], [1e-3], [1e-6]])
     steps = torch.tensor([-torch.inf, 0.0, torch.inf])
     b = torch.where(steps == 0, a, torch.nextafter(a, steps)).clamp(min=-4)
     whole, others = torch.tensor([[7.0], [0.0], [8400.0]]), torch.tensor([0.0, 6.0, 7.0, 8.0, 8399.0, 8400.0])
