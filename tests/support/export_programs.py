@@ -102,7 +102,7 @@ def chromium_shows(page: Path, profile: Path, *options: str) -> dict[str, Any]:
     command = [browser, *usual, *options, f"http://127.0.0.1:{server.server_port}/index.html"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        shown: dict[str, Any] = json.loads(told.get(timeout=60))
+        shown: dict[str, Any] = json.loads(told.get(timeout=180))
         return shown
     finally:
         process.terminate()
