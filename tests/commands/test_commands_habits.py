@@ -45,13 +45,19 @@ COMMANDS = {
     "train shapes -u imgsz=640": (2, f"unknown config key imgsz{MEANT}data.image_size=[H,W]"),
     "train shapes -u lr0=0.01": (2, f"unknown config key lr0{MEANT}optimizer.lr=X?"),
     "train model=rtdetr-l.yaml data=shapes": (2, f"is not an argument{MEANT}-c CONFIG, or -t WEIGHTS?"),
-    "train shapes cos_lr=True": (2, f"cos_lr=True is not an argument{MEANT}-u optimizer.flat_ratio=0, a cosine from the warm-up on?"),
+    "train shapes cos_lr=True": (
+        2,
+        f"cos_lr=True is not an argument{MEANT}-u optimizer.flat_ratio=0, a cosine from the warm-up on?",
+    ),
     "train shapes weight_decay=0.1": (2, f"is not an argument{MEANT}-u optimizer.weight_decay=X?"),
     "train shapes optimizer=SGD": (2, "optimizer=SGD is not an argument; AdamW is used, and Muon where"),
     "train shapes -u mosaic=0": (2, f"unknown config key mosaic{MEANT}data.augment.paste_prob=X?"),
     "train shapes -u device=0": (2, f"unknown config key device{MEANT}--device?"),
     "train shapes --resume": (2, "argument -r/--resume: expected one argument"),
-    "eval model.pth batch=3": (2, f"batch=3 is not an argument{MEANT}-u data.train_batch_size=N, of which eval takes up to 8?"),
+    "eval model.pth batch=3": (
+        2,
+        f"batch=3 is not an argument{MEANT}-u data.train_batch_size=N, of which eval takes up to 8?",
+    ),
     "eval model.pth shapes": (2, f"shapes is one argument too many{MEANT}--data shapes?"),
     "export model.pth format=engine half=True": (2, f"format=engine is not an argument{MEANT}--format engine?"),
     "export model.pth --format engine": (
@@ -74,7 +80,10 @@ COMMANDS = {
     "train shapes --weights model.pth": (2, f"--weights is not an option{MEANT}-t WEIGHTS?"),
     "train shapes --cfg x.yaml": (2, f"--cfg is not an option{MEANT}-c CONFIG?"),
     "train shapes --tresume x": (2, f"--tresume is not an option{MEANT}--resume?"),
-    "eval model.pth --batch-size 4": (2, f"--batch-size is not an option{MEANT}-u data.train_batch_size=N, of which eval takes up to 8?"),
+    "eval model.pth --batch-size 4": (
+        2,
+        f"--batch-size is not an option{MEANT}-u data.train_batch_size=N, of which eval takes up to 8?",
+    ),
     "serve model.pth --workers 4": (
         2,
         "--workers is not an option; one process answers, which detects up to --max-batch",
