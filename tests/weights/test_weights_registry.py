@@ -59,7 +59,7 @@ def test_a_web_page_and_a_replaced_file_are_refused(server: Server, tmp_path: Pa
 def test_an_unknown_hash_is_trusted_once(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     official, file = server.file(None, None), tmp_path / "w.pdparams"
     download(official, file)
-    assert f"trusting this one, sha256 {SHA256}" in caplog.text
+    assert f"trusting this file, sha256 {SHA256}" in caplog.text
     verify(official, file)
     file.write_bytes(b"another")
     with pytest.raises(CheckpointError, match=f"expected {SHA256}"):
