@@ -69,11 +69,11 @@ Read = Callable[[File], Any]  # Pixels, or what a batch takes in their place; ra
 
 
 class Pending(NamedTuple):
-    """Detections on the host, complete after `done.synchronize()`."""
+    """Detections on the host, complete once `done` has happened."""
 
     found: Detections
     sizes: Tensor  # (B, 2)
-    done: torch.cuda.Event | torch.cuda.Stream | None
+    done: torch.cuda.Event | None
 
 
 # Files, their pixels at the network's size, and their images, where they are wanted, or why there is none.
@@ -348,7 +348,7 @@ class Predictor:
             pixels, sizes = batch.on(self.device), self._sizes_of(batch)
         found = self.predict_tensors(pixels, sizes)
         on_host = (each.to("cpu", non_blocking=True) for each in found)  # in pinned memory
-        return Pending(Detections(*on_host), batch.sizes, here.record_event() if ahead else here)
+        return Pending(Detections(*on_host), batch.sizes, here.record_event())
 
     def _sizes_of(self, batch: Batch) -> Tensor:
         """(B, 2) on the device; sizes that came before lie there still, as copying them takes as long as an image."""
