@@ -62,7 +62,7 @@ COMMANDS = {
     "export model.pth format=engine half=True": (2, f"format=engine is not an argument{MEANT}--format engine?"),
     "export model.pth --format engine": (
         2,
-        f"triton, transformers, executorch, litert, coreml, got 'engine'{MEANT}tensorrt?",
+        f"triton, transformers, executorch, litert, coreml, ncnn, got 'engine'{MEANT}tensorrt?",
     ),
     "export model.pth onnx": (2, f"onnx is one argument too many{MEANT}--format onnx?"),
     "help": (2, f"`help` is not a command{MEANT}`rtdetr --help`?"),
