@@ -18,6 +18,7 @@ from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import listed
+from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.hub import HUB_ID, from_hub
 from rtdetr.weights.official import Conversion, convert
 from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, official_checkpoint, verify, weights_folder
@@ -95,16 +96,17 @@ def release_checkpoint(name: str) -> Path:
 
 
 def read_detector(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint: of a torch file of RT-DETR v1, v2 or v3 of other origin, known by its name or not.
+    """The content of a checkpoint: of a file of RT-DETR v1, v2 or v3 of other origin, known by its name or not.
 
     Classes are COCO's or Objects365's where there are as many, else numbers. Raises CheckpointError."""
     for name, release in RELEASES.items():
         if release.file.url.endswith(f"/{file.name}"):
             return detector_content(convert(file), file, name, release)
     made = convert(file)
-    detects_alone = any(OTHER_SELECTOR.match(name) for name in made.report.missing)  # v1 and v2, in PyTorch
+    detects_alone = any(OTHER_SELECTOR.match(name) for name in made.report.missing)  # v1 and v2
     classes = OBJECTS365_CLASSES if len(made.classes) == len(OBJECTS365_CLASSES) else made.classes
-    release = Release(OfficialFile(""), None, classes, "bilinear" if detects_alone else "cubic")
+    in_torch = detects_alone and file.suffix not in PADDLE_SUFFIXES
+    release = Release(OfficialFile(""), None, classes, "bilinear" if in_torch else "cubic")
     return detector_content(made, file, file.stem, release)
 
 

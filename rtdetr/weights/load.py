@@ -69,11 +69,9 @@ def _content(path: str | Path) -> Any:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, of what save_pretrained() or transformers wrote, of a torch file of RT-DETR v1
-    or v2, or of weights that have a name (catalogue.py). Raises CheckpointError."""
+    """The content of a checkpoint file, of what save_pretrained() or transformers wrote, of a file of RT-DETR v1, v2 or
+    v3 by their authors, or of weights that have a name (catalogue.py). Raises CheckpointError."""
     path = located(path)
-    if Path(path).suffix in PADDLE_SUFFIXES and Path(path).is_file():
-        raise CheckpointError(f"{path}: weights of Paddle; first `rtdetr convert {path} -o {Path(path).stem}.pth`")
     content = _content(path)
     return content if is_checkpoint(content) else read_detector(path)
 

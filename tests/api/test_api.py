@@ -352,12 +352,6 @@ def test_only_other_weights_are_a_change(checkpoint: Path, tmp_path: Path) -> No
     assert made._changed()
 
 
-def test_paddle_files_are_sent_to_the_converter(tmp_path: Path) -> None:
-    (tmp_path / "w.pdparams").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"first `rtdetr convert .*w\.pdparams -o w\.pth`"):
-        RTDETRv3.from_pretrained(tmp_path / "w.pdparams")
-
-
 def test_a_network_that_was_worked_on_is_what_is_used(
     checkpoint: Path, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

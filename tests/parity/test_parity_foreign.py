@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,12 +88,7 @@ class TestForeignWeights:
         self.check(tmp_path / "rtdetr.pth", expected, lambda name: in_rtdetr(official_of[name]))
 
     def test_rtdetr_in_paddle(self, expected: dict[str, Tensor], tmp_path: Path) -> None:
-        state = {}
-        for name, array in official_state("r18").items():
-            if in_rtdetr(name):
-                single = name.replace("enc_output.0.", "enc_output.").replace("_head.0.layers", "_head.layers")
-                single = single.replace("enc_score_head.0.", "enc_score_head.")
-                state[name if ".dec_" in name else single] = array
+        state = rtdetr_in_paddle(official_state("r18"))
         path = write_pdparams(tmp_path / "rtdetr_r18vd_6x_coco.pdparams", state)
         official_of = official_names(expected)
         self.check(path, expected, lambda name: in_rtdetr(official_of[name]))
@@ -137,6 +133,17 @@ def in_rtdetr(official_name: str) -> bool:
         return False
     group = official_name.split(".")[2] if ".enc_" in official_name else "0"
     return group == "0"
+
+
+def rtdetr_in_paddle(official: dict[str, Any]) -> dict[str, Any]:
+    """What RT-DETR v1 has of an official state, under the names of its Paddle release."""
+    state = {}
+    for name, array in official.items():
+        if in_rtdetr(name):
+            single = name.replace("enc_output.0.", "enc_output.").replace("_head.0.layers", "_head.layers")
+            single = single.replace("enc_score_head.0.", "enc_score_head.")
+            state[name if ".dec_" in name else single] = array
+    return state
 
 
 def with_torch_statistics(name: str) -> str:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from golden_files import shared_data
 from messages import message
+from parity import write_pdparams
 from PIL import Image
-from test_parity_foreign import rtdetr_state
+from test_parity_foreign import in_rtdetr, rtdetr_in_paddle, rtdetr_state
 from torch import nn
 from weight_cases import nano_config
 from weight_server import Server
@@ -25,7 +26,7 @@ from rtdetr.weights import catalogue
 from rtdetr.weights.catalogue import RELEASES, Release, checkpoint_of, located
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.load import model_from_checkpoint, stored_content, warm_start
-from rtdetr.weights.official_names import official_names
+from rtdetr.weights.official_names import official_layout, official_names
 from rtdetr.weights.registry import OfficialFile
 from rtdetr.weights.training_parts import OTHER_SELECTOR
 
@@ -108,6 +109,29 @@ def test_a_file_of_a_detector_detects_by_its_path(
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     arguments = ["-w", str(file), "--output-dir", str(tmp_path / "found"), "--device", "cpu"]
     assert main(["predict", str(tmp_path / "a.png"), *arguments]) == 0
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_file_of_paddle_detects_by_its_path(source: nn.Module, version: int, tmp_path: Path) -> None:
+    """RT-DETR v1, which knows detection alone, and v3. Both resize with OpenCV's cubic filter."""
+    own = source.state_dict()
+    names = official_names(own)
+    state = {official: official_layout(official, own[name]).numpy() for name, official in names.items()}
+    file = write_pdparams(tmp_path / "w.pdparams", rtdetr_in_paddle(state) if version == 1 else state)
+    model, cfg, classes = model_from_checkpoint(file)
+    assert classes == OBJECTS365_CLASSES and cfg.data.interpolation == "cubic" and cfg.name == "w"
+    found = model.state_dict()
+    for name, official in names.items():
+        if version == 3 or in_rtdetr(official):
+            assert torch.equal(found[name], own[name]), name
+        elif OTHER_SELECTOR.match(name):
+            assert torch.equal(found[name], own[OTHER_SELECTOR.sub("decoder.selector.", name)]), name
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    arguments = ["-w", str(file), "--output-dir", str(tmp_path / "found"), "--device", "cpu"]
+    assert main(["predict", str(tmp_path / "a.png"), *arguments]) == 0
+    file.write_bytes(b"x")
+    with pytest.raises(CheckpointError, match=f"^{file}: [^\\n]*$"):
+        RTDETRv3.from_pretrained(file, device="cpu")
 
 
 def test_one_command_starts_a_training_from_a_name(source: nn.Module, tmp_path: Path) -> None:
