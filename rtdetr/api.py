@@ -341,7 +341,8 @@ class RTDETRv3:
 
     def save_pretrained(self, folder: str | Path, licence: str | None = None, format: Format = "rtdetr") -> Path:
         """Writes model.safetensors and config.json into the folder, which it returns. licence: of the weights, if
-        their file has none. format: "transformers" for AutoModelForObjectDetection, without training parts."""
+        their file has none. format: "transformers" for AutoModelForObjectDetection, without training parts; "both"
+        writes that and, in the folder `rtdetr` inside it, the format of this project."""
         from rtdetr.weights.hub import saver
 
         path = path_of("folder", folder)

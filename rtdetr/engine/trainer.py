@@ -96,7 +96,7 @@ class Trainer:
         self.state = RunState(self.cfg, self.classes, self.model, self.train_loader.num_samples)
         seed_everything(cfg.train.seed + distributed.rank())
         if resume is None:
-            self.state.began = how_it_began(cfg, tuning)
+            self.state.began = how_it_began(cfg, tuning, len(self.train_loader.source))
         elif (changed := self.state.load(resume)) is not None:
             say(changed)
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()

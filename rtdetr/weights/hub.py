@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rtdetr.config import ConfigError
 from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import save_huggingface
-from rtdetr.weights.pretrained import CONFIG, PICKLED, PROCESSOR, WEIGHTS, save_pretrained
+from rtdetr.weights.pretrained import (
+    CONFIG,
+    OWN_FOLDER,
+    PICKLED,
+    PROCESSOR,
+    WEIGHTS,
+    holds_own,
+    save_pretrained,
+)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 CARD = """---
@@ -45,17 +54,22 @@ print(model.predict("image.jpg"))""",
 detector = pipeline("object-detection", model="{name}")
 print(detector("image.jpg"))""",
 }
-Format = Literal["rtdetr", "transformers"]
+Format = Literal["rtdetr", "transformers", "both"]
 
 
 def from_hub(repo_id: str, revision: str | None = None) -> Path:
     """The folder of a model, downloaded where it is not there yet. Raises CheckpointError or MissingPackage."""
     hub = optional("huggingface_hub", "hub", f"{repo_id}: no such file or folder, and the Hub")
     try:
-        wanted = [CONFIG, WEIGHTS, PROCESSOR]
-        folder = Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=wanted))
+
+        def download(*wanted: str) -> Path:
+            return Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[*wanted]))
+
+        if holds_own(download(CONFIG)):
+            return download(CONFIG, f"{OWN_FOLDER}/{CONFIG}", f"{OWN_FOLDER}/{WEIGHTS}")
+        folder = download(CONFIG, WEIGHTS, PROCESSOR)
         if not (folder / WEIGHTS).is_file():  # an old model of transformers
-            folder = Path(hub.snapshot_download(repo_id, revision=revision, allow_patterns=[*wanted, PICKLED]))
+            folder = download(CONFIG, PICKLED, PROCESSOR)
         return folder
     except _failures(hub) as error:
         raise CheckpointError(
@@ -65,9 +79,11 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
 
 def saver(format: Format) -> Callable[[Path, dict[str, Any], str | None], None]:
     """What writes a checkpoint's content into a folder. Raises ConfigError for a format that is none."""
-    if format not in CODE:
-        raise ConfigError(f"format: expected {' or '.join(CODE)}, got {format!r}")
-    return {"rtdetr": save_pretrained, "transformers": save_huggingface}[format]
+    if format not in get_args(Format):
+        raise ConfigError(f"format: expected rtdetr, transformers or both, got {format!r}")
+    if format == "rtdetr":
+        return save_pretrained
+    return functools.partial(save_huggingface, own_folder=format == "both")
 
 
 def to_hub(
@@ -107,18 +123,28 @@ def _card(name: str, content: dict[str, Any], licence: str | None, format: Forma
         "config": config["name"],
         "input": f"{size[0]} x {size[1]}, resized {content['preprocess']['interpolation']}",
         "recipe": f"{train['epochs']} epochs, {batch} images a batch, lr {config['optimizer']['lr']}",
+        **_start(content.get("began") or {}),
         **{f"weights: {key}": value for key, value in source.items()},
         **{key: f"{value:.4f}" for key, value in figures.items()},
     }
+    libraries = ["transformers", "rtdetr"] if format == "both" else [format]
     return CARD.format(
-        library=format,
+        library=libraries[0],
         licence=f"license: {licence.lower()}\n" if licence else "",
         name=name,
         count=len(names),
         classes=listed,
-        code=CODE[format].format(name=name),
+        code="\n```\n\n```python\n".join(CODE[each].format(name=name) for each in libraries),
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
     )
+
+
+def _start(began: Mapping[str, Any]) -> dict[str, str]:
+    """Data and first weights of the run that made a model, as far as its checkpoint tells."""
+    facts = {"data": f"{began['images']} images"} if "images" in began else {}
+    if began.get("weights"):
+        facts |= {"started from": f"{began['weights']}, licence: {began.get('licence') or 'unknown'}"}
+    return facts
 
 
 def _failures(hub: Any) -> tuple[type[BaseException], ...]:

@@ -26,10 +26,13 @@ from rtdetr.weights.huggingface_names import to_ours, to_theirs
 from rtdetr.weights.official import bodiless
 from rtdetr.weights.pretrained import (
     CONFIG,
+    OWN_FOLDER,
+    OWN_KEY,
     PROCESSOR,
     WEIGHTS,
     read_json,
     read_safetensors,
+    save_pretrained,
     weight_file,
     write_json,
     write_whole,
@@ -204,13 +207,18 @@ def _check_fixed(about: Mapping[str, Any], fixed: Mapping[str, Any], file: Path,
             raise CheckpointError(f"{file}: {where}{key}: the model here has {value!r}, got {given!r:.60}")
 
 
-def save_huggingface(folder: Path, content: dict[str, Any], licence: str | None = None) -> None:
-    """Writes a checkpoint's content for transformers, without what only trains. Files of ours that are there already
-    are replaced. Raises CheckpointError for a model that has no counterpart there, and for other people's files."""
+def save_huggingface(
+    folder: Path, content: dict[str, Any], licence: str | None = None, own_folder: bool = False
+) -> None:
+    """Writes a checkpoint's content for transformers, without what only trains; own_folder: and all of it in our format
+    into OWN_FOLDER, which is then what is read here. Files of ours that are there already are replaced. Raises
+    CheckpointError for a model that has no counterpart there, and for other people's files."""
     safetensors = optional("safetensors.torch", "hub", "the format transformers")
     cfg = config_from_dict(content["config"], str(folder))
-    about = _about(cfg, content["classes"], licence)
+    about = _about(cfg, content["classes"], licence) | ({OWN_KEY: OWN_FOLDER} if own_folder else {})
     _check_target(folder)
+    if own_folder:
+        save_pretrained(folder / OWN_FOLDER, content, licence)
     weights = content["ema"] or content["model"]
     theirs = to_theirs({name: tensor.detach().cpu() for name, tensor in weights.items()})
     if cfg.model.backbone.norm == "frozen":

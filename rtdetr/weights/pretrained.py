@@ -26,6 +26,7 @@ from rtdetr.weights.digest import json_sha256, weights_sha256
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PROCESSOR = "preprocessor_config.json"  # in folders of transformers
 PICKLED = "pytorch_model.bin"  # in place of WEIGHTS in old folders of transformers
+OWN_FOLDER, OWN_KEY = "rtdetr", "rtdetr_folder"  # in folders of both formats: ours within, and the key that says so
 # That of the weights is in both files, that of the config in itself, where a person who changes it writes "edited".
 WEIGHTS_DIGEST, CONFIG_DIGEST, EDITED = "weights_sha256", "config_sha256", "edited"
 MAX_CONFIG_BYTES = 10_000_000  # of a config.json; 1203 classes of LVIS have 100,000
@@ -41,7 +42,14 @@ def weight_file(path: Path) -> Path:
     """The file that holds the weights, of a path to it or to its folder."""
     if not path.is_dir():
         return path
+    path = path / OWN_FOLDER if holds_own(path) else path
     return path / PICKLED if (path / PICKLED).is_file() and not (path / WEIGHTS).is_file() else path / WEIGHTS
+
+
+def holds_own(folder: Path) -> bool:
+    """Whether a folder of transformers' format has ours within. Raises CheckpointError."""
+    about = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    return isinstance(about, dict) and about.get(OWN_KEY) == OWN_FOLDER
 
 
 def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) -> None:

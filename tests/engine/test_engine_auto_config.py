@@ -80,7 +80,10 @@ def weights_of(data: Path, path: Path, *updates: str) -> Path:
     """The checkpoint of a run of no steps."""
     cfg = tiny_config(data, *updates)
     model = build_model(cfg.model, 3)
-    save_checkpoint(path, make_checkpoint(cfg, Classes(("a", "b", "c"), (1, 2, 3)), model.state_dict()))
+    content = make_checkpoint(
+        cfg, Classes(("a", "b", "c"), (1, 2, 3)), model.state_dict(), source={"licence": "CC0-1.0"}
+    )
+    save_checkpoint(path, content)
     return path
 
 
@@ -138,10 +141,11 @@ def test_checkpoints_tell_how_their_run_began(
     Trainer(cfg, tmp_path / "run", CPU, tuning=tuning).run()
     Trainer(cfg, tmp_path / "on", CPU, resume=tmp_path / "run" / "last.pth").saver.save()  # a resumed run began so, too
     RTDETRv3.from_pretrained(tmp_path / "run" / "best.pth").save_pretrained(tmp_path / "shared")
+    licence = {"licence": "CC0-1.0"} if start is not None else {}
     name = paths[start].name if start is not None else ""
     for file in ("run/best.pth", "run/last.pth", "on/last.pth", "shared"):
         content = read_checkpoint(tmp_path / file)
-        assert content["began"] == {"weights": name, "in_full": in_full}, file
+        assert content["began"] == {"weights": name, "in_full": in_full, "images": NUM_TRAIN} | licence, file
         settled, _ = auto_config.settle(tiny_config(data, *AUTO), CPU, None, tmp_path / file)
         assert by_weights(settled) == (LIKE_THIS if in_full else KNOWING), file
 

@@ -58,21 +58,31 @@ def calls(hub: HubServer, tmp_path: Path, *wanted: tuple[str, list[tuple[str, st
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_models_come_from_the_hub_and_go_there_in_both_formats(hub: HubServer, tmp_path: Path) -> None:
+def test_models_come_from_the_hub_and_go_there_in_every_format(hub: HubServer, tmp_path: Path) -> None:
     theirs = write_model(hub.models / "someone" / "tiny")
-    pushed = [("me/ours", "rtdetr"), ("me/theirs", "transformers")]
-    done, *again = calls(hub, tmp_path, ("someone/tiny", pushed), ("me/ours", []), ("me/theirs", []))
-    assert [url.removeprefix(hub.url).split("/")[1:3] for url in done["urls"]] == [["me", "ours"], ["me", "theirs"]]
-    assert [each["classes"] for each in again] == [["cat", "dog", "traffic light"]] * 2
+    formats = {"me/ours": "rtdetr", "me/theirs": "transformers", "me/both": "both"}
+    done, *again = calls(hub, tmp_path, ("someone/tiny", [*formats.items()]), *((name, []) for name in formats))
+    assert ["/".join(url.removeprefix(hub.url).split("/")[1:3]) for url in done["urls"]] == [*formats]
+    assert [each["classes"] for each in again] == [["cat", "dog", "traffic light"]] * 3
     before, after = (load_file(each / "model.safetensors") for each in (theirs, hub.models / "me" / "theirs"))
     padded = "model.denoising_class_embed.weight"  # whose last row is padding, zero here
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before if name != padded)
-    for name, library in (("ours", "rtdetr"), ("theirs", "transformers")):
-        head, text = (hub.models / "me" / name / "README.md").read_text().split("---\n")[1:]
+    both = hub.models / "me" / "both"
+    for name in ("model.safetensors", "preprocessor_config.json"):
+        assert (both / name).read_bytes() == (hub.models / "me" / "theirs" / name).read_bytes()
+    ours, within = hub.models / "me" / "ours", both / "rtdetr"
+    assert (within / "config.json").read_bytes() == (ours / "config.json").read_bytes()  # which has a digest of weights
+    assert load_file(within / "model.safetensors").keys() == load_file(ours / "model.safetensors").keys()
+    got = {path.split("/", 5)[5] for path in hub.asked if path.startswith("/me/both/resolve/")}
+    assert got == {"config.json", "rtdetr/config.json", "rtdetr/model.safetensors"}  # no weights twice
+    for name, format in formats.items():
+        head, text = (hub.models / name / "README.md").read_text().split("---\n")[1:]
         about = yaml.safe_load(head)
-        assert (about["library_name"], about["license"]) == (library, "mit")
-        assert "| AP | 0.5000 |" in text and f'"me/{name}"' in text and "RTDetrForObjectDetection" in text
+        assert (about["library_name"], about["license"]) == ("rtdetr" if format == "rtdetr" else "transformers", "mit")
+        assert "| AP | 0.5000 |" in text and "RTDetrForObjectDetection" in text
+        assert (f'RTDETRv3.from_pretrained("{name}")' in text) is (format != "transformers")
+        assert (f'pipeline("object-detection", model="{name}")' in text) is (format != "rtdetr")
 
 
 def test_after_a_cut_it_works_and_a_model_that_is_here_needs_no_hub(hub: HubServer, tmp_path: Path) -> None:

@@ -3,19 +3,16 @@ what transformers answered for it is stored too."""
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from huggingface_cases import CONFIG, IMAGES, NAMES, formula_entries, formula_entry, golden, write_model
+from huggingface_cases import CONFIG, IMAGES, NAMES, formula_entries, golden, write_model
 from messages import message
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -28,15 +25,13 @@ from rtdetr.config import Resize, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.resize import resize_cubic
-from rtdetr.export import ExportFailed, check_file, export_model
 from rtdetr.export.cases import stack
 from rtdetr.inference.predictor import Predictor
-from rtdetr.models.backbone import STAGE_BLOCKS
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.weights.checkpoint import CheckpointError, make_checkpoint, save_checkpoint
-from rtdetr.weights.hub import _card
+from rtdetr.weights.checkpoint import CheckpointError, make_checkpoint
+from rtdetr.weights.hub import _card, saver
 from rtdetr.weights.huggingface import is_huggingface, read_huggingface, save_huggingface
-from rtdetr.weights.load import model_from_checkpoint, model_from_content, warm_start
+from rtdetr.weights.load import model_from_checkpoint, model_from_content, read_checkpoint, warm_start
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -323,7 +318,7 @@ def test_api_and_warm_start_take_folders(folder: Path, tmp_path: Path) -> None:
     card = _card("owner/model", read_huggingface(folder), "MIT", "transformers", {"AP": 0.5})
     assert "library_name: transformers\npipeline_tag: object-detection\nlicense: mit\n" in card
     assert 'pipeline("object-detection", model="owner/model")' in card and "RTDetrForObjectDetection" in card
-    with pytest.raises(ValueError, match=message("expected", "format", "rtdetr", "transformers", "'hf'")):
+    with pytest.raises(ValueError, match=message("expected", "format", "rtdetr", "transformers", "both", "'hf'")):
         detector.save_pretrained(tmp_path / "x", format="hf")  # type: ignore[arg-type]
     model = build_model(detector.cfg.model, 2)
     report = warm_start(model, folder, Classes(("dog", "bird"), (1, 2)))
@@ -331,112 +326,29 @@ def test_api_and_warm_start_take_folders(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(model.decoder.score_heads[0].weight[0], detector.model.decoder.score_heads[0].weight[1])  # type: ignore[union-attr]
 
 
+def test_a_folder_of_both_formats_is_read_as_ours(tmp_path: Path) -> None:
+    content, folder = own_content(), tmp_path / "both"
+    saver("both")(folder, content, "MIT")
+    read = read_checkpoint(folder)
+    assert _same(read["model"], content["model"]) and read["config"]["data"]["interpolation"] == "cubic"
+    assert not is_huggingface(folder) and is_huggingface(folder / "model.safetensors")
+    found = read_huggingface(folder / "model.safetensors")
+    assert found["config"]["data"]["interpolation"] == "bicubic" and found["classes"] == content["classes"]
+    content["model"]["decoder.score_heads.0.bias"] += 1
+    saver("transformers")(folder, content, "MIT")  # over both: ours within is of other weights now
+    assert torch.equal(
+        read_checkpoint(folder)["model"]["decoder.score_heads.0.bias"], content["model"]["decoder.score_heads.0.bias"]
+    )
+
+
+def test_a_card_tells_data_and_licence_of_the_first_weights() -> None:
+    content = own_content()
+    assert "started from" not in _card("owner/model", content, None, "both", {})
+    content["began"] = {"weights": "rtdetr_r18vd_o365.pth", "in_full": False, "images": 233, "licence": "Apache-2.0"}
+    card = _card("owner/model", content, None, "both", {})
+    assert "| data | 233 images |" in card
+    assert "| started from | rtdetr_r18vd_o365.pth, licence: Apache-2.0 |" in card
+
+
 def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-
-
-def squares_for_old(transformers: Any) -> Tensor:
-    """IMAGES, or squares of them: releases before 5 give the cells of rectangles each other's position codes."""
-    return IMAGES if int(transformers.__version__.split(".")[0]) >= 5 else IMAGES[..., :64]
-
-
-@pytest.mark.parametrize("depth", [18, 34, 50, 101])
-@pytest.mark.parametrize("kind", ["RTDetr", "RTDetrV2"])
-def test_random_models_of_transformers(kind: str, depth: int, tmp_path: Path) -> None:
-    """Narrow ones of every depth: logits and boxes in float64, and classes.
-
-    In float32 both round differently, and their distance is not promised: each is as far from its own float64
-    (docs/measurements/fidelity.md), so what is asked is that ours is not the one that rounds more.
-    """
-    transformers = pytest.importorskip("transformers", reason='not installed: pip install "rtdetr[transformers]"')
-    deep, names = depth >= 50, 80 if (depth in (18, 50)) == (kind == "RTDetr") else 3
-    channels = [each * (4 if deep else 1) for each in (8, 16, 32, 64)]
-    backbone = {"depths": list(STAGE_BLOCKS[depth]), "layer_type": "bottleneck" if deep else "basic"}  # type: ignore[index]
-    backbone = {**CONFIG["backbone_config"], **backbone, "hidden_sizes": channels}
-    images = squares_for_old(transformers)
-    changes = {"backbone_config": backbone, "encoder_in_channels": channels[1:], "id2label": None, "num_labels": names}
-    settings = {
-        key: value for key, value in copy.deepcopy(CONFIG | changes).items() if key not in ("model_type", "id2label")
-    }
-    model = getattr(transformers, f"{kind}ForObjectDetection")(getattr(transformers, f"{kind}Config")(**settings))
-    with torch.no_grad():
-        for name, tensor in model.state_dict().items():
-            if not name.endswith("n_points_scale"):
-                tensor.copy_(formula_entry(name, list(tensor.shape)))
-    model.save_pretrained(tmp_path)
-    ours, _, classes = model_from_checkpoint(tmp_path)
-    assert classes == Classes(tuple(model.config.id2label.values()), tuple(range(names)))
-    with torch.inference_mode():
-        plain = [each(images.float()) for each in (ours, model.eval().float())]
-        found, expected = ours.double()(images), model.double()(images)
-    rounding = [(each.logits.double() - expected.logits).abs().max() for each in plain]
-    assert rounding[0] < 4 * rounding[1] < 1e-3
-    assert (found.logits - expected.logits).abs().max() < 1e-9 and expected.logits.std() > 0.1
-    assert (found.boxes - expected.pred_boxes).abs().max() < 1e-9 and expected.pred_boxes.std() > 0.05
-
-
-OPENED_THERE = """
-import sys, torch
-from PIL import Image
-from transformers import AutoImageProcessor, AutoModelForObjectDetection, pipeline
-model, report = AutoModelForObjectDetection.from_pretrained(sys.argv[1], output_loading_info=True)
-print(*(sorted(report[each]) for each in ("missing_keys", "unexpected_keys", "mismatched_keys")))
-processor = AutoImageProcessor.from_pretrained(sys.argv[1], use_fast=True)
-pixels, image = torch.load(sys.argv[2]), Image.open(sys.argv[3])
-with torch.inference_mode():
-    outputs = model(**processor(image, return_tensors="pt"))
-    found = processor.post_process_object_detection(outputs, threshold=0, target_sizes=[image.size[::-1]])[0]
-    wide = model.double()(pixels)
-piped = pipeline("object-detection", model=sys.argv[1], image_processor=processor)(sys.argv[3], threshold=0)
-piped = [[*each["box"].values()] for each in piped]
-torch.save([wide.logits, wide.pred_boxes, model.config.id2label, found["boxes"], found["scores"], piped], sys.argv[4])
-assert not any(name.split(".")[0] == "rtdetr" for name in sys.modules)
-"""
-
-
-@pytest.mark.parametrize("depth", [18, 50])
-def test_transformers_opens_what_is_written_here(depth: int, tmp_path: Path) -> None:
-    """Logits and boxes in float64, and boxes of an image file: those of its processor, and in whole pixels of its
-    pipeline."""
-    transformers = pytest.importorskip("transformers", reason='not installed: pip install "rtdetr[transformers]"')
-    images = squares_for_old(transformers)
-    size = list(images.shape[2:])
-    content = own_content(f"model.backbone.depth={depth}", "data.interpolation=bilinear", f"data.image_size={size}")
-    save_huggingface(tmp_path / "m", content)
-    torch.save(images, tmp_path / "images.pt")
-    pixels = np.random.default_rng(0).integers(0, 256, (9, 15, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((480, 360), Image.Resampling.BICUBIC).save(tmp_path / "a.png")
-    paths = (str(tmp_path / each) for each in ("m", "images.pt", "a.png", "out.pt"))
-    arguments = [sys.executable, "-c", OPENED_THERE, *paths]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["[]", "[]", "[]"]
-    logits, boxes, names, in_image, scores, piped = torch.load(tmp_path / "out.pt")
-    model, cfg, classes = model_from_checkpoint(tmp_path / "m")
-    ours = Predictor.of(model, cfg, classes, threshold=0.0).find([Image.open(tmp_path / "a.png")])[0]
-    inside = np.clip(in_image.numpy(), 0, [480, 360, 480, 360])  # as ours end
-    count = min(len(scores), len(ours.scores))
-    assert count == len(inside) and np.abs(ours.scores[:count] - scores.numpy()).max() < 1e-5
-    assert np.abs(ours.boxes[:count] - inside).max() < 0.01
-    whole = np.clip(np.array(piped), 0, [480, 360, 480, 360])  # cut off, not rounded
-    assert whole.shape == inside.shape and np.abs(whole - ours.boxes[:count]).max() < 1.01
-    with torch.inference_mode():
-        found = model.double()(images)
-    assert (found.logits - logits).abs().max() < 1e-9 and (found.boxes - boxes).abs().max() < 1e-9
-    assert names == {0: "a", 1: "b", 2: "c"}
-
-
-def test_export_is_certified_by_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("transformers", reason='transformers is not installed: pip install "rtdetr[transformers]"')
-    save_checkpoint(tmp_path / "w.pth", own_content())
-    exported = export_model(tmp_path / "w.pth", "transformers", tmp_path / "out")
-    certificate = json.loads((tmp_path / "out.certificate.json").read_text())
-    assert exported.path == tmp_path / "out" and certificate["passed"] and certificate["format"] == "transformers"
-    assert {each["runtime"] for each in certificate["comparisons"]} == {"transformers"}
-    check_file(tmp_path / "w.pth", tmp_path / "out")
-    save_checkpoint(tmp_path / "other.pth", own_content("model.supervision.num_denoising=0"))
-    entries = load_file(tmp_path / "out" / "model.safetensors")
-    entries["model.enc_output.0.bias"] += 1
-    save_file(entries, tmp_path / "out" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ExportFailed, match=message("other weights", "model.enc_output.0.bias")):
-        check_file(tmp_path / "w.pth", tmp_path / "out")

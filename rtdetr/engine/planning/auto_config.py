@@ -147,12 +147,22 @@ def _learnt_in_full(weights: Path) -> bool:
     return not config["model"]["backbone"].get("weights") and isinstance(rate, (int, float)) and rate >= 1
 
 
-def how_it_began(cfg: Config, tuning: Path | None) -> dict[str, Any]:
+def how_it_began(cfg: Config, tuning: Path | None, images: int) -> dict[str, Any]:
     """What the checkpoints of a run with a settled config say of its start: `weights`, a file's name, empty for random
-    ones, and `in_full`, see `_learnt_in_full`."""
+    ones, with their `licence` if the file has one, `in_full`, see `_learnt_in_full`, and `images`, of the training
+    set."""
     free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(cfg.model.backbone.freeze_stages)
     in_full = free and (tuning is None or _learnt_in_full(tuning))
-    return {"weights": tuning.name if tuning is not None else "", "in_full": in_full}
+    licence = _licence(tuning) if tuning is not None else None
+    began = {"weights": tuning.name if tuning is not None else "", "in_full": in_full, "images": images}
+    return began | ({"licence": licence} if licence else {})
+
+
+def _licence(weights: Path) -> str | None:
+    """Of a weight file, or of the weights that its run started from."""
+    content = stored_content(weights) or {}
+    parts = [content.get(part) or {} for part in ("source", "began")]
+    return next((part["licence"] for part in parts if part.get("licence")), None)
 
 
 def epochs_for(steps: int) -> int:
