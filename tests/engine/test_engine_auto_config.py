@@ -283,5 +283,5 @@ def test_a_gpu_is_asked_within_limits(data: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_auto_that_nobody_replaced_is_refused(data: Path) -> None:
-    with pytest.raises(ConfigError, match="only training finds it out"):
+    with pytest.raises(ConfigError, match="only training resolves"):
         build_train_loader(tiny_config(data, "data.train_batch_size=auto"), seed=0)

@@ -117,5 +117,5 @@ def test_when_steps_are_captured(
     found = why_not_capture(TrainConfig(**changes), torch.device(device), kernels)  # type: ignore[arg-type]
     assert found is None if reason is None else found is not None and reason in found
     if reason is not None and "graphs" not in changes:
-        with pytest.raises(ConfigError, match=r"train\.graphs=on cannot be"):
+        with pytest.raises(ConfigError, match=r"train\.graphs=on is not possible"):
             why_not_capture(TrainConfig(**{**changes, "graphs": "on"}), torch.device(device), kernels)  # type: ignore

@@ -145,7 +145,7 @@ def test_a_failed_step_can_be_left_out(
 def test_too_many_end_the_run(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = Trainer(tiny_config(data, "train.max_skips=1"), tmp_path, CPU)
     spoil_criterion(trainer, {1, 3}, monkeypatch)
-    with pytest.raises(TrainingFailed, match=message("non-finite", "iteration 3", "1 steps", "train.max_skips")):
+    with pytest.raises(TrainingFailed, match=message("non-finite", "iteration 3", "1 step", "train.max_skips")):
         trainer.run()
 
 

@@ -201,7 +201,7 @@ def test_names_written_are_those_of_transformers(folder: Path, tmp_path: Path) -
             "model.encoder.num_csp_blocks=1",
             "model.encoder.num_csp_blocks: transformers supports only 3, the model has 1",
         ),
-        ("model.official_rectangles=true", "model.official_rectangles: transformers knows False alone"),
+        ("model.official_rectangles=true", "model.official_rectangles: transformers supports only False"),
     ],
 )
 def test_models_without_counterpart_are_not_written(update: str, key: str, tmp_path: Path) -> None:
