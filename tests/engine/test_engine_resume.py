@@ -147,7 +147,7 @@ def test_a_finished_run_says_so_and_touches_nothing(
     assert cli.main(["train", "-r", str(tmp_path / "last.pth"), "--device", "cpu"]) == 0
     said = capsys.readouterr()
     steps = {"epochs=2": 6, "max_iterations=2": 2}[limit]
-    sentence = f"finished at iteration {steps} of {steps}; raise train.{limit.partition('=')[0]} to go on\n"
+    sentence = f"finished at iteration {steps} of {steps}; raise train.{limit.partition('=')[0]} to continue\n"
     assert said.out.startswith(f"{sentence}best AP ") and len(said.out.splitlines()) == 4 and said.err == ""
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -182,7 +182,7 @@ def test_metrics_that_somebody_changed_stand_in_no_ones_way(
     capsys.readouterr()
     trainer.log.open()
     trainer.log.close()
-    said = f"{tmp_path / 'metrics.csv'}: is not as a run writes it; it is metrics-other.csv now, and a new one begins\n"
+    said = f"{tmp_path / 'metrics.csv'}: was not written by a run; renamed to metrics-other.csv, and a new one started\n"
     assert said in capsys.readouterr().out
     assert (tmp_path / "metrics-other.csv").read_bytes() == content.encode(errors="surrogateescape")
     assert read_rows(tmp_path / "metrics.csv") == []

@@ -145,10 +145,10 @@ def test_a_save_that_fails_is_said_and_the_next_one_succeeds(
     with trouble():
         trainer.saver.save(background=background)
         trainer.saver.wait()
-        with pytest.raises(CannotWrite, match=rf"best\.pth: cannot be written \({reason}\).*go on with resume"):
+        with pytest.raises(CannotWrite, match=rf"best\.pth: cannot be written \({reason}\).*continue with resume"):
             trainer.saver.save(final=True)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"{tmp_path}/best.pth: cannot be written ({reason}); training goes on, ")
+    assert line.startswith(f"{tmp_path}/best.pth: cannot be written ({reason}); training continues, ")
     assert (tmp_path / "last.pth").read_bytes() == before and [each.name for each in tmp_path.iterdir()] == ["last.pth"]
     trainer.saver.save(background=background)
     trainer.saver.wait()
@@ -169,7 +169,7 @@ def test_a_run_outlives_a_disk_that_is_full_for_a_while(
     monkeypatch.setattr(saving, "save_checkpoint", full)
     assert trainer.run() is None
     said = capsys.readouterr().out
-    assert said.count("training goes on") >= 2 and f"{tmp_path}/best.pth: cannot be written" in said
+    assert said.count("training continues") >= 2 and f"{tmp_path}/best.pth: cannot be written" in said
     assert_same_weights(tmp_path, whole)
     assert (tmp_path / "best.pth").is_file()
 
