@@ -182,7 +182,9 @@ def test_metrics_that_somebody_changed_stand_in_no_ones_way(
     capsys.readouterr()
     trainer.log.open()
     trainer.log.close()
-    said = f"{tmp_path / 'metrics.csv'}: was not written by a run; renamed to metrics-other.csv, and a new one started\n"
+    said = (
+        f"{tmp_path / 'metrics.csv'}: was not written by a run; renamed to metrics-other.csv, and a new one started\n"
+    )
     assert said in capsys.readouterr().out
     assert (tmp_path / "metrics-other.csv").read_bytes() == content.encode(errors="surrogateescape")
     assert read_rows(tmp_path / "metrics.csv") == []

@@ -136,7 +136,7 @@ def test_two_processes_under_torchrun(data: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, *launch, *script], env=environment(), capture_output=True, text=True, timeout=120
     )
-    assert done.returncode != 0 and "stopped by signal 15; continue with" in done.stderr, done.stderr
+    assert done.returncode != 0 and "stopped by signal 15; resume with" in done.stderr, done.stderr
     ranks = done.stderr.split("torch/distributed/")[0]  # what follows is torchrun's own traceback
     assert "Traceback" not in ranks, done.stderr
     state = load_checkpoint(tmp_path / "last.pth")["training"]
