@@ -257,7 +257,7 @@ def test_files_that_are_no_exports(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ("--format tflite", "invalid choice"),
+        ("--format tflite", "did you mean litert?"),
         ("--half --int8 --calibrate .", "a file has one precision"),
         ("--int8", "go together"),
         ("--int8 --calibrate . --format aot", "int8: expected a format of onnx, triton, executorch, litert, got aot"),
@@ -465,7 +465,7 @@ def test_other_onnx_files(
 ) -> None:
     monkeypatch.chdir(folder)
     assert main(["export", "model.pth", "-o", "other.onnx", *arguments.split(), "--overwrite"]) == 0
-    assert ("rtdetr eval -w other.onnx, measures it" in capsys.readouterr().out) is ("--int8" in arguments)
+    assert ("`rtdetr eval other.onnx` measures it" in capsys.readouterr().out) is ("--int8" in arguments)
     found: Any = load("other.onnx").predict([Image.open(min(Path("shapes/val").glob("*.jpg"))).convert("RGB")])
     assert len(found[0]) > 0
 

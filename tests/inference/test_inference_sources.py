@@ -112,7 +112,7 @@ WRONG: list[tuple[Any, str]] = [
     (np.array("a.jpg")[()], "a.jpg: no image found"),
     (np.float64(0.5), "got float64"),
     ("x" * 5000, "cannot be accessed .File name too long"),
-    (None, "got NoneType"),
+    (None, "got None, which is"),
     (True, "got bool"),
     (4711, "camera 4711: cannot be opened"),
     (np.int64(4711), "camera 4711: cannot be opened"),

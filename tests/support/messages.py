@@ -55,7 +55,7 @@ MESSAGES = {
     "web page": ["web page"],
     "private address": ["private network"],
     "other addresses": ["other address"],
-    "unknown host": ["does not know"],
+    "unknown host": ["does not know|cannot resolve"],
     "leaves the folder": ["leaves"],
     "outside": ["outside"],
     "stopped": ["stopped"],
