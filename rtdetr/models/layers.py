@@ -212,8 +212,12 @@ def position_code(height: int, width: int, dim: int, like: Tensor, official_rect
 
     The official code swaps the axes of the grid, which on a rectangle makes the code of token t that of row t // height
     and column t % height (official repo: ppdet/modeling/transformers/hybrid_encoder.py:217-238). Squares do not differ.
+
+    In float64, rounded once, as transformers does: the errors of float32 angles, 5e-7, were the first difference to it.
+    Exported files and MPS compute in float32, as not every runtime has float64.
     """
-    dtype = torch.promote_types(like.dtype, torch.float32)
+    exact = not torch.compiler.is_exporting() and like.device.type != "mps"
+    dtype = torch.float64 if exact else torch.promote_types(like.dtype, torch.float32)
     token = torch.arange(height * width, device=like.device)
     columns = height if official_rectangles else width
     whole = token // columns

@@ -48,7 +48,8 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
         weights = weights + (grid * 0).sum(-1).unflatten(0, (batch, heads)).transpose(1, 2)
     scale = weights.transpose(1, 2).flatten(0, 1).flatten(2).unsqueeze(1)  # (B*H, 1, Q, L*P)
     output = (torch.cat(samples, dim=3) * scale).sum(3)  # (B*H, D, Q)
-    return output.reshape(batch, heads * channels, queries).transpose(1, 2).to(value.dtype)
+    # contiguous, as from the other backends: a product of a transposed matrix sums in another order
+    return output.reshape(batch, heads * channels, queries).transpose(1, 2).to(value.dtype).contiguous()
 
 
 def _check_cells(shapes: Shapes, expected: int) -> None:
