@@ -46,7 +46,10 @@ def _release(path: str, ap: float | None, classes: Classes = COCO_CLASSES) -> Re
 
 # The links and figures are those of the README of lyuwenyu/RT-DETR.
 RELEASES = {
+    "rtdetr_r18vd_coco": _release("v0.1/rtdetr_r18vd_dec3_6x_coco_from_paddle.pth", 46.4),
     "rtdetr_r34vd_coco": _release("v0.1/rtdetr_r34vd_dec4_6x_coco_from_paddle.pth", 48.9),
+    "rtdetr_r50vd_coco": _release("v0.1/rtdetr_r50vd_6x_coco_from_paddle.pth", 53.1),
+    "rtdetr_r101vd_coco": _release("v0.1/rtdetr_r101vd_6x_coco_from_paddle.pth", 54.3),
     "rtdetr_r18vd_coco_o365": _release("v0.1/rtdetr_r18vd_5x_coco_objects365_from_paddle.pth", 49.0),
     "rtdetr_r50vd_coco_o365": _release("v0.1/rtdetr_r50vd_2x_coco_objects365_from_paddle.pth", 55.2),
     "rtdetr_r101vd_coco_o365": _release("v0.1/rtdetr_r101vd_2x_coco_objects365_from_paddle.pth", 56.2),
@@ -56,6 +59,7 @@ RELEASES = {
     "rtdetrv2_r18vd_coco": _release("v0.2/rtdetrv2_r18vd_120e_coco_rerun_48.1.pth", 48.1),
     "rtdetrv2_r34vd_coco": _release("v0.1/rtdetrv2_r34vd_120e_coco_ema.pth", 49.9),
     "rtdetrv2_r50vd_coco": _release("v0.1/rtdetrv2_r50vd_6x_coco_ema.pth", 53.4),
+    "rtdetrv2_r101vd_coco": _release("v0.1/rtdetrv2_r101vd_6x_coco_from_paddle.pth", 54.3),
 }
 NAMES = {*OFFICIAL, *RELEASES}  # that download
 # Of the official v3: its README's figures.
@@ -81,12 +85,25 @@ def checkpoint_of(name: str) -> Path:
     return weights_folder() / f"{name}.pth"
 
 
+def release_file(name: str) -> Path:
+    """Where the file of a release is, or will be, as its authors made it."""
+    return weights_folder() / "releases" / RELEASES[name].file.url.rsplit("/", 1)[1]
+
+
+def size_of(name: str) -> int | None:
+    """Bytes of the file that a name downloads; None where nobody said so and it is not here."""
+    if name in OFFICIAL:
+        return OFFICIAL[name].num_bytes
+    file = release_file(name)
+    return RELEASES[name].file.num_bytes or (file.stat().st_size if file.is_file() else None)
+
+
 def release_checkpoint(name: str) -> Path:
     """The checkpoint of a release, downloaded, verified and made where it is not there yet. Raises CheckpointError."""
     release, checkpoint = RELEASES[name], checkpoint_of(name)
     if checkpoint.is_file():
         return checkpoint
-    file = weights_folder() / "releases" / release.file.url.rsplit("/", 1)[1]
+    file = release_file(name)
     if not file.is_file():
         logger.info("%s: downloading the weights (%s) to %s", name, release.file.licence, file)
         download(release.file, file)

@@ -27,7 +27,7 @@ from rtdetr.weights.catalogue import RELEASES, Release, checkpoint_of, located
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.load import model_from_checkpoint, stored_content, warm_start
 from rtdetr.weights.official_names import official_layout, official_names
-from rtdetr.weights.registry import OfficialFile
+from rtdetr.weights.registry import OFFICIAL, OfficialFile
 from rtdetr.weights.training_parts import OTHER_SELECTOR
 
 NAME = "rtdetr_r18vd_o365"
@@ -90,8 +90,12 @@ def test_a_name_becomes_a_detector_and_a_warm_start(
     capsys.readouterr()
     assert main(["weights"]) == 0
     listed = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert listed[NAME][1:6] == ["365", "-", "?", "Apache-2.0", "yes"] and listed["rtdetr_r50vd_o365"][5] == "no"
-    assert listed["rtdetr_r50vd_coco_o365"][1:3] == ["80", "55.2"]
+    assert (
+        listed[NAME][1:6] == ["365", "-", f"{len(server.content) / 1e6:.1f}", "Apache-2.0", "yes"]
+        and listed["rtdetr_r50vd_o365"][5] == "no"
+    )
+    assert listed["rtdetr_r50vd_coco_o365"][1:4] == ["80", "55.2", "?"]
+    assert listed.keys() >= {*OFFICIAL, *RELEASES}
 
 
 @pytest.mark.parametrize("file_name", ["mine.pth", "rtdetr_o365.pth"])
