@@ -18,14 +18,15 @@ from weight_server import Server
 
 from rtdetr import RTDETRv3
 from rtdetr.cli import main
-from rtdetr.config import config_from_dict, config_to_dict
+from rtdetr.config import config_from_dict, config_to_dict, load_config
 from rtdetr.data.classes import Classes
 from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.shipped_configs import find_config
 from rtdetr.weights import catalogue
 from rtdetr.weights.catalogue import RELEASES, Release, checkpoint_of, located
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.load import model_from_checkpoint, stored_content, warm_start
+from rtdetr.weights.load import model_from_checkpoint, read_checkpoint, stored_content, warm_start
 from rtdetr.weights.official_names import official_layout, official_names
 from rtdetr.weights.registry import OFFICIAL, OfficialFile
 from rtdetr.weights.training_parts import OTHER_SELECTOR
@@ -40,13 +41,18 @@ def source(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> n
     cfg = config_from_dict(config_to_dict(nano_config()), "nano", ["model.backbone.norm=frozen"])
     torch.manual_seed(3)
     model = build_model(cfg.model, 365)
-    names = official_names(model.state_dict())
-    state = rtdetr_state({names[name]: tensor for name, tensor in model.state_dict().items() if name in names}, 2)
-    buffer = io.BytesIO()
-    torch.save({"ema": {"module": state}}, buffer)
-    server.content = buffer.getvalue()
+    server.content = released(model, 2)
     offer(server, monkeypatch)
     return model
+
+
+def released(model: nn.Module, version: int) -> bytes:
+    """A file of RT-DETR v1 or v2 with what a model detects with."""
+    own = model.state_dict()
+    official = official_names(own)
+    buffer = io.BytesIO()
+    torch.save({"ema": {"module": rtdetr_state({official[n]: own[n] for n in official}, version)}}, buffer)
+    return buffer.getvalue()
 
 
 def offer(server: Server, monkeypatch: pytest.MonkeyPatch, classes: Classes = OBJECTS365_CLASSES) -> None:
@@ -149,6 +155,41 @@ def test_one_command_starts_a_training_from_a_name(source: nn.Module, tmp_path: 
     assert message("classes carried over", "0 of 3", "Person, Sneakers").search(report) and "new: RBC, WBC" in report
     assert "decoder.selector.score_head.weight" in report.split("loaded in part: ")[1]
     assert "missing in the file" not in report and (output / "best.pth").is_file()
+
+
+def test_r18_of_objects365_starts_a_training_on_blood_cells(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command of docs/weights.md with a file of its real size, and what the heads and groups start from."""
+    monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path / "cache"))
+    cells, run = shared_data("bccd"), tmp_path / "run"
+    cfg = load_config(find_config("rtdetrv3_r18vd_small")).model
+    server.content = released(build_model(cfg, 365), 1)
+    assert 70e6 < len(server.content) < 100e6
+    offer(server, monkeypatch)
+    quick = [
+        "train.max_iterations=2",
+        "image_size=[160,160]",
+        "batch_sizes=[160]",
+        "train_batch_size=2",
+        "num_workers=0",
+    ]
+    assert main(["train", str(cells), "-t", NAME, "--output-dir", str(run), "--device", "cpu", "-u", *quick]) == 0
+    assert "new: RBC, WBC, Platelets" in (run / "load_report.txt").read_text()
+    began = read_checkpoint(run / "best.pth")["began"]
+    assert began["weights"] == NAME and began["licence"] == "Apache-2.0" and began["images"] > 100
+    theirs, model = read_checkpoint(NAME)["model"], build_model(cfg, 3)
+    warm_start(model, NAME, Classes(("RBC", "WBC", "Platelets"), (1, 2, 3)))
+    filled = model.state_dict()
+    mean = theirs["decoder.selector.score_head.weight"].mean(dim=0)
+    for name in filled:
+        main_name = OTHER_SELECTOR.sub("decoder.selector.", name)
+        if name.endswith("selector.score_head.weight"):
+            assert torch.equal(filled[name], mean.expand(3, -1))  # no class of them is known
+        elif name != main_name:
+            assert torch.equal(filled[name], filled[main_name]), name
+        elif name in theirs and name.startswith(("backbone.", "encoder.", "decoder.layers", "decoder.box_heads")):
+            assert torch.equal(filled[name], theirs[name]), name
 
 
 def test_files_of_no_detector_are_refused_by_their_path(source: nn.Module, server: Server, tmp_path: Path) -> None:
