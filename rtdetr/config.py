@@ -240,7 +240,15 @@ def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | Non
     what gave the updates."""
     tree, where = copy.deepcopy(data), f"{source} (the config stored in it)"
     replace_old_keys(tree, where, stored=True)
+    _leave_out_unknown(tree.get("train"))
     return _config(tree, {"": where}, updates, by)
+
+
+def _leave_out_unknown(train: Any) -> None:
+    """Keys of a stored `train` section that only another version had: they changed how that run went, not its model."""
+    if isinstance(train, dict):
+        for key in train.keys() - {each.name for each in dataclasses.fields(TrainConfig)}:
+            del train[key]
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

@@ -83,7 +83,7 @@ OLD_KEYS = {
     "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
     "data.augment.backend": ("fused", "plain"),
 }
-RENAMED_KEYS = {"train.rehearsal": "train.estimate_memory", "data.max_unreadable": "data.max_defects"}
+RENAMED_KEYS = {"data.max_unreadable": "data.max_defects"}
 
 
 class Replaced(NamedTuple):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from messages import message
 
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict, keyword_updates, load_config
 
@@ -90,11 +91,25 @@ def test_a_checkpoint_of_before_loads_without_a_word(caplog: pytest.LogCaptureFi
     assert config_from_dict(of_before(), "old.pth") == Config() and not caplog.messages
 
 
+def test_a_key_of_another_version_is_left_out_of_a_checkpoint_where_it_only_trained(tmp_path: Path) -> None:
+    stored = of_before(train__rehearsal=False, train__of_tomorrow=3)
+    assert config_from_dict(stored, "old.pth") == Config()
+    for updates in (["train.rehearsal=false"], ["train.of_tomorrow=3"]):
+        with pytest.raises(ConfigError, match=message("unknown key", updates[0].partition("=")[0])):
+            config_from_dict(stored, "old.pth", updates)
+    with pytest.raises(ConfigError, match=message("unknown key", "train.rehearsal")):
+        load_config(file_of(tmp_path / "config.yml", {"train": {"rehearsal": False}}))
+    with pytest.raises(ConfigError, match=message("unknown key", "model.of_tomorrow")):
+        config_from_dict(of_before(model__of_tomorrow=3), "old.pth")
+
+
 def test_a_config_file_of_before_loads_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = file_of(tmp_path / "config.yml", of_before())
+    content = of_before()
+    del content["train"]["rehearsal"]
+    path = file_of(tmp_path / "config.yml", content)
     assert load_config(path) == Config()
     (line,) = caplog.messages
-    named = {key for key in BEFORE if re.search(rf"{re.escape(key)}\b", line)}
+    named = {"train.rehearsal"} | {key for key in BEFORE if re.search(rf"{re.escape(key)}\b", line)}
     assert line.startswith(f"{path}: ") and set(BEFORE) - named == {"train.max_skips", "optimizer.flat_ratio"} - named
 
 
@@ -134,7 +149,6 @@ BECAME = [
     (["loss.l1_weight=1", "loss.giou_weight=3"], {"loss.weights": (1, 1, 3)}, "l1_weight is now number 2 of "),
     (["loss.match_l1_cost=1"], {"loss.match_costs": (2, 1, 2)}, "match_l1_cost is now number 2 of loss.match_costs"),
     (["loss.match_class_cost=0", "match_giou_cost=4"], {"loss.match_costs": (0, 5, 4)}, "is now number 3 of "),
-    (["train.rehearsal=false"], {"train.estimate_memory": False}, "train.rehearsal is now train.estimate_memory"),
     (["loss.match_backend=scipy"], {"kernels": "plain"}, "loss.match_backend=scipy is now kernels=plain"),
     (["data.augment.backend=plain"], {"kernels": "plain"}, "data.augment.backend=plain is now kernels=plain"),
     (["model.decoder.msda_backend=cuda"], {"kernels": "auto"}, "msda_backend=cuda is now up to kernels"),
