@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -134,7 +133,7 @@ def served(weights: Path, file: Path) -> Iterator[str]:
     from rtdetr.commands.serve import listener
     from rtdetr.inference.predictor import Predictor
     from rtdetr.serve.app import HERE, OWN_ONLY, Settings, build_app
-    from rtdetr.serve.server import build_server
+    from rtdetr.serve.server import running
 
     predictor = Predictor(weights, "cpu", threshold=0.0)
     app = build_app(predictor.predict, Settings(weights.name, predictor.classes.names))
@@ -143,16 +142,8 @@ def served(weights: Path, file: Path) -> Iterator[str]:
     image = BytesIO()
     ImageOps.scale(Image.open(file).convert("RGB"), 3).save(image, "JPEG", quality=95)
     app.add_api_route("/image", lambda: Response(image.getvalue(), media_type="image/jpeg"))
-    with listener("127.0.0.1", 0) as socket:
-        server = build_server(app, "critical")
-        thread = threading.Thread(target=server.run, args=([socket],))
-        thread.start()
-        socket.listen()  # requests wait until the server takes them
-        try:
-            yield f"http://127.0.0.1:{socket.getsockname()[1]}/figure"
-        finally:
-            server.should_exit = True
-            thread.join(30)
+    with listener("127.0.0.1", 0) as socket, running(app, socket) as url:
+        yield f"{url}/figure"
 
 
 def screenshot(address: str, size: tuple[int, int], colours: int = 256) -> bytes:

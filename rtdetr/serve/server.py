@@ -6,7 +6,10 @@ import asyncio
 import errno
 import logging
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -93,6 +96,20 @@ def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
         backlog=max(1, min(BACKLOG, descriptors // 16)),
     )
     return _Server(config)
+
+
+@contextmanager
+def running(app: Any, socket_: socket.socket, log_level: str = "critical") -> Iterator[str]:
+    """The URL of an application that a thread of this process serves, until the block ends. socket_: bound."""
+    server = build_server(app, log_level)
+    thread = threading.Thread(target=server.run, args=([socket_],))
+    thread.start()
+    socket_.listen()  # requests wait until the server takes them
+    try:
+        yield f"http://127.0.0.1:{socket_.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 def descriptor_limit() -> int:

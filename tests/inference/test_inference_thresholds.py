@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -104,22 +103,15 @@ def test_python_commands_and_server_agree(
 def answer_of_server(checkpoint: Path, options: list[str], query: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The detections that `rtdetr serve` finds in a.png. query: of the request."""
     pytest.importorskip("fastapi")
-    from rtdetr.serve.server import build_server
+    from rtdetr.serve.server import running
 
     found: list[Any] = []
 
     def serve(app: Any, socket: Any) -> int:
-        server = build_server(app, "critical")
-        thread = threading.Thread(target=server.run, args=([socket],))
-        thread.start()
-        socket.listen()
-        try:
-            url = f"http://127.0.0.1:{socket.getsockname()[1]}/detect"
-            found.append(request(f"{url}?{query}", Path("a.png").read_bytes()).body["detections"])
-            assert seen(request(f"{url}?threshold=0.5", Path("a.png").read_bytes()).body["detections"]) == AT_HALF
-        finally:
-            server.should_exit = True
-            thread.join(30)
+        with running(app, socket) as url:
+            image = Path("a.png").read_bytes()
+            found.append(request(f"{url}/detect?{query}", image).body["detections"])
+            assert seen(request(f"{url}/detect?threshold=0.5", image).body["detections"]) == AT_HALF
         return 0
 
     monkeypatch.setattr("rtdetr.commands.serve._serve", serve)

@@ -81,7 +81,7 @@ def served(
 
     from rtdetr.commands.serve import listener
     from rtdetr.serve.app import HERE, OWN_ONLY, Settings, build_app
-    from rtdetr.serve.server import build_server
+    from rtdetr.serve.server import running
 
     app = build_app(detector, Settings("model.pth", ("cat", "dog"), **settings))
     page = (HERE / "page.html").read_text(encoding="utf-8").replace("</html>", f"<script>{extra}</script></html>")
@@ -94,17 +94,11 @@ def served(
 
     app.router.add_route("/told", tell, methods=["POST"])
 
-    with listener("127.0.0.1", 0) as socket:
-        server = build_server(app, log_level)
-        thread = threading.Thread(target=server.run, args=([socket],))
-        thread.start()
-        socket.listen()  # requests wait until the server takes them
+    with listener("127.0.0.1", 0) as socket, running(app, socket, log_level) as url:
         try:
-            yield f"http://127.0.0.1:{socket.getsockname()[1]}"
+            yield url
         finally:
             detector.free.set()
-            server.should_exit = True
-            thread.join(30)
 
 
 def chromium() -> str:
