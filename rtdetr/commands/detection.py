@@ -43,7 +43,7 @@ class Search(NamedTuple):
     ) -> Search:
         """As the arguments of the command say. num_files: that `files` will read, by threads if so. Raises
         CheckpointError or ConfigError."""
-        processes = ReadingProcesses()  # which start beside the model
+        processes = ReadingProcesses()  # which start while the model is loaded
         guess = Readers.choose(num_files, device.type == "cuda", started=True)
         number = args.processes if args.processes is not None else guess.processes
         processes.start(0 if in_threads or slices else number)

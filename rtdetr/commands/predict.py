@@ -173,7 +173,7 @@ def _formats(text: str) -> list[str]:
     names = text.split(",")
     if not {*names} <= {*FORMATS}:
         expected = f"expected {', '.join(FORMATS)}, or several as coco,csv"
-        raise argparse.ArgumentTypeError(f"{expected}, beside results.json, which is always written; got {text}")
+        raise argparse.ArgumentTypeError(f"{expected}; results.json is always written; got {text}")
     return names
 
 
@@ -217,7 +217,7 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
     be read, 128 + n after signal n. names: of the results of each file."""
     from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
-    from rtdetr.inference.prefetch import beside
+    from rtdetr.inference.prefetch import in_order
 
     signals, start = StopSignal(), time.perf_counter()
     num_errors = num_objects = 0
@@ -226,7 +226,7 @@ def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> i
         found_files = takewhile(lambda _: not signals.received, search.files(names))
         # Drawing and compressing take longer than detecting.
         begin, number = lambda found: results.begin_drawing(found, names[found.file]), 2 * max(search.readers)
-        for found, _ in beside(begin, found_files, number):
+        for found, _ in in_order(begin, found_files, number):
             target = results.list_found(found, names[found.file])
             if found.error:
                 num_errors += 1

@@ -39,7 +39,7 @@ class Begun(Protocol[MadeThere]):
     def result(self) -> MadeThere: ...
 
 
-def beside(begin: Callable[[Item], Begun[Made]], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
+def in_order(begin: Callable[[Item], Begun[Made]], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
     """Each item and what comes of the work on it, in their order. number: items that wait for it at most; what the work
     raises is raised in its turn."""
     waiting: deque[tuple[Item, Begun[Made]]] = deque()
