@@ -117,7 +117,7 @@ class RTDETRv3:
             wake_gpu(str(device))
         with collection_paused():
             from rtdetr.engine import distributed
-            from rtdetr.inference.deploy import waking
+            from rtdetr.inference.deploy import starting_gpu
             from rtdetr.inference.predictors import Predictors
             from rtdetr.inference.runtimes import is_exported, load_model
             from rtdetr.weights.checkpoint import CheckpointError
@@ -134,7 +134,7 @@ class RTDETRv3:
             if compile or half != "auto" or kernels is not None:
                 raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
             return cls(Predictors(*load_model(path, chosen), chosen, *options), None, path)
-        with waking(chosen):
+        with starting_gpu(chosen):
             content = read_checkpoint(path)
             file = weight_file(path)
             source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}

@@ -24,12 +24,12 @@ def wake_gpu(device: str = "auto") -> None:
     kind, _, number = (f"cuda:{device}" if device.isdecimal() else device).partition(":")
     if kind not in ("auto", "cuda") or not (number or "0").isdecimal():
         return
-    waking = _Waking(int(os.environ.get("LOCAL_RANK", number or 0)))  # as torchrun numbers its processes
-    waking.start()
-    atexit.register(waking.end)
+    start = _GpuStart(int(os.environ.get("LOCAL_RANK", number or 0)))  # as torchrun numbers its processes
+    start.start()
+    atexit.register(start.end)
 
 
-class _Waking(threading.Thread):
+class _GpuStart(threading.Thread):
     """Of one GPU."""
 
     def __init__(self, index: int) -> None:

@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from rtdetr.gpu_startup import _make_context, _Waking, wake_gpu
+from rtdetr.gpu_startup import _GpuStart, _make_context, wake_gpu
 
 
 class Driver:
@@ -58,24 +58,24 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_libraries_follow_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    waking = _Waking(3)
-    waking.start()
-    assert waking.is_alive() and not loaded
+    start = _GpuStart(3)
+    start.start()
+    assert start.is_alive() and not loaded
     torch.__spec__._initializing = True  # its import has begun
     monkeypatch.setitem(sys.modules, "torch", torch)
-    waking.join(0.05)
-    assert waking.is_alive() and not loaded
+    start.join(0.05)
+    assert start.is_alive() and not loaded
     torch.__spec__._initializing = False
-    waking.join(60)
+    start.join(60)
     assert loaded == [3]
 
 
 def test_a_program_may_end_without_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    waking = _Waking(0)
-    waking.start()
-    waking.end()
-    assert not waking.is_alive() and not loaded
+    start = _GpuStart(0)
+    start.start()
+    start.end()
+    assert not start.is_alive() and not loaded
 
 
 @pytest.mark.parametrize("error", [AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no memory")])
@@ -84,12 +84,12 @@ def test_errors_are_left_to_torch(loaded: list[int], monkeypatch: pytest.MonkeyP
         raise error
 
     monkeypatch.setattr("rtdetr.gpu_startup.load_libraries", fail)
-    _Waking(0).run()
+    _GpuStart(0).run()
 
 
 def test_without_a_context_nothing_is_loaded(loaded: list[int]) -> None:
-    waking = _Waking(9)
-    waking.run()
+    start = _GpuStart(9)
+    start.run()
     assert not loaded
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from rtdetr.commands.arguments import thresholds
 from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
-from rtdetr.inference.predictor import File, Found, Predictor
+from rtdetr.inference.predictor import File, FileResult, Predictor
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.inference.runtimes import is_exported, load
@@ -66,7 +66,7 @@ class Search(NamedTuple):
             processes.end()
         return cls(predictor, args.batch_size, slices, readers)
 
-    def files(self, files: Iterable[File], with_images: bool = True) -> Iterator[Found]:
+    def files(self, files: Iterable[File], with_images: bool = True) -> Iterator[FileResult]:
         """What becomes of each file or address, in their order."""
         limit = self.predictor.cfg.data.max_megapixels
         opener = Opener(limit, allow_private=True)  # the user typed the address, and so trusts it

@@ -80,7 +80,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
-    from rtdetr.inference.deploy import AsModule
+    from rtdetr.inference.deploy import DetectorModule
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
@@ -100,7 +100,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         detector: nn.Module = model.to(device)
         if args.deployed:
             half = args.deployed == "float16"
-            detector = AsModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
+            detector = DetectorModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
         annotations = cfg.data.val.annotations
         report = args.report and args.report / "report.html"
         outputs = [path for path in (args.save_json, report) if path]

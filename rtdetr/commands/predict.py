@@ -54,14 +54,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.inference.image_ids import image_ids
         from rtdetr.inference.results import ResultsFolder
         from rtdetr.inference.slicing import Slices
-        from rtdetr.inference.sources import is_film
+        from rtdetr.inference.sources import is_video
         from rtdetr.outputs import check_new_folder, check_outputs, unused_folder, writing
 
     slices = Slices.of(args.slices, args.overlap) if args.slices else None
     folder = args.output_dir or unused_folder(Path("output/predict"))
     if args.manifest is not None:
         return predict_manifest.run(args, folder, slices)
-    films = [each for each in args.sources if is_film(each)]
+    films = [each for each in args.sources if is_video(each)]
     addresses = [each for each in args.sources if "://" in each and each not in films]
     files = [each for each in args.sources if each not in films and each not in addresses]
     listing = find_images(files, args.recursive, folder) if files else Listing()

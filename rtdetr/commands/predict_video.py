@@ -49,10 +49,10 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
     from rtdetr.commands.progress import progress
     from rtdetr.data.classes import DataError
     from rtdetr.engine.signals import StopSignal
-    from rtdetr.inference.prefetch import Behind, ahead
+    from rtdetr.inference.prefetch import BackgroundCalls, ahead
     from rtdetr.inference.sources import Opener
     from rtdetr.inference.tracking import Tracker
-    from rtdetr.inference.video_out import FilmWriter, search_frames
+    from rtdetr.inference.video_out import VideoResultsWriter, search_frames
 
     signals, start = StopSignal(), time.perf_counter()
     num_frames = num_objects = 0
@@ -60,15 +60,15 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
     target, error = folder / f"{name}.mp4", ""
     with tempfile.TemporaryDirectory() as temporary, signals.listening():
         try:
-            film = Opener(allow_private=True).film(source, Path(temporary))
+            film = Opener(allow_private=True).open_video(source, Path(temporary))
             track = Tracker(film.rate / args.every, lowest).update if args.track else None
             batch_size = 1 if film.live else args.batch_size
             frames = ahead(film.frames, batch_size + AHEAD)
             with (
                 closing(frames),
                 progress(film.num_frames or None, unit="frame") as bar,
-                FilmWriter(folder, name, film, args.crops) as writer,
-                Behind(batch_size + AHEAD) as behind,
+                VideoResultsWriter(folder, name, film, args.crops) as writer,
+                BackgroundCalls(batch_size + AHEAD) as behind,
             ):
                 for seen in search_frames(frames, search.images, batch_size, args.every, track):
                     behind.call(writer.add, seen)

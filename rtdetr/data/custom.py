@@ -31,7 +31,7 @@ GIVEN = "augment="  # begins the name of what Python was given, and cannot be fo
 Result = tuple[Pixels, Boxes, Labels]
 
 
-class Custom:
+class CustomAugmentation:
     """name: `package.module:function`, or GIVEN and a name for people, of `function`. Raises ConfigError where nothing
     of that name is found, or where it cannot be called."""
 
@@ -44,7 +44,7 @@ class Custom:
 
     def __reduce__(self) -> Any:
         """What has a name goes to data workers as that name: transforms need not be picklable."""
-        return Custom, (self.name, self.function if self.name.startswith(GIVEN) else None)
+        return CustomAugmentation, (self.name, self.function if self.name.startswith(GIVEN) else None)
 
     def __call__(self, pixels: Pixels, boxes: Boxes, labels: Labels, seed: int, image: str, num_classes: int) -> Result:
         """seed: of Python's, numpy's and torch's random numbers in here. image: names it in messages. Raises DataError,

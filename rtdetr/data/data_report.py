@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import lost
+from rtdetr.data.defects import count_dropped
 
 NAME = "data_report.json"
 
@@ -19,7 +19,7 @@ def save_report(folder: Path, **sets: DetectionSet) -> None:
 
 
 def _report(source: DetectionSet) -> dict[str, Any]:
-    gone = lost(source.defects)
+    gone = count_dropped(source.defects)
     return {
         "annotations": str(source.annotation_file),
         "images": str(source.folder),

@@ -13,7 +13,17 @@ from PIL import Image
 
 from rtdetr.data.box_checks import judge_boxes, judge_copies
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, Tally, condensed, lost, refusal
+from rtdetr.data.defects import (
+    MOST_DROPPED,
+    WITHOUT_AREA,
+    Defect,
+    Names,
+    Refused,
+    Totals,
+    condensed,
+    count_dropped,
+    refusal,
+)
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.image_files import judge_names, unreadable
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image, read_pixels, upright_size
@@ -39,11 +49,11 @@ class BoxList(NamedTuple):
     record: Callable[[int], int | str] = int  # what a message calls the i-th
 
 
-class Judged(NamedTuple):
+class JudgedRecords(NamedTuple):
     """What became of the records before they were images and boxes."""
 
     defects: Sequence[Defect]
-    tally: Tally  # of the whole file
+    tally: Totals  # of the whole file
 
 
 class DetectionSet:
@@ -72,7 +82,7 @@ class DetectionSet:
         boxes: BoxList,
         drop_empty: bool = False,
         max_megapixels: float = MAX_MEGAPIXELS,
-        judged: Judged | None = None,
+        judged: JudgedRecords | None = None,
         limit: float | None = MOST_DROPPED,
     ) -> None:
         self.folder = folder
@@ -80,7 +90,7 @@ class DetectionSet:
         self.origin = annotation_file
         self.classes = classes
         self.max_megapixels = max_megapixels
-        judged = judged or Judged([], Tally(len(images.ids), len(boxes.labels)))
+        judged = judged or JudgedRecords([], Totals(len(images.ids), len(boxes.labels)))
         self.defects, self.tally = [*judged.defects], judged.tally
         images, kept = self._present(images)
         self._ids = np.array(images.ids, np.int64)
@@ -148,7 +158,7 @@ class DetectionSet:
         """One line on what was read and what was left out."""
         empty = int((np.diff(self._offsets) == 0).sum())
         without = f" ({empty} without boxes)" if empty else ""
-        gone = lost(self.defects, except_kinds=WITHOUT_AREA)
+        gone = count_dropped(self.defects, except_kinds=WITHOUT_AREA)
         left_out = [
             counted(number, word, words)
             for number, word, words in (

@@ -87,7 +87,7 @@ def as_defect(error: DataError, file: object) -> Defect:
 
 
 @dataclass
-class Tally:
+class Totals:
     """What a file says there is, before anything is dropped. Crowds do not count."""
 
     images: int = 0
@@ -95,7 +95,7 @@ class Tally:
     boxes_of: Counter[int] = field(default_factory=Counter)  # by category id
 
 
-class Lost(NamedTuple):
+class Dropped(NamedTuple):
     """How much of a set is dropped."""
 
     images: int
@@ -114,11 +114,11 @@ def condensed(defects: Sequence[Defect]) -> list[Defect]:
     return few
 
 
-def lost(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Lost:
+def count_dropped(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Dropped:
     """Each dropped record has one defect of that action. Boxes that go with their image have none: they are sound."""
     kinds = [each.kind for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     boxes = sum(kind.startswith("box_") for kind in kinds)
-    return Lost(len(kinds) - boxes, boxes)
+    return Dropped(len(kinds) - boxes, boxes)
 
 
 class Names(NamedTuple):
@@ -132,7 +132,7 @@ class Names(NamedTuple):
 def refusal(
     names: Names,
     defects: Sequence[Defect],
-    tally: Tally,
+    tally: Totals,
     left: Mapping[int, int],
     limit: float,
     except_kinds: Sequence[str] = (),
@@ -145,7 +145,7 @@ def refusal(
     counted = [each for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     if not counted:
         return None
-    gone = lost(counted)
+    gone = count_dropped(counted)
     parts = [
         f"{part} of {of} {what}"
         for part, of, what in ((gone.images, tally.images, "images"), (gone.boxes, tally.boxes, "boxes"))

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, DataConfig, Resize, settled
 from rtdetr.data.classes import Classes, DataError, Match
-from rtdetr.data.custom import Custom, as_read
+from rtdetr.data.custom import CustomAugmentation, as_read
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pasting import paste
@@ -68,7 +68,7 @@ class TrainingSamples(Dataset[LoadedImage]):
     seed: int
     backend: Literal["fused", "plain"] = "fused"
     paste_prob: float = 0.0
-    custom: Custom | None = None
+    custom: CustomAugmentation | None = None
 
     def __getitem__(self, key: SampleKey) -> LoadedImage:
         again = (key.before,) if key.before else ()
@@ -319,7 +319,7 @@ def build_train_loader(
             f"{data.train_batch_size} in each of {world_size} processes; lower data.train_batch_size"
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
-    custom = Custom(augment.custom, function) if augment.custom else None
+    custom = CustomAugmentation(augment.custom, function) if augment.custom else None
     samples = TrainingSamples(source, augmentation, seed, backend, augment.paste_prob, custom)
     loader = DetectionLoader(source, data.num_workers, seed, dataset=samples, batch_sampler=batches)
     loader.num_samples = batches.num_samples

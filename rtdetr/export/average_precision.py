@@ -12,7 +12,7 @@ from rtdetr.data.classes import Classes
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.data.loader import DetectionLoader, build_val_loader
 from rtdetr.engine.evaluation.evaluator import EvalResult, evaluate
-from rtdetr.inference.deploy import AsModule
+from rtdetr.inference.deploy import DetectorModule
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.runtimes import ExportedModel
 from rtdetr.models.rtdetrv3 import Network
@@ -42,7 +42,7 @@ def average_precisions(model: Network, file: ExportedModel, cfg: Config, loader:
 
 def result(predictor: Predictor, cfg: Config, loader: DetectionLoader, device: torch.device) -> EvalResult:
     """Of one process."""
-    detector = AsModule(predictor.predict_tensors)
+    detector = DetectorModule(predictor.predict_tensors)
     found = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
     assert found is not None
     return found

@@ -20,7 +20,7 @@ from rtdetr.config import ConfigError
 from rtdetr.export import targets
 from rtdetr.export.average_precision import average_precisions, validation_loader
 from rtdetr.export.cases import calibration_images, example_images
-from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_noted
+from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_stored_certificate
 from rtdetr.export.edge import of_one_image, quiet, write_coreml, write_executorch, write_litert
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
 from rtdetr.export.ncnn import write_ncnn
@@ -150,7 +150,7 @@ def check_file(
             f"{file}: expected an exported file by its name: .onnx, .pt2, .pte, .tflite, .mlpackage, or a folder "
             "of openvino, ncnn or transformers"
         )
-    noted = read_noted(file)
+    noted = read_stored_certificate(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")
     good = noted.sha256 if noted is not None else ""
     if noted is not None and good and noted.weights_sha256 != metadata.weights_sha256:

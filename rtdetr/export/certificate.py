@@ -169,7 +169,7 @@ class Certificate:
         path.write_text(json.dumps({"certificate": 1, **content}, indent=1), encoding="utf-8")
 
 
-class Noted(NamedTuple):
+class StoredCertificate(NamedTuple):
     """What the certificate beside a file says of it."""
 
     sha256: str  # of the file when it was found good, empty where it never was
@@ -177,7 +177,7 @@ class Noted(NamedTuple):
     ap: AveragePrecisions | None
 
 
-def read_noted(file: Path) -> Noted | None:
+def read_stored_certificate(file: Path) -> StoredCertificate | None:
     """None where there is no certificate. Raises CheckpointError."""
     path = certificate_path(file)
     if not path.is_file():
@@ -185,7 +185,7 @@ def read_noted(file: Path) -> Noted | None:
     try:
         content = json.loads(path.read_bytes())
         ap = content.get("ap")  # older ones have none
-        return Noted(content["certified_sha256"], content["weights_sha256"], ap and AveragePrecisions(**ap))
+        return StoredCertificate(content["certified_sha256"], content["weights_sha256"], ap and AveragePrecisions(**ap))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.inference.hits import Hits
+from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.images import AnyImage
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.result import Result
@@ -26,11 +26,11 @@ def results_of(
 ) -> Result | list[Result] | Iterator[Result]:
     """As `RTDETRv3.predict` says. tile: (h, w) in pixels, in which images are searched as well."""
 
-    def detect(images: list[AnyImage]) -> list[Hits]:
+    def detect(images: list[AnyImage]) -> list[DetectionArrays]:
         if tile is None:
             return predictor.find(images, threshold)
         search = partial(predict_sliced, partial(predictor.predict, threshold=threshold))
-        return [Hits.of(search(image, tile, batch_size), predictor.classes) for image in images]
+        return [DetectionArrays.of(search(image, tile, batch_size), predictor.classes) for image in images]
 
     if source.files and tile is None:
         return [*_of_files(predictor, source.files, threshold, batch_size, source.tolerant)]
@@ -46,7 +46,7 @@ def results_of(
 
 
 def _one_by_one(
-    detect: Callable[[list[AnyImage]], list[Hits]], items: Iterator[Item], batch_size: int, classes: Classes
+    detect: Callable[[list[AnyImage]], list[DetectionArrays]], items: Iterator[Item], batch_size: int, classes: Classes
 ) -> Iterator[Result]:
     while batch := list(islice(items, batch_size)):
         images = [item.image for item in batch if item.image is not None]
@@ -54,7 +54,7 @@ def _one_by_one(
         for item in batch:
             if item.image is None:
                 logger.warning(item.error)
-            yield Result(item, Hits.of([], classes) if item.image is None else next(found))
+            yield Result(item, DetectionArrays.of([], classes) if item.image is None else next(found))
 
 
 def _of_files(
@@ -72,4 +72,4 @@ def _of_files(
             logger.warning(each.error)
         width, height = each.size
         item = Item(str(file), None, each.error, file)
-        yield Result(item, Hits.of(each.detections, predictor.classes), (height, width))
+        yield Result(item, DetectionArrays.of(each.detections, predictor.classes), (height, width))

@@ -112,7 +112,7 @@ class Detector(EndToEnd):
 
 def build_detector(
     model: Network | EndToEnd, device: torch.device, max_detections: int, plan: Plan, in_place: bool = False
-) -> Running:
+) -> RunningModel:
     """The model that runs and the call that runs it, both on the device; plan: as `Plan.on` returns it.
 
     in_place: the model at hand may be changed. What detects by itself, an exported file, say, runs as it is.
@@ -138,16 +138,16 @@ def build_detector(
     if plan.compile:
         detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.kernels == "plain":
-        detect = Plainly(detect)
+        detect = WithPlainKernels(detect)
     if plan.half:
         detect = WithFastProducts(detect)
     if plan.graphs:
         detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
-    return Running(running, detect)
+    return RunningModel(running, detect)
 
 
 @contextlib.contextmanager
-def waking(device: torch.device) -> Iterator[None]:
+def starting_gpu(device: torch.device) -> Iterator[None]:
     """Starts a GPU while other work is done in here: its context and the libraries of convolutions and products load
     at their first use, and take longer than reading and folding a model."""
     if device.type != "cuda":
@@ -159,14 +159,14 @@ def waking(device: torch.device) -> Iterator[None]:
         woken.result()
 
 
-class Running(NamedTuple):
+class RunningModel(NamedTuple):
     """A model on its device, and the call that runs it the fast way."""
 
     model: Model
     detect: Detect
 
 
-class AsModule(EndToEnd):
+class DetectorModule(EndToEnd):
     """`detect` for those who expect a module."""
 
     def __init__(self, detect: Detect) -> None:
@@ -177,7 +177,7 @@ class AsModule(EndToEnd):
         return self.detect(images, sizes)
 
 
-class Plainly:
+class WithPlainKernels:
     """`detect` with PyTorch alone."""
 
     def __init__(self, detect: Detect) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from rtdetr.foreign_names import no_attribute
-from rtdetr.inference.fonts import Written, written
+from rtdetr.inference.fonts import RenderedText, rendered
 
 VIEW = 640  # pixels that a person likes the longer side of an image to have
 MARGIN = 2  # pixels around the text of a label
@@ -77,13 +77,13 @@ def _hidden(areas: np.ndarray[Any, Any], placed: np.ndarray[Any, Any]) -> np.nda
     return np.asarray((widths * heights).sum(axis=1))
 
 
-def fitting_text(detection: Detection, size: float, width: int) -> Written:
+def fitting_text(detection: Detection, size: float, width: int) -> RenderedText:
     """Name and score, the name cut where the image is too narrow for it. size: of the font."""
     name = detection.name
-    text = written(f"{name} {detection.score:.2f}", detection.name, size)
+    text = rendered(f"{name} {detection.score:.2f}", detection.name, size)
     while len(name) > 1 and text.right > width - 1 - 2 * MARGIN:
         name = name[:-1]
-        text = written(f"{name}... {detection.score:.2f}", detection.name, size)
+        text = rendered(f"{name}... {detection.score:.2f}", detection.name, size)
     return text
 
 

@@ -31,7 +31,7 @@ TRIED = 16  # pixels; a font of one fixed size, as of coloured emoji, cannot hav
 UNKNOWN = "\U0010ffff"  # no character
 
 
-class Written(NamedTuple):
+class RenderedText(NamedTuple):
     """A text as it is drawn; in pixels from where it begins."""
 
     ink: Image.Image  # mode L: how far each pixel takes the colour of the text
@@ -41,19 +41,19 @@ class Written(NamedTuple):
     bottom: float
 
 
-def written(text: str, name: str, size: float) -> Written:
+def rendered(text: str, name: str, size: float) -> RenderedText:
     """The text in the font for the name. Texts come again, and FreeType takes longer for one than drawing all else."""
-    return _written(text, font_file(name), size)
+    return _rendered(text, font_file(name), size)
 
 
 @lru_cache(maxsize=1024)
-def _written(text: str, path: Path | None, size: float) -> Written:
+def _rendered(text: str, path: Path | None, size: float) -> RenderedText:
     font = _font(path, size, threading.get_ident())
     left, top, right, bottom = ImageDraw.Draw(Image.new("L", (1, 1))).textbbox((0, 0), text, font=font)
     x, y = floor(left), floor(top)
     ink = Image.new("L", (ceil(right) - x, ceil(bottom) - y))
     ImageDraw.Draw(ink).text((-x, -y), text, fill=255, font=font)
-    return Written(ink, x, y, right, bottom)
+    return RenderedText(ink, x, y, right, bottom)
 
 
 def font_for(name: str, size: float) -> Any:

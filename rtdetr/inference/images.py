@@ -131,7 +131,7 @@ class DevicePixels:
         return torch.stack([resize_there(each, self.size, self.interpolation) for each in there]).permute(0, 3, 1, 2)
 
 
-class ThereAlready:
+class DeviceTensors:
     """A batch of tensors that lie on the device, and get the network's size there."""
 
     def __init__(
@@ -195,4 +195,4 @@ def check_decoder(device: torch.device) -> None:
 
 
 FileBatch = HostPixels | DevicePixels | DeviceJpegs
-Batch = FileBatch | ThereAlready
+Batch = FileBatch | DeviceTensors

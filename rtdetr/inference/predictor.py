@@ -19,23 +19,23 @@ from torch import Tensor
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.images import Jpeg, ordinary_jpeg, read_pixels
-from rtdetr.inference.deploy import RECORD_AT, Plan, build_detector, waking
+from rtdetr.inference.deploy import RECORD_AT, Plan, build_detector, starting_gpu
+from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection
-from rtdetr.inference.hits import Hits
 from rtdetr.inference.images import (
     AnyImage,
     Batch,
     DeviceJpegs,
     DevicePixels,
+    DeviceTensors,
     FileBatch,
     HostPixels,
     Pixels,
-    ThereAlready,
     as_image,
     check_decoder,
 )
 from rtdetr.inference.prefetch import one_opencv_thread
-from rtdetr.inference.processes import Kept, ReadingProcesses
+from rtdetr.inference.processes import KeptImage, ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.inference.reading import Task, working_folder
 from rtdetr.inference.thresholds import Lowest, lowest_scores
@@ -45,7 +45,7 @@ from rtdetr.types import Detections
 from rtdetr.weights.load import model_from_checkpoint
 
 
-class Found(NamedTuple):
+class FileResult(NamedTuple):
     """What became of one file: an image with detections, or the sentence why there is none."""
 
     file: Path | str  # str: an address
@@ -54,7 +54,7 @@ class Found(NamedTuple):
     best_score: float = 0.0  # of all detections, those below the threshold included
     error: str = ""
     size: tuple[int, int] = (0, 0)  # width, height of the image, where it was searched whole
-    kept: Kept | None = None  # the image in the process that read it
+    kept: KeptImage | None = None  # the image in the process that read it
 
     @property
     def as_pil(self) -> Image.Image | None:
@@ -68,7 +68,7 @@ File = Path | str
 Read = Callable[[File], Any]  # Pixels, or what a batch takes in their place; raises DataError
 
 
-class Pending(NamedTuple):
+class PendingBatch(NamedTuple):
     """Detections on the host, complete once `done` has happened."""
 
     found: Detections
@@ -77,7 +77,7 @@ class Pending(NamedTuple):
 
 
 # Files, their pixels at the network's size, and their images, where they are wanted, or why there is none.
-ReadImage = Pixels | Kept | DataError | None
+ReadImage = Pixels | KeptImage | DataError | None
 Batches = Generator[tuple[list[File], Batch, Sequence[ReadImage]], None, None]
 
 
@@ -103,7 +103,7 @@ class Predictor:
         threshold: Lowest | None = None,
         **options: Any,
     ) -> None:
-        with waking(torch.device(device)):
+        with starting_gpu(torch.device(device)):
             self._set_up(*model_from_checkpoint(checkpoint), device, threshold, options, in_place=True)
 
     @classmethod
@@ -151,7 +151,7 @@ class Predictor:
         outside is left out. threshold: for this call, in place of the predictor's; several threads may call."""
         return [each.detections for each in self.find(images, threshold)]
 
-    def find(self, images: Sequence[AnyImage] | Tensor, threshold: Lowest | None = None) -> list[Hits]:
+    def find(self, images: Sequence[AnyImage] | Tensor, threshold: Lowest | None = None) -> list[DetectionArrays]:
         """As `predict`. images: or a tensor (B, 3, H, W) uint8. Tensors of the predictor's device stay there."""
         if len(images) == 0:
             return []
@@ -166,7 +166,7 @@ class Predictor:
         num_processes: int = 0,
         threshold: Lowest | None = None,
         with_images: bool = True,
-    ) -> Iterator[Found]:
+    ) -> Iterator[FileResult]:
         """One after the other. A file that is no image is skipped and reported.
 
         read: makes RGB pixels (H, W, 3) of each, by default of a file.
@@ -180,7 +180,7 @@ class Predictor:
             raise ValueError(f"read: only threads call it, expected num_processes=0, got {num_processes}")
         threshold = self.threshold if threshold is None else threshold
         num_threads = num_threads or Readers.choose().threads
-        waiting: deque[tuple[list[File], Sequence[ReadImage], Pending]] = deque()
+        waiting: deque[tuple[list[File], Sequence[ReadImage], PendingBatch]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
         if self.plan.decode == "device":
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self._read_stored, False)
@@ -245,10 +245,10 @@ class Predictor:
         needs no resize is copied to the device from where it lies."""
         if (array := self._fitting(images)) is not None:
             planes = torch.from_numpy(array.reshape(1, *array.shape).transpose(0, 3, 1, 2))
-            return ThereAlready(planes.to(self.device, non_blocking=True), self.cfg.data.image_size)
+            return DeviceTensors(planes.to(self.device, non_blocking=True), self.cfg.data.image_size)
         if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
             there = images if isinstance(images, Tensor) else [each for each in images if isinstance(each, Tensor)]
-            return ThereAlready(there, self.cfg.data.image_size, self.cfg.data.interpolation)
+            return DeviceTensors(there, self.cfg.data.image_size, self.cfg.data.interpolation)
         batch = self._empty_batch(len(images))
         for i, image in enumerate(images):
             batch.put(i, image)
@@ -332,13 +332,13 @@ class Predictor:
             images.append(pixels if with_images else None)
         return images
 
-    def _start(self, batch: Batch, ahead: bool = False) -> Pending:
+    def _start(self, batch: Batch, ahead: bool = False) -> PendingBatch:
         """Detects in a batch; on a GPU this returns before anything is done. ahead: while the batch before is at
         work."""
         if self._upload is None:
-            return Pending(self.predict_tensors(batch.on(self.device), batch.sizes), batch.sizes, None)
+            return PendingBatch(self.predict_tensors(batch.on(self.device), batch.sizes), batch.sizes, None)
         here = torch.cuda.current_stream(self.device)
-        if ahead and not isinstance(batch, ThereAlready):  # which was made on this stream
+        if ahead and not isinstance(batch, DeviceTensors):  # which was made on this stream
             with torch.cuda.stream(self._upload):
                 pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
             here.wait_stream(self._upload)
@@ -348,7 +348,7 @@ class Predictor:
             pixels, sizes = batch.on(self.device), self._sizes_of(batch)
         found = self.predict_tensors(pixels, sizes)
         on_host = (each.to("cpu", non_blocking=True) for each in found)  # in pinned memory
-        return Pending(Detections(*on_host), batch.sizes, here.record_event())
+        return PendingBatch(Detections(*on_host), batch.sizes, here.record_event())
 
     def _sizes_of(self, batch: Batch) -> Tensor:
         """(B, 2) on the device; sizes that came before lie there still, as copying them takes as long as an image."""
@@ -360,7 +360,7 @@ class Predictor:
             there = self._known_sizes[key] = batch.sizes.to(self.device)
         return there
 
-    def _reported(self, pending: Pending, threshold: Lowest) -> list[Hits]:
+    def _reported(self, pending: PendingBatch, threshold: Lowest) -> list[DetectionArrays]:
         """Detections of each image that reach the threshold, clipped; waits for the GPU."""
         if pending.done is not None:
             pending.done.synchronize()
@@ -373,18 +373,20 @@ class Predictor:
         shown = inside & (scores.astype(np.float64) >= lowest)  # compared with the threshold as it was given
         best = scores.max(axis=1, initial=0, where=inside).tolist()
         return [
-            Hits(boxes[i].compress(each, 0), scores[i].compress(each), labels[i].compress(each), self.classes, best[i])
+            DetectionArrays(
+                boxes[i].compress(each, 0), scores[i].compress(each), labels[i].compress(each), self.classes, best[i]
+            )
             for i, each in enumerate(shown)
         ]
 
     def _found(
-        self, files: list[File], images: Sequence[ReadImage], pending: Pending, threshold: Lowest
-    ) -> Iterator[Found]:
+        self, files: list[File], images: Sequence[ReadImage], pending: PendingBatch, threshold: Lowest
+    ) -> Iterator[FileResult]:
         sizes = pending.sizes.int().tolist()
         for file, image, (height, width), hits in zip(files, images, sizes, self._reported(pending, threshold)):
             if isinstance(image, DataError):
-                yield Found(file, None, [], error=str(image))
-            elif isinstance(image, Kept):
-                yield Found(file, None, hits, hits.best, size=(width, height), kept=image)
+                yield FileResult(file, None, [], error=str(image))
+            elif isinstance(image, KeptImage):
+                yield FileResult(file, None, hits, hits.best, size=(width, height), kept=image)
             else:
-                yield Found(file, image, hits, hits.best, size=(width, height))
+                yield FileResult(file, image, hits, hits.best, size=(width, height))

@@ -22,7 +22,7 @@ Size = int | tuple[int, int] | None  # of the network's input, (h, w) or one sid
 Key = tuple[int, Compile, tuple[int, ...], Half]  # changes of the weights so far, options, (h, w) of the input, half
 
 
-class Told:
+class LoadCounter:
     """Counts how often a module has loaded a state dict: a hook, which costs a call of the network nothing."""
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Predictors:
         """model: a network, or what detects by itself. half: what "auto" means in a call."""
         self.model, self.cfg, self.classes, self.device = model, cfg, classes, device
         self.compile, self.half = compile, checked_half(half)
-        self.told, self.lock = Told(), threading.Lock()
+        self.told, self.lock = LoadCounter(), threading.Lock()
         self.made: dict[Key, Predictor] = {}
         self.told.watch(model)
         self.processes = ReadingProcesses()  # of all predictors

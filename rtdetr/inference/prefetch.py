@@ -31,7 +31,7 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
         pool.shutdown(cancel_futures=True)
 
 
-class Begun(Protocol[MadeThere]):
+class FutureLike(Protocol[MadeThere]):
     """Work that is done elsewhere: a future, say."""
 
     def done(self) -> bool: ...
@@ -39,10 +39,12 @@ class Begun(Protocol[MadeThere]):
     def result(self) -> MadeThere: ...
 
 
-def in_order(begin: Callable[[Item], Begun[Made]], items: Iterable[Item], number: int) -> Iterator[tuple[Item, Made]]:
+def in_order(
+    begin: Callable[[Item], FutureLike[Made]], items: Iterable[Item], number: int
+) -> Iterator[tuple[Item, Made]]:
     """Each item and what comes of the work on it, in their order. number: items that wait for it at most; what the work
     raises is raised in its turn."""
-    waiting: deque[tuple[Item, Begun[Made]]] = deque()
+    waiting: deque[tuple[Item, FutureLike[Made]]] = deque()
     for item in items:
         waiting.append((item, begin(item)))
         while waiting and (len(waiting) > number or waiting[0][1].done()):
@@ -91,7 +93,7 @@ def one_opencv_thread() -> Iterator[None]:
                 cv2.setNumThreads(before)
 
 
-class Behind:
+class BackgroundCalls:
     """Calls that a thread makes one after the other while at most `number` wait. What one raises is raised by a later
     call, or at the end; nothing is called after it."""
 
@@ -105,7 +107,7 @@ class Behind:
         while len(self.waiting) > self.number:
             self.waiting.popleft().result()
 
-    def __enter__(self) -> Behind:
+    def __enter__(self) -> BackgroundCalls:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

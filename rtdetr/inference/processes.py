@@ -173,7 +173,7 @@ class Answer(NamedTuple):
         return answer
 
 
-class Kept:
+class KeptImage:
     """An image in the process that read it, until this object goes."""
 
     def __init__(self, process: Process, number: int) -> None:
@@ -189,7 +189,7 @@ class Kept:
 
 class Read(NamedTuple):
     size: tuple[int, int] | DataError  # height and width of the image
-    kept: Kept | None
+    kept: KeptImage | None
 
 
 class ReadingProcesses:
@@ -262,7 +262,7 @@ class ReadingProcesses:
 
 def _read(key: int, answer: Answer, keep: bool) -> Read:
     try:
-        return Read(answer.result(), Kept(answer.process, key) if keep else None)
+        return Read(answer.result(), KeptImage(answer.process, key) if keep else None)
     except DataError as error:
         return Read(error.with_traceback(None), None)  # whose frames would hold all of this
 

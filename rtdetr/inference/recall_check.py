@@ -14,7 +14,7 @@ from rtdetr.data.classes import DataError
 MIN_IOU = 0.5
 
 
-class Tally(NamedTuple):
+class Counts(NamedTuple):
     """Counts over the images that are in both files; crowds are no objects."""
 
     images: int
@@ -30,7 +30,7 @@ class Tally(NamedTuple):
         )
 
 
-def count_found(results: Path, annotations: Path) -> Tally:
+def count_found(results: Path, annotations: Path) -> Counts:
     """Compares the results.json of `rtdetr predict` with COCO annotations of the same images, told by file name.
 
     Raises DataError when a file cannot be used or they have no image in common.
@@ -50,7 +50,7 @@ def count_found(results: Path, annotations: Path) -> Tally:
         ) from error
     if not counts:
         raise DataError(f"{results}: none of its images is named in {annotations}")
-    return Tally(len(counts), *(sum(column) for column in zip(*counts)))
+    return Counts(len(counts), *(sum(column) for column in zip(*counts)))
 
 
 def _count(objects: list[dict[str, Any]], detections: list[dict[str, Any]]) -> tuple[int, int, int]:

@@ -19,8 +19,8 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.images import MAX_MEGAPIXELS, read_image
 from rtdetr.extras import optional
 from rtdetr.foreign_names import no_attribute
+from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection, draw
-from rtdetr.inference.hits import Hits
 from rtdetr.inference.image_ids import file_number
 from rtdetr.inference.images import AnyImage, as_image, size_of
 from rtdetr.inference.sources import Item
@@ -34,7 +34,7 @@ class Result:
     error: why a file of a folder could not be read, else empty.
     """
 
-    def __init__(self, item: Item, hits: Hits, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, item: Item, hits: DetectionArrays, size: tuple[int, int] | None = None) -> None:
         """size: (height, width), where the item comes without its image."""
         self.source, self.error, self.hits = item.name, item.error, hits
         self.height, self.width = size or (size_of(item.image) if item.image is not None else (0, 0))

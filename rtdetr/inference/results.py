@@ -15,8 +15,8 @@ from rtdetr.data.classes import Classes
 from rtdetr.inference.draw import Detection, save_drawn
 from rtdetr.inference.fonts import font_file
 from rtdetr.inference.images import size_of
-from rtdetr.inference.predictor import File, Found
-from rtdetr.inference.prefetch import Begun
+from rtdetr.inference.predictor import File, FileResult
+from rtdetr.inference.prefetch import FutureLike
 from rtdetr.inference.readers import Readers
 
 Format = Literal["coco", "yolo", "csv"]
@@ -79,7 +79,7 @@ def as_json(detections: Sequence[Detection]) -> list[dict[str, Any]]:
     return [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in detections]
 
 
-def item_of(found: Found, **more: str) -> dict[str, Any]:
+def item_of(found: FileResult, **more: str) -> dict[str, Any]:
     """What became of a file, as it is listed: file, width, height, `more`, detections; or file and error."""
     if found.error:
         return {"file": str(found.file), "error": found.error}
@@ -88,7 +88,7 @@ def item_of(found: Found, **more: str) -> dict[str, Any]:
     return {"file": str(found.file), **size, **more, "detections": as_json(found.detections)}
 
 
-def _size(found: Found) -> tuple[int, int]:
+def _size(found: FileResult) -> tuple[int, int]:
     """(width, height)"""
     return found.size if found.image is None else size_of(found.image)[::-1]
 
@@ -123,12 +123,12 @@ class ResultsFolder:
         if "csv" in formats:
             self.writers.append(CsvWriter(folder))
 
-    def add(self, found: Found, name: Path) -> Path | None:
+    def add(self, found: FileResult, name: Path) -> Path | None:
         """Writes one file's results and returns the image with boxes. name: relative to the folder, no suffix."""
         self.begin_drawing(found, name).result()
         return self.list_found(found, name)
 
-    def begin_drawing(self, found: Found, name: Path) -> Begun[None]:
+    def begin_drawing(self, found: FileResult, name: Path) -> FutureLike[None]:
         """Where the image is, in a thread or in the process that keeps it: writes the image with boxes, and crops."""
         files = self._target(name), None if self.crops is None else self.crops / name
         if found.kept is None:
@@ -137,7 +137,7 @@ class ResultsFolder:
             font_file(each.name)  # says what no font shows
         return found.kept.ask(save_drawn, list(found.detections), *files)
 
-    def list_found(self, found: Found, name: Path) -> Path | None:
+    def list_found(self, found: FileResult, name: Path) -> Path | None:
         """In results.json and the other formats; the image with boxes, if there is one."""
         self.num_images += 1
         if found.error:
@@ -161,7 +161,7 @@ class ResultsFolder:
             each.close()
 
 
-def _save_drawn_here(found: Found, target: Path, crops: Path | None) -> None:
+def _save_drawn_here(found: FileResult, target: Path, crops: Path | None) -> None:
     if (image := found.as_pil) is not None:
         save_drawn(image, found.detections, target, crops)
 

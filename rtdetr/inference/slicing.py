@@ -13,7 +13,7 @@ import torch
 from rtdetr.data.classes import DataError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import AnyImage, crop, size_of
-from rtdetr.inference.predictor import File, Found
+from rtdetr.inference.predictor import File, FileResult
 from rtdetr.inference.prefetch import ahead
 
 OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
@@ -107,17 +107,17 @@ def merge(detections: list[Detection]) -> list[Detection]:
 
 def predict_files_sliced(
     predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Callable[[File], AnyImage]
-) -> Iterator[Found]:
+) -> Iterator[FileResult]:
     """One after the other; a file that is no image, for which `read` raises DataError, costs that file alone.
     predict: of a batch of images."""
 
-    def opened(file: File) -> Found:
+    def opened(file: File) -> FileResult:
         try:
             image = read(file)
             height, width = size_of(image)
-            return Found(file, image, [], size=(width, height))
+            return FileResult(file, image, [], size=(width, height))
         except DataError as error:
-            return Found(file, None, [], error=str(error))
+            return FileResult(file, None, [], error=str(error))
 
     for found in ahead(map(opened, files), 2):
         if found.image is None:

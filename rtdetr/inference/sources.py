@@ -101,20 +101,20 @@ class Opener(NamedTuple):
             return as_rgb_array(self.image(source))
         return read_pixels(Path(source), max_megapixels=self.max_megapixels)
 
-    def film(self, name: str, folder: Path) -> video.Film:
-        """The frames of what `is_film` says yes to. folder: for a video that has to be fetched first. Raises DataError
+    def open_video(self, name: str, folder: Path) -> video.Video:
+        """The frames of a source for which `is_video` is true. folder: where a video is downloaded to. Raises DataError
         or MissingPackage."""
         if name.isdecimal() and not Path(name).exists():
             return video.open_camera(int(name))
         if "://" not in name:
-            return video.open_film(name)
+            return video.open_video(name)
         ending = Path(urlsplit(name).path).suffix.lower()
         if _is_stream(name):
             self._check_stream(name)
-            return video.open_film(name)._replace(live=True)
+            return video.open_video(name)._replace(live=True)
         video.reader(name)
         fetch(name, folder / f"video{ending}", VIDEO, self.allow_private)
-        return video.open_film(str(folder / f"video{ending}"), name)
+        return video.open_video(str(folder / f"video{ending}"), name)
 
     def _named(self, name: str) -> Source:
         if "\0" in name or not name:
@@ -203,7 +203,7 @@ class Opener(NamedTuple):
                 raise DataError(str(error).replace(str(file), url)) from error
 
 
-def is_film(source: str) -> bool:
+def is_video(source: str) -> bool:
     """Whether a source that is named in a command is a video file, the number of a camera, or an address of either.
     A malformed address is none: like an image that cannot be read, it is reported when it is its turn."""
     if "://" in source:

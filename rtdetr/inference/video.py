@@ -28,7 +28,7 @@ class Frame(NamedTuple):
     seconds: float  # since the first frame
 
 
-class Film(NamedTuple):
+class Video(NamedTuple):
     """Frames that come one after the other, and what is known of them beforehand."""
 
     frames: Iterator[Frame]
@@ -39,11 +39,11 @@ class Film(NamedTuple):
 
 
 def video_frames(source: str) -> Iterator[Image.Image]:
-    """The frames of a file or stream that FFmpeg knows, one after the other, upright. Raises as `open_film` does."""
-    return (frame.image for frame in open_film(source).frames)
+    """The frames of a file or stream that FFmpeg knows, one after the other, upright. Raises as `open_video` does."""
+    return (frame.image for frame in open_video(source).frames)
 
 
-def open_film(source: str, name: str = "") -> Film:
+def open_video(source: str, name: str = "") -> Video:
     """A file or stream that FFmpeg knows. name: what messages call it, by default as it is.
 
     Raises DataError, also for a file that ends before its end, once its last frame was taken; and MissingPackage where
@@ -61,7 +61,7 @@ def open_film(source: str, name: str = "") -> Film:
     stream = container.streams.video[0]
     stream.thread_type = "AUTO"
     rate = stream.average_rate or stream.guessed_rate or NO_RATE
-    return Film(_decoded(av, container, name, rate), rate, stream.time_base or 1 / rate, stream.frames)
+    return Video(_decoded(av, container, name, rate), rate, stream.time_base or 1 / rate, stream.frames)
 
 
 def reader(name: str) -> Any:
@@ -105,9 +105,9 @@ def _is_cut(container: Any, seconds: float) -> bool:
     return bool(index) and index[-1].pos + index[-1].size > size
 
 
-def open_camera(index: int) -> Film:
+def open_camera(index: int) -> Video:
     """A camera of this machine, 0 for the first. Raises DataError."""
-    return Film(_timed(camera_frames(index)), NO_RATE, Fraction(1, 1000), live=True)
+    return Video(_timed(camera_frames(index)), NO_RATE, Fraction(1, 1000), live=True)
 
 
 def _timed(images: Iterator[Image.Image]) -> Iterator[Frame]:

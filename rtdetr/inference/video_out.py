@@ -14,12 +14,12 @@ from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection, draw, save_crops
 from rtdetr.inference.prefetch import batches
 from rtdetr.inference.results import JsonLines, as_json
-from rtdetr.inference.video import Film, Frame
+from rtdetr.inference.video import Frame, Video
 
 QUALITY = {"crf": "20", "preset": "veryfast"}  # of H.264: hardly to be told from the source, and quick
 
 
-class Seen(NamedTuple):
+class SearchedFrame(NamedTuple):
     """A frame; whether it was searched, and what was found in it, or else in the last one that was."""
 
     number: int  # from 0
@@ -35,7 +35,7 @@ def search_frames(
     batch_size: int = 8,
     every: int = 1,
     track: Callable[[list[Detection], float], list[int | None]] | None = None,
-) -> Iterator[Seen]:
+) -> Iterator[SearchedFrame]:
     """All frames in order; every so many are searched, the first of all among them. detect: in a batch of images;
     track: ids of the detections of one frame, given its seconds."""
     last: tuple[list[Detection], list[int | None]] = ([], [])
@@ -47,15 +47,15 @@ def search_frames(
             if searched:
                 detections = next(found)
                 last = detections, track(detections, frame.seconds) if track is not None else []
-            yield Seen(number, frame, searched, *last)
+            yield SearchedFrame(number, frame, searched, *last)
 
 
-class FilmWriter:
+class VideoResultsWriter:
     """NAME.mp4, with every frame at its time and in its size, and NAME.jsonl, with an object per searched frame:
     {"frame", "seconds", "detections": [{"category_id", "name", "score", "box": x1, y1, x2, y2 in pixels}]}, and the
     "track" of each detection where they are tracked. crops: crops/NAME/FRAME/1.jpg, ..., too. Raises OSError."""
 
-    def __init__(self, folder: Path, name: Path, film: Film, crops: bool = False) -> None:
+    def __init__(self, folder: Path, name: Path, film: Video, crops: bool = False) -> None:
         self.crops = folder / "crops" / name if crops else None
         self.target = folder / f"{name}.mp4"
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ class FilmWriter:
         self.lines = JsonLines(self.listed)
         self.video = VideoWriter(self.target, film.rate, film.tick)
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: SearchedFrame) -> None:
         tracks = seen.tracks or [None] * len(seen.detections)
         shown = [
             each if track is None else each._replace(name=f"#{track} {each.name}")
@@ -79,7 +79,7 @@ class FilmWriter:
             save_crops(seen.frame.image, seen.detections, self.crops / str(seen.number))
         self.lines.add({"frame": seen.number, "seconds": round(seen.frame.seconds, 6), "detections": detections})
 
-    def __enter__(self) -> FilmWriter:
+    def __enter__(self) -> VideoResultsWriter:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -109,7 +109,7 @@ class Measured:
             self.figures.request(path, status, time.perf_counter() - began)
 
 
-class Desk:
+class RequestHandler:
     """Lets as many requests in as there are slots, and answers them. figures: where it is counted."""
 
     def __init__(self, detect: Detect, settings: Settings, figures: Figures) -> None:
@@ -183,7 +183,7 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
     """The application. detect: images to detections of every score, best first; one thread calls it. What was let in
     is answered before the application's end."""
     figures, own = Figures(), Thresholds(settings.threshold, settings.thresholds)
-    desk = Desk(detect, settings, figures)
+    desk = RequestHandler(detect, settings, figures)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

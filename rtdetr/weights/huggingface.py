@@ -23,7 +23,7 @@ from rtdetr.weights.checkpoint import CheckpointError, check_tensors, make_check
 from rtdetr.weights.class_rows import plain_name
 from rtdetr.weights.compare import compare, listed
 from rtdetr.weights.huggingface_names import to_ours, to_theirs
-from rtdetr.weights.official import bodiless
+from rtdetr.weights.official import on_meta_device
 from rtdetr.weights.pretrained import (
     CONFIG,
     OWN_FOLDER,
@@ -111,7 +111,7 @@ def _tensors(file: Path) -> dict[str, Any]:
 
 def _weights(theirs: Mapping[str, Tensor], cfg: Config, num_classes: int, file: Path) -> dict[str, Tensor]:
     """All that detects, under our names, in float32. Raises CheckpointError."""
-    own = bodiless(cfg.model, num_classes, file)
+    own = on_meta_device(cfg.model, num_classes, file)
     weights, left = to_ours(theirs, own.state_dict())
     report = compare(own, weights)
     lacking = [name for name in report.missing if not name.startswith(("query_groups.", "dense_head."))]

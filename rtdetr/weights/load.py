@@ -134,7 +134,7 @@ def model_from_content(
     """`model_from_checkpoint` of a file that has been read; `path` names it in messages."""
     cfg = cfg or config_from_dict(content["config"], str(path), updates)
     classes = Classes.of(content["classes"])
-    with NothingDrawn():
+    with NoRandomInit():
         model = build_model(cfg.model, len(classes))
     load_exactly(model, content["ema"] or content["model"], path)
     return model.eval(), cfg, classes
@@ -150,7 +150,7 @@ def differs(network: nn.Module, path: Path | None, as_made: str) -> bool:
     return weights_sha256(network.state_dict()) != as_made
 
 
-class NothingDrawn(TorchFunctionMode):
+class NoRandomInit(TorchFunctionMode):
     """In here, tensors that are to be filled with random numbers stay as they are: drawing those that the weights of a
     file replace takes longer than loading them."""
 

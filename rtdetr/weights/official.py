@@ -59,7 +59,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
         if "transformer.dec_score_head.0.weight" not in official:
             raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
     num_classes = _num_classes(official)
-    model = bodiless(config.model, num_classes, path)
+    model = on_meta_device(config.model, num_classes, path)
     weights = under_our_names(official, model)
     report = compare(model, weights)
     fitting = {name: weights[name].contiguous().float() for name in report.matched}
@@ -96,7 +96,7 @@ def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
     """
     official = read_official(path)
     config = recognise(official, path)
-    return under_our_names(official, bodiless(config.model, _num_classes(official), path))
+    return under_our_names(official, on_meta_device(config.model, _num_classes(official), path))
 
 
 def under_our_names(official: Mapping[str, Tensor], model: Network) -> dict[str, Tensor]:
@@ -191,7 +191,7 @@ def _num_classes(official: Mapping[str, Tensor]) -> int:
     return head.shape[0] if head is not None and head.dim() else 80
 
 
-def bodiless(config: ModelConfig, num_classes: int, path: str | Path) -> Network:
+def on_meta_device(config: ModelConfig, num_classes: int, path: str | Path) -> Network:
     """The model without memory for its weights: only names and shapes are wanted."""
     try:
         with torch.device("meta"):

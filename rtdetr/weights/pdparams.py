@@ -33,7 +33,7 @@ class ConvertError(CheckpointError):
     """A weight file that cannot be used; the message is one sentence for the person who gave it."""
 
 
-class _StandIn:
+class _Placeholder:
     """What a file gets in place of a global: it can be called as the file needs it, and nothing else."""
 
     __slots__ = ("name",)
@@ -48,16 +48,16 @@ class _StandIn:
         raise ConvertError(f"tries to change `{self.name}`")
 
 
-class _Reconstruct(_StandIn):
+class _Reconstruct(_Placeholder):
     __slots__ = ()
 
     def __call__(self, *arguments: Any) -> _StoredArray:
-        if len(arguments) != 3 or not isinstance(arguments[0], _StandIn) or arguments[0].name != "numpy.ndarray":
+        if len(arguments) != 3 or not isinstance(arguments[0], _Placeholder) or arguments[0].name != "numpy.ndarray":
             raise ConvertError("holds an array that is not a plain numpy.ndarray")
         return _StoredArray()
 
 
-class _MakeDtype(_StandIn):
+class _MakeDtype(_Placeholder):
     __slots__ = ()
 
     def __call__(self, *arguments: Any) -> _StoredDtype:
@@ -69,7 +69,7 @@ class _MakeDtype(_StandIn):
         return _StoredDtype(code)
 
 
-class _Encode(_StandIn):
+class _Encode(_Placeholder):
     """Protocol 2 has no bytes, so it stores them as text that is to be encoded."""
 
     __slots__ = ()
@@ -80,7 +80,7 @@ class _Encode(_StandIn):
         return arguments[0].encode("latin1")
 
 
-class _MakeTuple(_StandIn):
+class _MakeTuple(_Placeholder):
     """Some releases store a tensor as tuple((name, array))."""
 
     __slots__ = ()
@@ -126,9 +126,9 @@ class _StoredArray:
         self.array = array.astype(dtype.newbyteorder("="), order="C")  # also a copy: a buffer of bytes is read-only
 
 
-_ARRAY, _RECONSTRUCT = _StandIn("numpy.ndarray"), _Reconstruct("numpy.core.multiarray._reconstruct")
+_ARRAY, _RECONSTRUCT = _Placeholder("numpy.ndarray"), _Reconstruct("numpy.core.multiarray._reconstruct")
 _ENCODE, _TUPLE = _Encode("_codecs.encode"), _MakeTuple("builtins.tuple")
-ALLOWED_GLOBALS: dict[tuple[str, str], _StandIn] = {
+ALLOWED_GLOBALS: dict[tuple[str, str], _Placeholder] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,  # written with NumPy 2
     ("numpy", "ndarray"): _ARRAY,
@@ -223,7 +223,7 @@ class _Reader:
 
     def _call(self) -> None:
         function, arguments = self._pop(2)
-        if not isinstance(function, _StandIn) or not isinstance(arguments, tuple):
+        if not isinstance(function, _Placeholder) or not isinstance(arguments, tuple):
             raise ConvertError("calls something else than the makers of arrays")
         made = function(*arguments)
         self._spend(len(made) if isinstance(made, bytes) else 0)
@@ -232,7 +232,7 @@ class _Reader:
     def _build(self) -> None:
         state = self._pop(1)[0]
         target = self.stack[-1]
-        if not isinstance(target, (_StandIn, _StoredArray, _StoredDtype)):
+        if not isinstance(target, (_Placeholder, _StoredArray, _StoredDtype)):
             raise ConvertError(f"tries to change a {_kind(target)}")
         if isinstance(target, _StoredArray) and isinstance(state, tuple) and isinstance(state[-1], bytes):
             self._spend(len(state[-1]))
@@ -244,7 +244,7 @@ class _Reader:
             raise ConvertError("describes more numbers than it holds")
 
 
-def _stand_in(module: Any, name: Any) -> _StandIn:
+def _stand_in(module: Any, name: Any) -> _Placeholder:
     allowed = ALLOWED_GLOBALS.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
     if allowed is None:
         raise ConvertError(

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from rtdetr import RTDETRv3
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
-from rtdetr.data.custom import Custom, checked, name_of
+from rtdetr.data.custom import CustomAugmentation, checked, name_of
 from rtdetr.data.loader import build_train_loader
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
@@ -180,7 +180,7 @@ def test_random_transforms_repeat_in_any_worker(data: Path, make: Callable[[], A
 def test_albumentations_without_boxes_is_refused() -> None:
     import_or_skip = flip_of_albumentations()
     with pytest.raises(ConfigError, match=message("knows no boxes", "Compose", "bbox_params=BboxParams")):
-        Custom("augment=Compose", type(import_or_skip)([]))
+        CustomAugmentation("augment=Compose", type(import_or_skip)([]))
 
 
 IMAGE = np.zeros((20, 30, 3), np.uint8)
@@ -216,7 +216,7 @@ def test_boxes_are_clipped_and_those_without_area_left_out() -> None:
     ],
 )
 def test_what_it_returns_wrongly_is_one_sentence(result: Any, facts: tuple[str, ...]) -> None:
-    custom = Custom("augment=own", lambda image, boxes, labels: result)
+    custom = CustomAugmentation("augment=own", lambda image, boxes, labels: result)
     expected = message("wrong result", "data.augment.custom", "augment=own", "a.jpg", *facts)
     with pytest.raises(DataError, match=expected) as caught:
         custom(IMAGE, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), 0, "a.jpg", 3)
@@ -253,11 +253,13 @@ def test_a_name_that_names_nothing_is_one_sentence(data: Path, name: str, senten
 
 
 def test_names_and_workers_that_are_not_forked() -> None:
-    custom = Custom("own_augment:noise")
+    custom = CustomAugmentation("own_augment:noise")
     assert name_of(custom.function) == "own_augment:noise"
     assert name_of(lambda *_: None).startswith("augment=") and name_of(v2.Compose([v2.Identity()])) == "augment=Compose"
     assert pickle.loads(pickle.dumps(custom)).function is custom.function
-    again = pickle.loads(pickle.dumps(Custom("augment=RandomHorizontalFlip", v2.RandomHorizontalFlip(p=1.0))))
+    again = pickle.loads(
+        pickle.dumps(CustomAugmentation("augment=RandomHorizontalFlip", v2.RandomHorizontalFlip(p=1.0)))
+    )
     assert isinstance(again.function, v2.RandomHorizontalFlip)
 
 

@@ -16,7 +16,7 @@ from rtdetr.config import Config, ConfigError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.engine.planning import memory_estimate
-from rtdetr.engine.planning.memory_estimate import Need, estimate, train_on_worst, worst_batch
+from rtdetr.engine.planning.memory_estimate import MemoryNeed, estimate, train_on_worst, worst_batch
 from rtdetr.losses.functional import by_itself, mean_over_processes
 
 CPU = torch.device("cpu")
@@ -58,24 +58,24 @@ FREE = 20 * 2**30
     [
         (
             "train.graphs=off",
-            Need(2**30, 2**30, 2**30),
+            MemoryNeed(2**30, 2**30, 2**30),
             "memory     up to 2.0 of the 20.0 GiB free on cuda, estimated on ",
         ),
         (
             "train.graphs=on",
-            Need(2**30, 2**30, 2**30),
+            MemoryNeed(2**30, 2**30, 2**30),
             "memory     up to 3.0 of the 20.0 GiB free on cuda, estimated on ",
         ),
         (
             "train.graphs=on",
-            Need(2**30, FREE, 0),
+            MemoryNeed(2**30, FREE, 0),
             "warning: the run may end for lack of memory; set train.checkpoint",
         ),
         ("train.graphs=on", None, "the worst batch of the set (4 images of 64 x 64, up to "),
     ],
 )
 def test_the_forecast_is_said_before_the_first_step(
-    updates: str, need: Need | None, said: str, data: Path, monkeypatch: pytest.MonkeyPatch
+    updates: str, need: MemoryNeed | None, said: str, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rtdetr.engine.acceleration.graphs.why_no_kernels", lambda _: None)
     monkeypatch.setattr(memory_estimate, "measure", lambda *_: need)
@@ -93,8 +93,8 @@ def test_the_forecast_is_said_before_the_first_step(
 
 
 def test_what_is_needed_at_the_same_time() -> None:
-    assert [Need(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
-    assert [Need(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]
+    assert [MemoryNeed(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
+    assert [MemoryNeed(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from messages import message
 from rtdetr import cli
 from rtdetr.data.loader import open_train_set
 from rtdetr.data.subset import spread, with_boxes, write_subset
-from rtdetr.engine.evaluation.overfit import by_heart
+from rtdetr.engine.evaluation.overfit import overfit_config
 
 
 def command(data: Path, number: int, folder: Path, *updates: str) -> int:
@@ -66,7 +66,7 @@ def test_nothing_is_written_before_the_data_are_there(data: Path, tmp_path: Path
 
 def test_its_config_is_plain(data: Path) -> None:
     cfg = tiny_config(data, "data.image_size=[64, 96]", "train.patience=3", "train.epochs=auto")
-    plain = by_heart(cfg, cfg.data.train, 20, from_random=True)
+    plain = overfit_config(cfg, cfg.data.train, 20, from_random=True)
     assert plain.data.train == plain.data.val and plain.data.image_size == (96, 96)
     assert (plain.data.augment.crop_prob, plain.data.augment.flip_prob, plain.data.augment.batch_sizes) == (0, 0, (96,))
     assert (plain.data.train_batch_size, plain.train.max_iterations, plain.train.patience) == (8, 700, 0)

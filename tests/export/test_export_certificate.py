@@ -15,9 +15,9 @@ from rtdetr.export.certificate import (
     Arrays,
     Certificate,
     Comparison,
-    Noted,
+    StoredCertificate,
     difference,
-    read_noted,
+    read_stored_certificate,
     together,
 )
 from rtdetr.export.graph import fitting
@@ -69,7 +69,9 @@ def test_ap_is_part_of_the_verdict(precision: Precision, after: float, passed: b
     assert f"AP 0.6000 in PyTorch, {after:.4f} in this file (87 images of x.json)" in certificate.table()
     assert passed or "its AP differs from PyTorch's by more than" in certificate.reason()
     certificate.save(certificate_path(tmp_path / "x"))
-    assert read_noted(tmp_path / "x") == Noted("s", "w", ap)  # --check writes it anew, with this AP
+    assert read_stored_certificate(tmp_path / "x") == StoredCertificate(
+        "s", "w", ap
+    )  # --check writes it anew, with this AP
 
 
 @pytest.mark.parametrize(

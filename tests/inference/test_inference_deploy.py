@@ -36,7 +36,7 @@ from rtdetr.inference.deploy import (
     Recordings,
     Size,
     WithFastProducts,
-    waking,
+    starting_gpu,
 )
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.deployed import DeployOptions
@@ -374,10 +374,10 @@ def test_half_against_float32(cfg: Config, cuda: torch.device) -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_that_wakes_beside_other_work(cuda: torch.device) -> None:
-    with waking(cuda):
+    with starting_gpu(cuda):
         there = torch.ones(3, device=cuda)
     assert there.sum().item() == 3
-    with pytest.raises(ConfigError, match="no weights"), waking(cuda):
+    with pytest.raises(ConfigError, match="no weights"), starting_gpu(cuda):
         raise ConfigError("no weights")
 
 

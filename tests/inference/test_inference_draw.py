@@ -63,7 +63,7 @@ def test_labels_of_one_place_do_not_hide_each_other() -> None:
 
 def test_a_name_too_long_for_the_image_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     texts: list[str] = []
-    monkeypatch.setattr("rtdetr.inference.draw.written", lambda *given: texts.append(given[0]) or fonts.written(*given))
+    monkeypatch.setattr("rtdetr.inference.draw.rendered", lambda *of: texts.append(of[0]) or fonts.rendered(*of))
     for repeats, end in ((1, "mug 0.50"), (20, "... 0.50")):
         fitted = fitting_text(Detection(1, "mug" * repeats, 0.5, (0.0, 0.0, 9.0, 9.0)), 14.0, 100)
         assert texts[-1].startswith("mug") and texts[-1].endswith(end) and fitted.right < 100
@@ -78,7 +78,7 @@ def test_a_text_is_drawn_as_pillow_draws_it(name: str, size: float) -> None:
     ImageDraw.Draw(plain).text((20, 10), text, fill="black", font=fonts.font_for(name, size))
 
     def by_us(_: int) -> Image.Image:
-        drawn, ours = Image.new("RGB", (300, 100), "orange"), fonts.written(text, name, size)
+        drawn, ours = Image.new("RGB", (300, 100), "orange"), fonts.rendered(text, name, size)
         ImageDraw.Draw(drawn).bitmap((20 + ours.left, 10 + ours.top), ours.ink, fill="black")
         assert (ours.right, ours.bottom) == ImageDraw.Draw(drawn).textbbox((0, 0), text, fonts.font_for(name, size))[2:]
         return drawn
@@ -86,7 +86,7 @@ def test_a_text_is_drawn_as_pillow_draws_it(name: str, size: float) -> None:
     with ThreadPoolExecutor(2) as pool:
         for drawn in (by_us(0), *pool.map(by_us, range(4))):
             np.testing.assert_array_equal(np.asarray(drawn), np.asarray(plain))
-    assert fonts.written(text, name, size) is fonts.written(text, name, size)
+    assert fonts.rendered(text, name, size) is fonts.rendered(text, name, size)
 
 
 def test_no_labels_without_boxes() -> None:

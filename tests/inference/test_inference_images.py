@@ -10,7 +10,7 @@ import torch
 from api_cases import PIXELS
 
 from rtdetr import RTDETRv3
-from rtdetr.inference.images import HostPixels, ThereAlready
+from rtdetr.inference.images import DeviceTensors, HostPixels
 from rtdetr.inference.predictor import Predictor
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -33,7 +33,7 @@ def test_an_array_that_fits_is_taken_from_where_it_lies(
     assert model.model is not None
     plain = Predictor.of(model.model, model.cfg, model.classes, model.device, half=False, resize="host")
     ours, theirs = model._predictors.get()._batch_of([array]), plain._batch_of([array])
-    assert isinstance(ours, ThereAlready) == fits and isinstance(theirs, HostPixels)
+    assert isinstance(ours, DeviceTensors) == fits and isinstance(theirs, HostPixels)
     pixels, copied = (each.on(model.device) for each in (ours, theirs))
     assert torch.equal(pixels, copied) and pixels.stride() == copied.stride() and torch.equal(ours.sizes, theirs.sizes)
     found, (expected,) = model.predict(array, threshold=0), plain.find([array], 0.0)

@@ -28,9 +28,9 @@ from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference import images as image_module
 from rtdetr.inference.deploy import WithFastProducts
+from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection
-from rtdetr.inference.hits import Hits
-from rtdetr.inference.images import HostPixels, ThereAlready, as_pixels, crop
+from rtdetr.inference.images import DeviceTensors, HostPixels, as_pixels, crop
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
@@ -134,7 +134,7 @@ def test_tensors_give_what_they_give_by_way_of_the_host(checkpoint: Path, device
     plain = Predictor.of(model.model, model.cfg, model.classes, model.device, half=False, resize="host")
     assert isinstance(plain._batch_of(given), HostPixels)
     stays = images in ("fitting", "batch", "list") or (device == "cuda" and images != "mixed")
-    assert isinstance(there._batch_of(given), ThereAlready) == stays
+    assert isinstance(there._batch_of(given), DeviceTensors) == stays
     ours, theirs = (each._batch_of(given).on(model.device).cpu().int() for each in (there, plain))
     exact = not stays or images in ("fitting", "batch", "list")
     assert (ours - theirs).abs().max() <= (0 if exact else 1)
@@ -388,12 +388,14 @@ def turned(pixels: np.ndarray[Any, Any]) -> bytes:
 def test_hits_are_detections() -> None:
     classes = Classes(("a", "b"), (3, 9))
     listed = [Detection(9, "b", 0.9, (1.0, 2.0, 3.0, 4.0)), Detection(3, "a", 0.5, (0.0, 0.0, 1.0, 1.0))]
-    hits = Hits.of(listed, classes)
+    hits = DetectionArrays.of(listed, classes)
     assert hits.class_ids.tolist() == [9, 3] and hits.names == ["b", "a"] and hits.best == 0.9
-    assert hits == listed and hits[0] == listed[0] and hits[1:] == listed[1:] and Hits.of(hits, classes) is hits
-    again = Hits(hits.boxes, hits.scores, np.array([1, 0]), classes)
+    assert (
+        hits == listed and hits[0] == listed[0] and hits[1:] == listed[1:] and DetectionArrays.of(hits, classes) is hits
+    )
+    again = DetectionArrays(hits.boxes, hits.scores, np.array([1, 0]), classes)
     assert [each.name for each in again] == ["b", "a"] and again.detections[0].box == (1.0, 2.0, 3.0, 4.0)
-    assert Hits.of([], classes) == [] and Hits.of([], classes).boxes.shape == (0, 4)
+    assert DetectionArrays.of([], classes) == [] and DetectionArrays.of([], classes).boxes.shape == (0, 4)
 
 
 def test_images_of_every_kind_are_cut_alike() -> None:

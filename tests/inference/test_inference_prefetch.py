@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rtdetr.data.classes import DataError
-from rtdetr.inference.prefetch import Behind, ahead, batches
+from rtdetr.inference.prefetch import BackgroundCalls, ahead, batches
 
 
 def counted(taken: list[int], stop: int) -> Iterator[int]:
@@ -42,13 +42,13 @@ def test_an_error_comes_after_what_was_there_before_it() -> None:
 
 def test_writing_behind_is_done_at_the_end_and_says_what_failed() -> None:
     written: list[int] = []
-    with Behind(2) as behind:
+    with BackgroundCalls(2) as behind:
         for number in range(20):
             behind.call(written.append, number)
             assert len(behind.waiting) <= 2
     assert written == [*range(20)]
-    with pytest.raises(ZeroDivisionError), Behind(5) as behind:
+    with pytest.raises(ZeroDivisionError), BackgroundCalls(5) as behind:
         behind.call(lambda: 1 / 0)
-    with pytest.raises(OSError), Behind(0) as behind:
+    with pytest.raises(OSError), BackgroundCalls(0) as behind:
         for _ in range(2):
             behind.call(open, "/nowhere/at/all")

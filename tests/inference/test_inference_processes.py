@@ -22,7 +22,7 @@ from rtdetr import RTDETRv3, cli
 from rtdetr.data.classes import DataError
 from rtdetr.inference import fonts
 from rtdetr.inference.draw import Detection, save_drawn
-from rtdetr.inference.predictor import Found, Predictor
+from rtdetr.inference.predictor import FileResult, Predictor
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
 from rtdetr.inference.reading import Task
@@ -42,7 +42,7 @@ def images(tmp_path: Path) -> Path:
     return folder
 
 
-def as_text(found: list[Found]) -> list[Any]:
+def as_text(found: list[FileResult]) -> list[Any]:
     return [(each.file, each.error, each.size, each.best_score, list(each.detections)) for each in found]
 
 

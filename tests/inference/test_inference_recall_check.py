@@ -43,7 +43,7 @@ def detection(category_id: int, *box: float, score: float = 0.9) -> dict[str, An
 def test_counts(tmp_path: Path, detections: list[dict[str, Any]], hits: int, others: int) -> None:
     extra = [{"file": "val/broken.jpg", "error": "no image"}, {"file": "b.jpg", "error": "no image"}]
     results, truth = files(tmp_path, detections, extra)
-    assert found.count_found(Path(results), Path(truth)) == found.Tally(2, 2, hits, others)
+    assert found.count_found(Path(results), Path(truth)) == found.Counts(2, 2, hits, others)
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from rtdetr.data.classes import Classes
 from rtdetr.inference.draw import Detection
-from rtdetr.inference.predictor import Found
+from rtdetr.inference.predictor import FileResult
 from rtdetr.inference.results import JsonList, ResultsFolder
 
 CLASSES = Classes(("mug", "pen, red"), (3, 7))
@@ -67,9 +67,9 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 def test_formats(tmp_path: Path) -> None:
     image = Image.new("RGB", (100, 200))
     with ResultsFolder(tmp_path, ["coco", "yolo", "csv"], CLASSES) as results:
-        assert results.add(Found(Path("broken.jpg"), None, [], error="broken.jpg: why"), Path("broken")) is None
-        target = results.add(Found(Path("in/a.png"), image, DETECTIONS), Path("sub/a"))
-        results.add(Found(Path("b.png"), image, []), Path("b"))
+        assert results.add(FileResult(Path("broken.jpg"), None, [], error="broken.jpg: why"), Path("broken")) is None
+        target = results.add(FileResult(Path("in/a.png"), image, DETECTIONS), Path("sub/a"))
+        results.add(FileResult(Path("b.png"), image, []), Path("b"))
     assert target == tmp_path / "sub" / "a.jpg" and Image.open(target).size == (300, 600)
     broken, one, none = json.loads((tmp_path / "results.json").read_text())
     assert broken == {"file": "broken.jpg", "error": "broken.jpg: why"} and none["detections"] == []
@@ -101,6 +101,6 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.jpg").symlink_to(tmp_path / "precious.jpg")
     with ResultsFolder(tmp_path / "out", [], CLASSES) as results:
-        results.add(Found(Path("a.png"), Image.new("RGB", (9, 9)), []), Path("a"))
+        results.add(FileResult(Path("a.png"), Image.new("RGB", (9, 9)), []), Path("a"))
     assert (tmp_path / "precious.jpg").read_text() == "mine"
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["a.jpg", "results.json"]

@@ -291,7 +291,10 @@ def test_a_video_is_not_fetched_where_nothing_reads_it(
     web.files["/film.mp4"] = ("video/mp4", b"words")
     web.asked.clear()
     url = f"{web.url}/film.mp4"
-    for ask in (model.predict, lambda url, allow_private: Opener(allow_private=allow_private).film(url, tmp_path)):
+    for ask in (
+        model.predict,
+        lambda url, allow_private: Opener(allow_private=allow_private).open_video(url, tmp_path),
+    ):
         with pytest.raises(MissingPackage, match=rf'^{url}: .*pip install "rtdetr\[video\]"'):
             ask(url, allow_private=True)
     assert web.asked == []

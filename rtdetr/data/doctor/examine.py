@@ -34,7 +34,7 @@ WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
 SHOWN = 50  # defects of a kind; --json has them all
 
 
-class Asked(NamedTuple):
+class SetToExamine(NamedTuple):
     """One set to look at."""
 
     name: str  # train, val, ... or ""
@@ -46,7 +46,7 @@ class Asked(NamedTuple):
 class Examined(NamedTuple):
     """One set, and what is wrong with it."""
 
-    asked: Asked
+    asked: SetToExamine
     data: DetectionSet | None  # None: cannot be read at all
     defects: list[Defect]
     gone: list[int]  # indices of the images of `data` that are dropped for their files
@@ -121,7 +121,7 @@ def examine(
     return Report(_matched(judged), unknown, passed_over)
 
 
-def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[Asked], float]:
+def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToExamine], float]:
     """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; what is wrong with one of
     the two sets of a config goes to `unknown`."""
     if _is_config(path):
@@ -135,12 +135,12 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[Asked],
             except (DataError, ConfigError, OSError) as error:
                 unknown.append(_refused(error, Path(split.annotations or path)))
             else:
-                asked.append(Asked(name, source, Path(split.annotations), images or split.images))
+                asked.append(SetToExamine(name, source, Path(split.annotations), images or split.images))
         return asked, data.max_defects
     sources = find_sources(path, MAX_MEGAPIXELS)
     if {"train", "val"} <= sources.keys():
         sources.pop("trainval", None)  # the two together
-    return [Asked(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
+    return [SetToExamine(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
 
 
 def _is_config(path: Path) -> bool:
@@ -159,7 +159,7 @@ def _is_config(path: Path) -> bool:
     return not of_yolo
 
 
-def _open(asked: Asked) -> Examined:
+def _open(asked: SetToExamine) -> Examined:
     """The records, and whether the files are there."""
     defects: list[Defect] = []
     try:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes, Match, match_classes, shown, some
-from rtdetr.data.dataset import BoxList, DetectionSet, ImageList, Judged
-from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Tally, lost, refusal
+from rtdetr.data.dataset import BoxList, DetectionSet, ImageList, JudgedRecords
+from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Totals, count_dropped, refusal
 from rtdetr.data.formats import lvis
 from rtdetr.data.formats.coco_records import Annotations, BoxTable, Images, as_table, is_id
-from rtdetr.data.formats.json_lists import Doubled, one_object, read_lists
+from rtdetr.data.formats.json_lists import DuplicateKeys, one_object, read_lists
 from rtdetr.data.formats.records import DataSource, Problem, as_defect
 from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 from rtdetr.data.image_files import Folders
@@ -36,7 +36,7 @@ class CocoDocument(NamedTuple):
     num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
     notes: tuple[str, ...] = ()  # what the user should know about how it was read
     defects: Sequence[Defect] = ()  # of the records that were left out, and of some that were not
-    tally: Tally | None = None  # of all records; None: of those in this document
+    tally: Totals | None = None  # of all records; None: of those in this document
 
 
 class DocumentSet(DetectionSet):
@@ -71,7 +71,7 @@ class DocumentSet(DetectionSet):
             [(each["height"], each["width"]) for each in document.images],
         )
         boxes = _boxes(document, images.ids, used)
-        judged = Judged(document.defects, document.tally) if document.tally else None
+        judged = JudgedRecords(document.defects, document.tally) if document.tally else None
         if isinstance(document.annotations, BoxTable):
             document.annotations.clear()
         super().__init__(folder, path, used, images, boxes, drop_empty, max_megapixels, judged, limit)
@@ -130,9 +130,9 @@ def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -
 def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None) -> CocoDocument:
     """The document of another format with what is wrong with its records. Raises DataError as `read_document` does."""
     defects = [as_defect(each) for each in problems]
-    gone = lost(defects)
+    gone = count_dropped(defects)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
-    tally = Tally(len(document.images) + gone.images, boxes_of.total() + gone.boxes, boxes_of)
+    tally = Totals(len(document.images) + gone.images, boxes_of.total() + gone.boxes, boxes_of)
     document = document._replace(defects=defects, tally=tally)
     refuse_bad(document, path, limit)
     return document
@@ -200,7 +200,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
         raise Refused(path, "json_broken", f"not valid JSON ({error}){kind_of_bytes(content)}") from error
     if what := _no_lists(document):
         raise Refused(path, "json_not_coco", what)
-    if isinstance(document, Doubled):
+    if isinstance(document, DuplicateKeys):
         what = "has a key twice at the top, and readers know but the last of the two; remove one"
         raise Refused(path, "json_keys_twice", what)
     return document
@@ -229,7 +229,7 @@ def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
         if not is_id(each.get("id")) or not isinstance(each.get("name"), str):
             what = f"a category needs an integer `id` and a `name`, got {shown(each)}"
             raise Refused(path, "class_record", what)
-        if isinstance(each, Doubled):
+        if isinstance(each, DuplicateKeys):
             raise Refused(path, "class_keys_twice", f"category {each['id']} has a key twice", each["id"])
     twice = [str(own) for own, count in Counter(each["id"] for each in entries).items() if count > 1]
     if twice:

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.defects import Action, Defect, Tally
+from rtdetr.data.defects import Action, Defect, Totals
 from rtdetr.data.formats import lvis
-from rtdetr.data.formats.json_lists import Doubled
+from rtdetr.data.formats.json_lists import DuplicateKeys
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
 NO_ID = -(2**63)  # of an annotation whose own id is none; nothing but messages needs it
@@ -115,7 +115,7 @@ class Images:
             needed = "an image needs an integer `id` and a `file_name` (or `coco_url`)"
             record = own if is_id(own) else f"images[{place}]"
             self._drop(record, "image_record", f"{needed}, got {shown(entry)}")
-        elif isinstance(entry, Doubled):
+        elif isinstance(entry, DuplicateKeys):
             self._drop(own, "image_keys_twice", f"image {own}: has a key twice")
         else:
             self._take_size(entry, own)
@@ -191,7 +191,7 @@ class Annotations:
         if not self._take_quickly(entry, place):
             self._take_slowly(entry, place)
 
-    def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Tally]:
+    def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Totals]:
         """The sound annotations of these image and category ids, and how many there were. gone: ids of images that
         were dropped, which take their boxes with them without another word."""
         places, own, image, category, numbers, crowds = self._lists
@@ -206,7 +206,7 @@ class Annotations:
             )
         )
         columns = table.columns
-        tally = Tally(boxes=self.count - self.num_boxless_crowds - int(columns.crowds.sum()))
+        tally = Totals(boxes=self.count - self.num_boxless_crowds - int(columns.crowds.sum()))
         named, counts = np.unique(columns.category_ids[columns.crowds == 0], return_counts=True)
         tally.boxes_of = Counter(dict(zip(named.tolist(), counts.tolist())))
         tally.boxes_of.update(self.lost_of)
@@ -315,7 +315,7 @@ def _wrong_with(entry: Any) -> tuple[str, str] | None:
     """Kind and words of what is wrong with an annotation, None where it can be used."""
     if not isinstance(entry, dict):
         return "box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}"
-    if isinstance(entry, Doubled):
+    if isinstance(entry, DuplicateKeys):
         return "box_keys_twice", ": has a key twice"
     image, category, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
     if not _is_whole(image):

@@ -16,14 +16,14 @@ WINDOW = 2**22  # characters at once
 SPACE = re.compile(r"[ \t\n\r]*")
 
 
-class Doubled(dict[str, Any]):
+class DuplicateKeys(dict[str, Any]):
     """An object that has a key twice; as with every reader, the last value is the one that counts."""
 
 
 def one_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For json's object_pairs_hook."""
     made = dict(pairs)
-    return made if len(made) == len(pairs) else Doubled(pairs)
+    return made if len(made) == len(pairs) else DuplicateKeys(pairs)
 
 
 def read_lists(path: Path, takers: Mapping[str, Callable[[Any], object]]) -> bool:

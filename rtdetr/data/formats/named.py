@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.coco_records import LARGEST_NUMBER, MOST_PIXELS
-from rtdetr.data.formats.json_lists import Doubled, one_object
+from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
 from rtdetr.data.formats.records import MAX_BYTES, Problems, read_bytes, read_lines
 from rtdetr.data.formats.sniff import kind_of_bytes
 
@@ -110,7 +110,7 @@ def read_json(path: Path, most: int = MAX_BYTES) -> Any:
 
 def section(value: object) -> dict[str, Any]:
     """A JSON object, empty for anything else and for one with a key twice."""
-    return value if isinstance(value, dict) and not isinstance(value, Doubled) else {}
+    return value if isinstance(value, dict) and not isinstance(value, DuplicateKeys) else {}
 
 
 def listed(value: object) -> list[Any]:

@@ -55,7 +55,9 @@ def overfit(
     source, useful = open_images(cfg)
     chosen = spread(useful, number)
     split = write_subset(source, chosen, folder / "images.json")
-    trainer = Trainer(by_heart(cfg, split, len(chosen), tuning is None), folder, device, None, tuning, signals=signals)
+    trainer = Trainer(
+        overfit_config(cfg, split, len(chosen), tuning is None), folder, device, None, tuning, signals=signals
+    )
     trainer.state.early_stop.goal, trainer.advise = GOAL, False
     stopped_by = trainer.run()
     state = trainer.state
@@ -69,7 +71,7 @@ def overfit(
     return Verdict(False, None, f"overfit: failed, {what} (expected {GOAL:.2f}): {advice}")
 
 
-def by_heart(cfg: Config, images: SplitConfig, number: int, from_random: bool) -> Config:
+def overfit_config(cfg: Config, images: SplitConfig, number: int, from_random: bool) -> Config:
     """The config of the self-test: no augmentation, one size, a fixed rate, short ramps, one set for both purposes."""
     side, batch_size = max(cfg.data.image_size), min(number, MOST_IMAGES)
     augment = replace(

@@ -37,7 +37,7 @@ STEPS = 2  # the second has the optimiser's moments from the start
 GIB = 2**30
 
 
-class Need(NamedTuple):
+class MemoryNeed(NamedTuple):
     """Bytes of a GPU."""
 
     kept: int  # by weights, their average, gradients and the optimiser
@@ -122,7 +122,7 @@ def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callab
     return fits
 
 
-def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> Need | None:
+def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> MemoryNeed | None:
     """Memory for training on the worst batch of so many images; None if there is not enough."""
     _free(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -137,7 +137,7 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
         with using(cfg.kernels):
             _detect(cfg, model, device)
         del model
-        return Need(kept, step, torch.cuda.max_memory_reserved(device) - between)
+        return MemoryNeed(kept, step, torch.cuda.max_memory_reserved(device) - between)
     except torch.cuda.OutOfMemoryError:
         return None
     finally:

@@ -13,7 +13,7 @@ from rtdetr.data.classes import Classes
 from rtdetr.inference.draw import Detection
 
 
-class Hits(Sequence[Detection]):
+class DetectionArrays(Sequence[Detection]):
     """The n detections of an image, best first.
 
     boxes: (n, 4) float32 xyxy, pixels of the image. scores: (n,) float32. class_ids: (n,) int64, category ids.
@@ -33,7 +33,7 @@ class Hits(Sequence[Detection]):
         self._labels, self._classes = labels, classes
 
     @classmethod
-    def of(cls, detections: Sequence[Detection], classes: Classes) -> Hits:
+    def of(cls, detections: Sequence[Detection], classes: Classes) -> DetectionArrays:
         """Those of a list."""
         if isinstance(detections, cls):
             return detections
