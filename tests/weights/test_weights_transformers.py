@@ -95,8 +95,7 @@ assert not any(name.split(".")[0] == "rtdetr" for name in sys.modules)
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_transformers_opens_what_is_written_here(depth: int, tmp_path: Path) -> None:
-    """Logits and boxes in float64, and boxes of an image file: those of its processor, and in whole pixels of its
-    pipeline."""
+    """Logits and boxes in float64; boxes of an image file within .01 px, of its pipeline in whole pixels."""
     transformers = pytest.importorskip("transformers", reason='not installed: pip install "rtdetr[transformers]"')
     images = squares_for_old(transformers)
     size = list(images.shape[2:])
@@ -117,8 +116,9 @@ def test_transformers_opens_what_is_written_here(depth: int, tmp_path: Path) -> 
     count = min(len(scores), len(ours.scores))
     assert count == len(inside) and np.abs(ours.scores[:count] - scores.numpy()).max() < 1e-5
     assert np.abs(ours.boxes[:count] - inside).max() < 0.01
-    whole = np.clip(np.array(piped), 0, [480, 360, 480, 360])  # cut off, not rounded
-    assert whole.shape == inside.shape and np.abs(whole - ours.boxes[:count]).max() < 1.01
+    whole = np.clip(np.array(piped), 0, [480, 360, 480, 360])
+    low, high = (np.trunc(ours.boxes[:count] + error) for error in (-0.01, 0.01))
+    assert whole.shape == low.shape and ((low <= whole) & (whole <= high)).all()
     with torch.inference_mode():
         found = model.double()(images)
     assert (found.logits - logits).abs().max() < 1e-9 and (found.boxes - boxes).abs().max() < 1e-9
