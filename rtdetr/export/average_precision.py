@@ -25,13 +25,16 @@ class AveragePrecisions(NamedTuple):
 
 
 def validation_loader(data: str | os.PathLike[str], cfg: Config, classes: Classes) -> DetectionLoader:
-    """Of a folder or file with validation images in any known form. Raises DataError."""
-    updates = data_updates(data, ("val",))
+    """Loads a folder or file with validation images in any known form. Raises DataError.
+
+    Without data workers: a process must not fork after a converter has started threads.
+    """
+    updates = [*data_updates(data, ("val",)), "data.num_workers=0"]
     return build_val_loader(config_from_dict(config_to_dict(cfg), os.fspath(data), updates), classes)
 
 
 def average_precisions(model: Network, file: ExportedModel, cfg: Config, loader: DetectionLoader) -> AveragePrecisions:
-    """On the CPU."""
+    """Measures both on the CPU."""
     device = torch.device("cpu")
     before, after = (
         result(Predictor.of(each, cfg, loader.classes, device), cfg, loader, device).figures["AP"]
@@ -41,7 +44,7 @@ def average_precisions(model: Network, file: ExportedModel, cfg: Config, loader:
 
 
 def result(predictor: Predictor, cfg: Config, loader: DetectionLoader, device: torch.device) -> EvalResult:
-    """Of one process."""
+    """Evaluates in this process alone."""
     detector = DetectorModule(predictor.predict_tensors)
     found = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)
     assert found is not None
