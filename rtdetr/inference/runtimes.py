@@ -202,6 +202,7 @@ def _open_torch(path: Path, device: torch.device) -> tuple[Metadata, Run]:
 def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
     """The metadata of a .pt2 file, and whether it is a package of compiled code. Every byte is checked."""
     try:
+        torch._C.PyTorchFileReader(str(path))  # zipfile ignores fields that torch needs
         with zipfile.ZipFile(path) as parts:
             if damaged := parts.testzip():
                 raise CheckpointError(f"{path}: damaged, its part {damaged} has other bytes than were written")

@@ -205,6 +205,18 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert one_line(capsys).startswith(f"error: {file}: damaged, or no ONNX file")  # named once
 
 
+def test_a_program_with_a_damaged_end_is_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A field of the zip that zipfile does not look at."""
+    file = tmp_path / "model.pt2"
+    torch.save({}, file)
+    content = bytearray(file.read_bytes())
+    content[-18] ^= 1  # the number of the disk
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged, or not a file of torch.export"):
+        open_exported(file)
+    assert not caplog.records
+
+
 def test_other_weights_fail(folder: Path, tmp_path: Path, model: Network, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is there of the certificate that they do not concern stays as it is."""
     cfg = model_from_checkpoint(folder / "model.pth")[1]
