@@ -210,7 +210,7 @@ def test_a_program_with_a_damaged_end_is_one_sentence(tmp_path: Path, caplog: py
     file = tmp_path / "model.pt2"
     torch.save({}, file)
     content = bytearray(file.read_bytes())
-    content[-18] ^= 1  # the number of the disk
+    content[-66] ^= 1  # the number of entries on this disk
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged, or not a file of torch.export"):
         open_exported(file)
