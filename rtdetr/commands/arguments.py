@@ -14,7 +14,21 @@ from typing import Any, NoReturn
 from rtdetr.commands.foreign import KEYWORDS, OF_COMMAND, OPTIONS
 from rtdetr.wording import meant
 
-WEIGHT_ENDINGS = (".pth", ".pt", ".pdparams", ".pdema", ".safetensors", ".onnx", ".pt2", ".xml")
+WEIGHT_ENDINGS = (
+    ".pth",
+    ".pt",
+    ".pdparams",
+    ".pdema",
+    ".safetensors",
+    ".onnx",
+    ".pt2",
+    ".xml",
+    ".pte",
+    ".tflite",
+    ".mlpackage",
+)
+# Of folders: a model of save_pretrained or transformers, a run, exports for ncnn and Triton.
+WEIGHT_FILES = ("config.json", "best.pth", "model.ncnn.param", "rtdetr/1/model.onnx")
 
 
 class Parser(argparse.ArgumentParser):
@@ -123,7 +137,7 @@ def is_weights(text: str) -> bool:
     if path.suffix in WEIGHT_ENDINGS:
         return True
     if os.path.isdir(path):  # best.pth: the folder of a run, whose checkpoints are named where it is read
-        if (path / "config.json").is_file() or (path / "best.pth").is_file():
+        if any((path / name).is_file() for name in WEIGHT_FILES):
             return True
         return any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
     if path.suffix or path.name != text or text.isdecimal() or os.path.exists(path):

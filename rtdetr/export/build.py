@@ -120,12 +120,12 @@ def export_model(
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
         file = targets.model_file(path, format)
-        if not why_not_run(file):
+        if not why_not_run(path):
             say(f"comparing with PyTorch on {examples.says}, and on random ones")
-        certificate = certify(file, format, model, metadata, examples)
+        certificate = certify(path, format, model, metadata, examples)
         _complete(certificate, format, file)
         if validation is not None:
-            certificate.ap = average_precisions(model, open_exported(file), metadata.config, validation)
+            certificate.ap = average_precisions(model, open_exported(path), metadata.config, validation)
             certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
         say(certificate.table())
         return _put_in_place(path, target, certificate)
@@ -148,7 +148,7 @@ def check_file(
     if not is_exported(file) and not is_huggingface(file):
         raise CheckpointError(
             f"{file}: expected an exported file by its name: .onnx, .pt2, .pte, .tflite, .mlpackage, or a folder "
-            "of openvino, ncnn or transformers"
+            "of openvino, ncnn, triton or transformers"
         )
     noted = read_stored_certificate(file)
     model, metadata = describe(weights, "fp32", raw=False, input_type="uint8")

@@ -29,7 +29,7 @@ from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
 from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import Metadata, Precision, file_sha256
-from rtdetr.inference.runtimes import ExportedModel, open_exported, runtime_of
+from rtdetr.inference.runtimes import ExportedModel, model_file, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections
@@ -230,7 +230,7 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
 def _opened(path: Path, metadata: Metadata) -> tuple[list[ExportedModel], Precision, str]:
     """A file in every runtime, its precision, and what is wrong with its weights. Raises CheckpointError."""
     files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
-    fault = changed_weights(path) if path.suffix == ".onnx" else ""
+    fault = changed_weights(file) if (file := model_file(path)).suffix == ".onnx" else ""
     if files[0].metadata.weights_sha256 != metadata.weights_sha256:
         fault = OTHER_WEIGHTS
     return files, files[0].metadata.precision, fault

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
-from rtdetr.export.triton import CONFIG_FILE, MODEL_FILE
+from rtdetr.export.triton import CONFIG_FILE
 from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, NCNN_FILES, RUNTIMES
-from rtdetr.inference.export_metadata import METADATA_FILE
+from rtdetr.inference.export_metadata import METADATA_FILE, TRITON_MODEL
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
@@ -60,7 +60,7 @@ def of(output: Path, format: str) -> list[Path]:
     """Every file of an export, its certificate last."""
     folders: dict[str, tuple[str | Path, ...]] = {
         **{"openvino": ("model.xml", "model.bin"), "transformers": (CONFIG, PROCESSOR, WEIGHTS)},
-        **{"triton": (CONFIG_FILE, MODEL_FILE)},
+        **{"triton": (CONFIG_FILE, TRITON_MODEL)},
         **{"ncnn": (*NCNN_FILES, METADATA_FILE)},
         **{"coreml": ("Manifest.json", COREML_WEIGHTS, COREML_WEIGHTS.parents[1] / "model.mlmodel")},
     }
@@ -70,8 +70,8 @@ def of(output: Path, format: str) -> list[Path]:
 
 
 def model_file(output: Path, format: str) -> Path:
-    """What a runtime opens: `output`, or a file in it."""
-    return output / MODEL_FILE if format == "triton" else output
+    """Returns the file to write: `output`, or a file in it."""
+    return output / TRITON_MODEL if format == "triton" else output
 
 
 def certificate_path(file: Path) -> Path:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rtdetr.inference.export_metadata import Metadata
+from rtdetr.inference.export_metadata import TRITON_MODEL, Metadata
 
-NAME = "rtdetr"  # of the model, by which clients ask for it
-CONFIG_FILE, MODEL_FILE = Path(NAME, "config.pbtxt"), Path(NAME, "1", "model.onnx")  # in the repository
+NAME = TRITON_MODEL.parts[0]  # of the model, by which clients ask for it
+CONFIG_FILE = Path(NAME, "config.pbtxt")  # in the repository, with TRITON_MODEL
 MAX_BATCH = 8  # requests of one size that Triton makes a batch of
 QUEUE_MICROSECONDS = 500  # that the first of them waits for others at most
 

@@ -16,6 +16,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 
 FORMAT = "1"  # of these entries
 METADATA_FILE = "rtdetr.json"  # inside files that are a zip
+TRITON_MODEL = Path("rtdetr", "1", "model.onnx")  # in a model repository of Triton
 CLASS_KEYS = ("names", "category_ids", "thresholds")  # the last one where somebody has chosen them
 InputType = Literal["uint8", "float"]
 Precision = Literal["fp32", "fp16", "int8"]

@@ -20,7 +20,7 @@ from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.extras import optional
 from rtdetr.inference import edge_runtimes
-from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, read_metadata
+from rtdetr.inference.export_metadata import METADATA_FILE, TRITON_MODEL, Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.thresholds import Lowest
 from rtdetr.models.postprocess import EndToEnd, postprocess
@@ -102,7 +102,13 @@ def runtime_of(path: Path) -> str | None:
         return "openvino"
     if (path / edge_runtimes.NCNN_FILES[0]).is_file():
         return "ncnn"
+    path = model_file(path)
     return {".onnx": "onnxruntime", ".pt2": "torch", **edge_runtimes.RUNTIMES}.get(path.suffix)
+
+
+def model_file(path: Path) -> Path:
+    """Returns the file that a runtime opens: the ONNX file in a repository of Triton, else the path itself."""
+    return path / TRITON_MODEL if (path / TRITON_MODEL).is_file() else path
 
 
 def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime: str | None = None) -> ExportedModel:
@@ -119,7 +125,7 @@ def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime:
         **{"coreml": edge_runtimes.open_coreml, "ncnn": edge_runtimes.open_ncnn},
     }
     runtime = runtime or runtime_of(path) or "onnxruntime"
-    metadata, run = openers[runtime](path, torch.device(device))
+    metadata, run = openers[runtime](model_file(path), torch.device(device))
     return ExportedModel(path, metadata, runtime, run)
 
 

@@ -10,10 +10,12 @@ from api_cases import write_checkpoint
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from messages import message
 
+from rtdetr.cli import main
 from rtdetr.commands.export import run
 from rtdetr.config import ConfigError
 from rtdetr.export import FORMATS
-from rtdetr.export.triton import CONFIG_FILE, MODEL_FILE
+from rtdetr.export.triton import CONFIG_FILE
+from rtdetr.inference.export_metadata import TRITON_MODEL
 
 TYPES = {"TYPE_UINT8": 2, "TYPE_INT64": 9, "TYPE_FP32": 11}  # numbers of model_config.proto
 Field = descriptor_pb2.FieldDescriptorProto
@@ -69,7 +71,7 @@ def test_the_configuration_fits_the_file(checkpoint: Path, tmp_path: Path, raw: 
     config = text_format.Parse((folder / CONFIG_FILE).read_text(), model_config())
     assert (config.backend, config.max_batch_size) == ("onnxruntime", 8) and config.name == CONFIG_FILE.parent.name
     assert 0 < config.dynamic_batching.max_queue_delay_microseconds < 10_000
-    session = runtime.InferenceSession(str(folder / MODEL_FILE), providers=["CPUExecutionProvider"])
+    session = runtime.InferenceSession(str(folder / TRITON_MODEL), providers=["CPUExecutionProvider"])
     names = {TYPES["TYPE_UINT8"]: "tensor(uint8)", TYPES["TYPE_INT64"]: "tensor(int64)"}
     names |= {TYPES["TYPE_FP32"]: "tensor(float)"}
     for written, given in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
@@ -81,6 +83,22 @@ def test_the_configuration_fits_the_file(checkpoint: Path, tmp_path: Path, raw: 
             assert len(shape) == len(each.dims)
             assert all(said in (-1, real) for said, real in zip(each.dims, shape))
     assert isinstance(session.get_inputs()[0].shape[0], str)  # the batch is open
+
+
+def test_a_flipped_bit_fails_the_check(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxruntime", reason="rtdetr[onnx] is not installed")
+    folder = tmp_path / "models"
+    assert run([str(checkpoint), "--format", "triton", "-o", str(folder)]) == 0
+    check = ["export", str(checkpoint), "--check", str(folder)]
+    for name in (CONFIG_FILE, TRITON_MODEL):
+        whole = (folder / name).read_bytes()
+        content = bytearray(whole)
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+        assert main(check) == 1
+        assert capsys.readouterr().err.startswith(f"error: {folder}: ")
+        (folder / name).write_bytes(whole)
+    assert main(check) == 0
 
 
 def test_what_triton_does_not_take_is_refused(checkpoint: Path, tmp_path: Path) -> None:
