@@ -251,14 +251,24 @@ def test_what_info_says(model: RTDETRv3) -> None:
     assert f"{info.megabytes:.1f} MB" in lines[3] and "3 classes: cat, dog, cow" in lines and "licence: MIT" in lines
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["best.pth", "a.onnx", "a.pt2", "a.pte", "a.tflite", "a.mlpackage/Manifest.json", "run/best.pth", "hf/config.json"]
-    + ["a_ncnn/model.ncnn.param", "a_openvino/model.xml", "a_triton/rtdetr/1/model.onnx"],
-)
+WEIGHTS = [
+    "best.pth",
+    "a.onnx",
+    "a.pt2",
+    "a.pte",
+    "a.tflite",
+    "a.mlpackage/Manifest.json",
+    "run/best.pth",
+    "hf/config.json",
+]
+WEIGHTS += ["a_ncnn/model.ncnn.param", "a_openvino/model.xml", "a_triton/rtdetr/1/model.onnx"]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_every_export_is_known_as_weights(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     for each in (file, file.with_suffix(".bin")):
         each.touch()
-    assert is_weights(str(tmp_path / Path(name).parts[0])) and not is_weights(str(tmp_path))
+    (tmp_path / "images").mkdir()
+    assert is_weights(str(tmp_path / Path(name).parts[0])) and not is_weights(str(tmp_path / "images"))
