@@ -1,4 +1,4 @@
-"""Box arithmetic as pure functions. `cxcywh`: centre and size; `xyxy`: corners; both in whatever unit comes in."""
+"""Box arithmetic as pure functions. `cxcywh`: centre and size; `xyxy`: corners; results have the unit of the input."""
 
 from __future__ import annotations
 

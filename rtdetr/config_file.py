@@ -1,4 +1,4 @@
-"""YAML files to checked dataclasses: reading, merging, `-u` updates, and a sentence for whatever is wrong.
+"""YAML files to checked dataclasses: reading, merging, `-u` updates, and one sentence for each error.
 
 No key is known here. Allowed values are next to each key, in rtdetr/config.py.
 """
@@ -52,8 +52,8 @@ class Range:
 def read_config_file(
     path: Path, prepare: Callable[[dict[str, Any], str], None], asked_by: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], Origins]:
-    """The merged content of a file and its bases, and who set what. prepare: gets what each file says itself, and its
-    name, before they are merged; asked_by: the files that name this one as a base."""
+    """The merged content of a file and its bases, and which source set each key. prepare: called with the content and
+    name of each file before it is merged; asked_by: the files that name this one as a base."""
     if any(os.path.realpath(path) == os.path.realpath(other) for other in asked_by):
         raise ConfigError(f"{path}: `base` goes round in a circle: {' -> '.join(map(str, (*asked_by, path)))}")
     own = parse_yaml(_read_text(path, f", a `base` of {asked_by[-1]}" if asked_by else ""), str(path))
@@ -131,8 +131,8 @@ def _place(mark: yaml.Mark) -> str:
 
 
 def _check_nodes(root: yaml.Node, where: str) -> None:
-    """Refuses a key given twice, of which PyYAML takes the last, values that are no plain text, number or list, and
-    aliases that make a short text stand for endlessly many values."""
+    """Refuses duplicate keys, of which PyYAML takes the last, values that are no plain text, number or list, and
+    aliases that expand to an endless number of values."""
     waiting, seen = [(root, 1)], 0
     while waiting:
         node, depth = waiting.pop()
@@ -164,7 +164,7 @@ def origin(origins: Origins, dotted: str) -> str:
 
 
 def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origins: Origins, prefix: str = "") -> None:
-    """Puts what is new over what is there, key by key, and who set it."""
+    """Merges new values over existing ones, key by key, and records their source."""
     for key, value in new.items():
         dotted = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, dict):
@@ -177,7 +177,7 @@ def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origi
 
 
 def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
-    """What `a.b=value` updates say together; the values are YAML. by: what gave them, for messages."""
+    """The values of `a.b=value` updates, merged; each value is YAML. by: their source, for messages."""
     tree: dict[str, Any] = {}
     for update in updates:
         dotted, separator, text = update.partition("=")
@@ -192,7 +192,7 @@ def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
 
 
 def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
-    """An instance of the dataclass `cls` from plain data. Raises ConfigError for a key or a value that it lacks."""
+    """An instance of the dataclass `cls` from plain data. Raises ConfigError for an unknown key or a wrong value."""
     fields = {each.name: each for each in dataclasses.fields(cls)}
     if not isinstance(data, dict):
         example = f"{prefix}.{next(iter(fields))}".lstrip(".")
@@ -232,7 +232,7 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
         if len(entries) == len(value):
             return tuple(_check(h, v, f"{dotted}[{i}]", where) for i, (h, v) in enumerate(zip(entries, value)))
     elif container is Literal:
-        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # which YAML reads as true and false
+        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads these words as true and false
             value = "on" if value else "off"
         if any(value == each and type(value) is type(each) for each in arguments):
             return value
@@ -254,7 +254,7 @@ def _kind_and_range(hint: Any) -> tuple[Any, Range | None]:
 
 
 def as_float(value: Any) -> Any:
-    """The value as a float where it stands for one; YAML reads 1e-4 (no dot) as a string."""
+    """The value as a float if it is one; YAML reads 1e-4 (without a dot) as a string."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return value
     try:
@@ -264,7 +264,7 @@ def as_float(value: Any) -> Any:
 
 
 def _expected(kind: Any, allowed: Range | None, default: Any) -> str:
-    """What a value must be, in words: "a whole number from 1 to 64", or with an example for lists."""
+    """The allowed values in words: "a whole number from 1 to 64", or an example for lists."""
     arguments = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
         entry = {int: "whole numbers", float: "numbers"}.get(_kind_and_range(arguments[0])[0], "words")

@@ -1,4 +1,4 @@
-"""The short names of config keys: `epochs` for `train.epochs`, what other projects call them, and keys of before."""
+"""Names of config keys: short ones (`epochs` for `train.epochs`), those of other projects, and old ones."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FOREIGN_KEYS: dict[str, str | tuple[str, str]] = {
     "msda_backend": "kernels=plain or auto",
     "match_backend": "kernels=plain or auto",
 }
-# Keys of before `kernels`: their default first, and last the value that is kernels=plain now.
+# Keys that `kernels` replaced: their default first, last the value that means kernels=plain.
 OLD_KEYS = {
     "model.decoder.msda_backend": ("auto", "cuda", "cpu", "torch"),
     "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
@@ -87,7 +87,7 @@ RENAMED_KEYS = {"data.max_unreadable": "data.max_defects"}
 
 
 class Replaced(NamedTuple):
-    """What took the place of a key."""
+    """The successor of an old key."""
 
     new: str
     values: dict[Any, Any]  # what each value of the old key is there
@@ -133,7 +133,7 @@ FIXED_KEYS = {
     "train.data_seed": ("auto", "set train.seed"),
     "train.sync_batch_norm": (True, "change Trainer in rtdetr/engine/trainer.py"),
 }
-# Keys whose value changes nothing that a run learns, and why nobody needs them.
+# Obsolete keys whose value does not change what a run learns, and why they are not needed.
 GONE_KEYS = {
     "num_classes": "classes come from the annotations",
     "model.backbone.zero_init_residual": "follows from model.backbone.depth",
@@ -148,9 +148,10 @@ START_ALONE = ("model.backbone.weights",)  # was read before a run began: checkp
 
 
 def full_key(name: str, keys: Collection[str], by: str = "") -> str:
-    """The dotted key that `name` stands for: the only one of `keys` that ends so. Names with a dot, and sections, stay.
+    """The dotted key for a short `name`: the only one of `keys` that ends in it. Names with a dot, and sections, are
+    returned as they are.
 
-    by: what gave it, as the start of a message. Raises ConfigError for a name of several keys and for one of none.
+    by: the source of the name, as the start of a message. Raises ConfigError if several keys, or none, end in it.
     """
     if name in SHORT_KEYS:
         return SHORT_KEYS[name]
@@ -171,16 +172,18 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
 
 
 def foreign_key(name: str) -> str | None:
-    """What a setting of another project is here; see `meant`."""
+    """The equivalent of another project's setting; see `meant`."""
     words = FOREIGN_KEYS.get(name)
     return option(*words) if isinstance(words, tuple) else words
 
 
 def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> None:
-    """Makes today's keys of those of before in what one source says, before it is merged with others, and tells in one
-    line what became of them. where: names the source; stored: it is a checkpoint, which has all keys of its day, so
-    that only a value which can be had no more is worth a line. In any other source that is a ConfigError: keys without
-    a successor concern training alone, so that a checkpoint detects as before."""
+    """Replaces old keys in one source by present ones, before sources are merged, and reports each in one line.
+
+    where: names the source. stored: the source is a checkpoint, which contains every key of its version: only values
+    that no longer exist are reported. In any other source such a value is a ConfigError. Keys without a successor
+    concern training only, so a checkpoint detects as before.
+    """
     said = _replace(tree, where)
     lines = _fix(tree, where, stored) + _to_kernels(tree, where, stored) + ([] if stored else said)
     if lines:
@@ -188,7 +191,7 @@ def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> 
 
 
 def _replace(tree: dict[str, Any], where: str) -> list[str]:
-    """Puts keys of today in the place of those that have a successor, and takes out those that nobody misses."""
+    """Replaces keys that have a successor, and removes obsolete ones."""
     lines = []
     for dotted, new in RENAMED_KEYS.items():
         for value, section in _taken(tree, dotted):
@@ -203,7 +206,7 @@ def _replace(tree: dict[str, Any], where: str) -> list[str]:
     for dotted, (new, default, entry) in LISTED_KEYS.items():
         for value, section in _taken(tree, dotted):
             given = section.get(_last(new), default)
-            if isinstance(given, (list, tuple)) and len(given) == len(default):  # anything else is refused as it is
+            if isinstance(given, (list, tuple)) and len(given) == len(default):  # other values are refused later
                 section[_last(new)] = [*given[:entry], value, *given[entry + 1 :]]
             lines.append(f"{dotted} is now number {entry + 1} of {new}")
     data = tree.get("data")
@@ -214,7 +217,7 @@ def _replace(tree: dict[str, Any], where: str) -> list[str]:
 
 
 def _fix(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
-    """Takes out the keys that have one value now."""
+    """Removes keys that have only one value now."""
     lines, same = [], []
     for dotted, (fixed, instead) in FIXED_KEYS.items():
         for value, _ in _taken(tree, dotted):
@@ -230,7 +233,7 @@ def _fix(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
 
 
 def _to_kernels(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
-    """Makes `kernels` of the keys that it took the place of."""
+    """Sets `kernels` from the keys that it replaced."""
     lines = []
     for dotted, values in OLD_KEYS.items():
         for value, _ in _taken(tree, dotted):
@@ -254,7 +257,7 @@ def _last(dotted: str) -> str:
 
 
 def _taken(tree: dict[str, Any], dotted: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The value of a key, which is taken out, and its section; nothing where the key is not there."""
+    """Removes a key; returns its value and its section, or nothing if the key is missing."""
     section: Any = tree
     for name in dotted.split(".")[:-1]:
         section = section.get(name) if isinstance(section, dict) else None

@@ -1,4 +1,4 @@
-"""Optional packages: imported when they are first used, and one sentence where they are missing."""
+"""Optional packages: imported at first use; a missing one is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rtdetr.config_file import ConfigError
 
 
 class MissingPackage(ConfigError):
-    """An environment without a package that was not installed along; the message says how to get it."""
+    """A package that is not installed; the message says how to install it."""
 
 
 def optional(module: str, extra: str, purpose: str) -> ModuleType:
-    """The module, of a package that the extra of that name installs. Raises MissingPackage."""
+    """Imports a module of the extra with that name. Raises MissingPackage."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

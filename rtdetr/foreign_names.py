@@ -1,5 +1,5 @@
-"""Words of other detectors in Python, and what they are called here. Commands: rtdetr/commands/foreign.py. `nothing: `
-says why there is no such thing; rtdetr/wording.py makes sentences of both."""
+"""Names of other detectors in Python and their equivalents here. Commands: rtdetr/commands/foreign.py. `nothing: ` says
+why there is no equivalent; rtdetr/wording.py builds the sentences."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ EXPORT_FORMATS = {
 
 
 def no_attribute(owner: str, name: str) -> AttributeError:
-    """What Python says of an attribute that is not there, and what it is called here."""
+    """Python's message about a missing attribute, with the name used here."""
     words = ATTRIBUTES[owner].get(name)
     return AttributeError(f"{owner} has no attribute {name!r}{meant(words) if words else ''}")
 
@@ -181,6 +181,6 @@ def check_arguments(method: str, others: Mapping[str, Any]) -> None:
 
 
 def unknown_format(name: str, formats: Iterable[str]) -> str:
-    """The sentence about a format of exports that there is not."""
+    """The message about an export format that does not exist."""
     meant_format = meant(EXPORT_FORMATS[name]) if name in EXPORT_FORMATS else ""
     return f"expected one of {', '.join(formats)}, got {name!r}{meant_format}"

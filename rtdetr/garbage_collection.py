@@ -9,16 +9,16 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """In here no garbage is collected. A fifth of the time that importing torch takes is looking for some.
+    """Context manager without garbage collection inside. It takes a fifth of the time of importing torch.
 
-    What is there at the end counts as old: it is looked at when all is, not once for each younger generation.
+    Objects that exist at the end count as old: they are examined in full collections only.
     """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # else somebody wants to keep what is frozen
+        if gc.get_freeze_count() == 0:  # else the caller uses gc.freeze
             gc.freeze()
             gc.unfreeze()
         if was_on:

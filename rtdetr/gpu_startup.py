@@ -1,5 +1,5 @@
-"""Starts a GPU before torch is there: its context takes half a second, in which Python can import torch, and the
-libraries of convolutions and products another quarter, in which it can import and read what comes next."""
+"""Starts a GPU before torch is imported. Its context takes half a second, during which Python can import torch; the
+convolution and matrix libraries take another quarter, during which it can import and read the rest."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _loaded: set[int] = set()  # on these GPUs
 
 
 def wake_gpu(device: str = "auto") -> None:
-    """Makes the context of a GPU in a thread, to be found there by torch, and loads libraries once somebody imports
-    torch; call it before torch is imported.
+    """Creates a GPU's context in a thread, where torch finds it, and loads GPU libraries once torch is imported. Call
+    it before importing torch.
 
-    device: auto, cpu, cuda or cuda:N, as everywhere. Without a GPU, or for cpu, nothing happens.
+    device: auto, cpu, cuda or cuda:N, as everywhere. Does nothing without a GPU, or for cpu.
     """
     kind, _, number = (f"cuda:{device}" if device.isdecimal() else device).partition(":")
     if kind not in ("auto", "cuda") or not (number or "0").isdecimal():
@@ -37,7 +37,7 @@ class _GpuStart(threading.Thread):
         self.index, self.ending = index, threading.Event()
 
     def run(self) -> None:
-        """Errors are left to torch, which will meet them again and has words for them."""
+        """Leaves errors to torch, which meets them again and reports them."""
         if not _make_context(self.index):
             return
         while not _imported("torch"):  # not imported here, as it may not be needed
@@ -49,19 +49,19 @@ class _GpuStart(threading.Thread):
             return
 
     def end(self) -> None:
-        """A process that ended while a library is being loaded would crash."""
+        """Waits: a process that ends while a library is being loaded would crash."""
         self.ending.set()
         self.join()
 
 
 def _imported(name: str) -> bool:
-    """Whether a module is there to its last line."""
+    """Whether a module is imported completely."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def _make_context(index: int) -> bool:
-    """Whether there is one now."""
+    """Creates the context; returns whether there is one."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:  # no driver, no GPU
@@ -75,8 +75,8 @@ def _make_context(index: int) -> bool:
 
 
 def load_libraries(index: int | None) -> None:
-    """Loads the libraries of convolutions and products, which come with their first use, unless that is done; waits
-    for a thread that is at it. index: of the GPU, None: torch's present one. Raises RuntimeError of torch."""
+    """Loads the convolution and matrix libraries, which torch loads at their first use, unless they are loaded; waits
+    for a thread that is loading them. index: of the GPU; None: torch's current one. Raises torch's RuntimeError."""
     import torch
     import torch.nn.functional as F
 

@@ -19,17 +19,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # who sets one of these has decided
+CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the user's own setting is kept
 TASKS = Path("/proc/self/task")  # Linux alone has it; torch brings libgomp on Linux alone, too
-INTERVAL = 0.5  # seconds between two looks
+INTERVAL = 0.5  # seconds between two checks
 # Seconds per second that threads queued, all together. A data worker makes about 0.1 of it, a busy program 0.5 to 1.
 BUSY, QUIET = 0.3, 0.2
-PATIENCE = 4  # quiet looks in a row after which the machine is no longer crowded
+PATIENCE = 4  # quiet checks in a row after which the machine is no longer crowded
 
 
 @contextmanager
 def yielding_cpu() -> Iterator[None]:
-    """In here, OpenMP threads that wait for work spin only as long as nobody else wants the CPU."""
+    """Context manager: inside, waiting OpenMP threads spin only while no other program wants the CPU."""
     if any(name in os.environ for name in CHOICES) or not (TASKS.parent / "schedstat").is_file():
         yield
         return
@@ -44,7 +44,7 @@ def yielding_cpu() -> Iterator[None]:
 
 
 class SleepingTeam:
-    """OpenMP threads that are there and do nothing, until `end`."""
+    """OpenMP threads that exist and do nothing, until `end`."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -72,13 +72,13 @@ def crowded(shares: Iterable[float]) -> Iterator[bool]:
 
 
 def seconds_queued() -> float:
-    """How long the threads of this process have been ready to run and did not, all together, since each began."""
+    """Seconds, summed over the threads of this process, that they were ready to run and had no CPU."""
     total = 0
     for task in TASKS.iterdir():
         try:
             total += int((task / "schedstat").read_bytes().split()[1])
         except (FileNotFoundError, ProcessLookupError):
-            continue  # a thread that has just ended
+            continue  # the thread has just ended
     return total / 1e9
 
 

@@ -1,4 +1,4 @@
-"""Where results may be written: nothing of the user's is replaced; what cannot be written is said at once."""
+"""Checks of output paths: files of the user are never replaced, and errors are reported before the work begins."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 
 class OutputError(ValueError):
-    """A place that results cannot or must not go to; the message is one sentence."""
+    """A path to which results cannot or must not be written; the message is one sentence."""
 
 
 class RunFailed(RuntimeError):
-    """Something failed in the middle of the work, writing, say; the message is one sentence."""
+    """An error in the middle of the work, such as a failed write; the message is one sentence."""
 
 
 def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: bool) -> None:
-    """Raises OutputError when a target is a source, under any name; when it exists, unless `overwrite`; and when the
-    folder of one cannot be written to. Leaves no trace."""
+    """Raises OutputError if a target is a source (under any name), exists (unless `overwrite`), or is in a folder that
+    cannot be written to. Creates nothing."""
     read = {_identity(source) for source in sources if source.exists()}
     folders = set()
     for target in targets:
@@ -39,7 +39,7 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
 
 
 def check_new_folder(folder: Path, sources: Iterable[Path], overwrite: bool) -> None:
-    """Raises OutputError when a folder is there, unless `overwrite`, and when a source lies in it."""
+    """Raises OutputError if the folder exists (unless `overwrite`) or a source is in it."""
     if os.path.lexists(folder) and not overwrite:
         raise OutputError(f"{folder}: exists already; choose another place, or replace its files with --overwrite")
     for source in sources:
@@ -48,7 +48,7 @@ def check_new_folder(folder: Path, sources: Iterable[Path], overwrite: bool) -> 
 
 
 def check_folder(folder: Path) -> None:
-    """Raises OutputError when a folder cannot be made or written to. Leaves no trace."""
+    """Raises OutputError if a folder cannot be created or written to. Creates nothing."""
     made: list[Path] = []
     try:
         for each in (*reversed(folder.parents), folder):
@@ -76,7 +76,7 @@ def unused_folder(folder: Path) -> Path:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Work that writes to a file or folder. Raises RunFailed for OSError: a full disk, a folder that went away."""
+    """Context manager for work that writes a file or folder. Raises RunFailed for an OSError, such as a full disk."""
     try:
         yield
     except OSError as error:
@@ -94,6 +94,6 @@ def nobody_reads() -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Equal for every name of a file, links included."""
+    """The same for every name of a file, links included."""
     status = path.stat()
     return status.st_dev, status.st_ino

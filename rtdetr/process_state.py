@@ -14,8 +14,8 @@ import torch
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """Afterwards random generators, float32 precision, deterministic algorithms, cuDNN's settings, the present GPU,
-    threads of torch and environment variables are as before, also when an error passes through."""
+    """Context manager: restores random generators, float32 precision, deterministic algorithms, cuDNN's settings, the
+    current GPU, torch's thread counts and environment variables at the end, also after an error."""
     environment, threads, generators = dict(os.environ), torch.get_num_threads(), _generators()
     precision, deterministic, gpu = _precision(), _deterministic(), _present_gpu()
     cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
@@ -39,7 +39,7 @@ def process_restored() -> Iterator[None]:
 
 
 def _generators() -> tuple[Any, ...]:
-    """Of Python, NumPy, torch and all GPUs; None for GPUs before their first use."""
+    """States of Python's, NumPy's, torch's and all GPUs' generators; None for GPUs before their first use."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_gpus
 

@@ -1,4 +1,4 @@
-"""The configs that come with the package, by name: configs/ of a clone, which a wheel carries as rtdetr/configs."""
+"""The configs that come with the package, by name: configs/ of a clone, rtdetr/configs in a wheel."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ PACKAGE = Path(__file__).resolve().parent
 
 
 def find_config(text: str) -> Path:
-    """The file that `-c` means: a bare name, without suffix and separator, is a shipped config, all else a path.
+    """The file that `-c` means: a bare name, without suffix and separator, is a shipped config; everything else is a
+    path.
 
-    Raises ConfigError for a bare name that is neither shipped nor there.
+    Raises ConfigError for a bare name that is neither a shipped config nor a file.
     """
     path, shipped = Path(text), shipped_configs()
     if text in shipped:
@@ -27,15 +28,15 @@ def find_config(text: str) -> Path:
 
 
 def shipped_configs() -> dict[str, Path]:
-    """Name and file of each."""
+    """The name and file of each shipped config."""
     in_wheel = PACKAGE / "configs"
     folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yml"))}
 
 
 def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("train", "val")) -> None:
-    """Raises ConfigError if the data do not exist and the command did not name them: the path in a shipped config,
-    or in a checkpoint from elsewhere, is not one that the user typed."""
+    """Raises ConfigError if the data do not exist and the user did not name them: the path in a shipped config, or in a
+    checkpoint from another machine, is not one that the user typed."""
     for split in splits:
         path = getattr(cfg.data, split).annotations
         if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):

@@ -1,8 +1,8 @@
-"""The small structures that travel between data, model, losses and engine.
+"""The small structures that are passed between data, model, losses and engine.
 
-Letters: B images in a batch, M boxes of the fullest image (at least 1), C classes, Q queries of a group,
-G groups, K prediction layers, N denoising queries of a group, A cells of all levels.
-Boxes are either `cxcywh` normalised by the input size or `xyxy` in pixels of the network input; each field says which.
+Letters: B images in a batch, M boxes of the fullest image (at least 1), C classes, Q queries of a group, G groups, K
+prediction layers, N denoising queries of a group, A cells of all levels. Boxes are either `cxcywh` normalised by the
+input size or `xyxy` in pixels of the network input; each field says which.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class Targets(NamedTuple):
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     def padded(self, size: int) -> Targets:
-        """With room for `size` boxes in each image."""
+        """A copy with `size` box slots per image."""
         room = size - self.labels.shape[1]
         labels, mask = (F.pad(tensor, (0, room)) for tensor in (self.labels, self.mask))
         boxes, boxes_pixel = (F.pad(tensor, (0, 0, 0, room)) for tensor in (self.boxes, self.boxes_pixel))
         return Targets(labels, boxes, boxes_pixel, mask, self.counts)
 
     def part(self, start: int, stop: int) -> Targets:
-        """Those of images start to stop - 1."""
+        """The targets of images start to stop - 1."""
         labels, boxes, boxes_pixel, mask = (t[start:stop] for t in self[:4])
         return Targets(labels, boxes, boxes_pixel, mask, self.counts[start:stop])
 
     def of(self, slots: Tensor) -> Targets:
-        """The boxes in slots (B, S) int64 of their images alone; how many of them are real, the mask says."""
+        """The targets in slots (B, S) int64 of each image; the mask tells which of them are real boxes."""
         labels, mask = self.labels.gather(1, slots), self.mask.gather(1, slots)
         boxes, boxes_pixel = (x.gather(1, slots[..., None].expand(-1, -1, 4)) for x in (self.boxes, self.boxes_pixel))
         return Targets(labels, boxes, boxes_pixel, mask, counts=())
@@ -70,21 +70,21 @@ class Targets(NamedTuple):
 
 
 def as_floats(images: Tensor) -> Tensor:
-    """Images of a batch as the network takes them, float32 in [0, 1]: the bits that preprocess.to_tensor makes."""
+    """Images as the network takes them, float32 in [0, 1], bit for bit as preprocess.to_tensor computes them."""
     return images * (1.0 / 255.0) if images.dtype == torch.uint8 else images
 
 
 class ImageInfo(NamedTuple):
-    """What is known of an image besides its pixels."""
+    """Everything about an image except its pixels."""
 
     image_id: int
     file_name: str
-    height: int  # pixels of the image as it was read; 0: it could not be
+    height: int  # pixels of the decoded image; 0: it could not be read
     width: int
 
 
 class Batch(NamedTuple):
-    """What a loader yields."""
+    """One item of a data loader."""
 
     images: Tensor  # (B, 3, H, W) RGB: uint8 in training, a quarter of the bytes to pass on; else float32 in [0, 1]
     targets: Targets
@@ -96,7 +96,7 @@ class Batch(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What the model says in eval mode: the last decoder layer of the main group."""
+    """Output in eval mode: the last decoder layer of the main group."""
 
     logits: Tensor  # (B, Q, C)
     boxes: Tensor  # (B, Q, 4) cxcywh, normalised
@@ -138,7 +138,7 @@ class DenseOutputs(NamedTuple):
 
 
 class TrainingOutputs(NamedTuple):
-    """What the model says in train mode. A part that is switched off is None."""
+    """Output in train mode. A part that is switched off is None."""
 
     one_to_one: QueryOutputs
     one_to_many: QueryOutputs | None  # G = 1

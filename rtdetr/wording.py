@@ -11,7 +11,7 @@ _command_runs = False
 
 @contextmanager
 def command_running() -> Iterator[None]:
-    """In here, sentences name options as the command line does."""
+    """Context manager: inside, sentences name options as the command line does."""
     global _command_runs
     before, _command_runs = _command_runs, True
     try:
@@ -21,21 +21,21 @@ def command_running() -> Iterator[None]:
 
 
 def option(command: str, python: str) -> str:
-    """The name for the command line while a command runs, else the one for Python."""
+    """The name of an option: for the command line while a command runs, else for Python."""
     return command if _command_runs else python
 
 
 def signal_name(number: int) -> str:
-    """What a person calls a signal that ended a command."""
+    """A readable name of a signal that ended a command."""
     return "Ctrl-C" if number == signal.SIGINT else f"signal {number}"
 
 
 def counted(number: int, word: str, words: str | None = None) -> str:
-    """The number with its word: "1 box", "2 boxes". words: an irregular plural."""
+    """The number with its noun: "1 box", "2 boxes". words: an irregular plural."""
     ending = "es" if word.endswith(("s", "x", "ch")) else "s"
     return f"{number} {word}" if number == 1 else f"{number} {words or word + ending}"
 
 
 def meant(words: str) -> str:
-    """The end of a sentence about a word of another project: what it is called here, or why there is no such thing."""
+    """The end of a sentence about another project's word: its name here, or why there is no equivalent."""
     return f"; {words.removeprefix('nothing: ')}" if words.startswith("nothing: ") else f"; did you mean {words}?"

@@ -1,5 +1,5 @@
-"""Listeners of a run: loggers, which the config names, and the user's callbacks (`from rtdetr import Callback`).
-Nothing here needs torch."""
+"""Listeners of a run: the loggers of the config and the user's callbacks (`from rtdetr import Callback`). Does not
+import torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Run(NamedTuple):
     classes: Sequence[str]
     iteration: int  # optimiser steps done so far: 0 in a new run
     total_iterations: int
-    rows: Sequence[Mapping[str, str]]  # of metrics.csv, from before
+    rows: Sequence[Mapping[str, str]]  # of metrics.csv, written before this start
     renumbered: bool  # the images per step have changed since then, and with them the iterations of the rows
 
 
@@ -64,7 +64,7 @@ class CallbackFailed(TrainingFailed):
 
 
 class Listeners:
-    """Tells loggers and callbacks. A logger that raises an exception is switched off, with one warning by `warn`; an
+    """Calls loggers and callbacks. A logger that raises an exception is switched off, with one warning by `warn`; an
     exception of a callback ends the run."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Listeners:
         return any(type(each).on_images is not Callback.on_images for each in (*self.loggers.values(), *self.callbacks))
 
     def tell(self, event: str, *values: Any) -> None:
-        """event: a method of Callback. Raises CallbackFailed."""
+        """Calls the method `event` of each one. Raises CallbackFailed."""
         self._started = True
         self._tell_loggers(event, values)
         for each in self.callbacks:
@@ -93,7 +93,7 @@ class Listeners:
                 raise CallbackFailed(_sentence(type(each).__name__, event, error)) from error
 
     def end(self, outcome: Outcome) -> None:
-        """Called if on_start was. After a failed run, an exception in here is only a warning."""
+        """Called if on_start was called. After a failed run, an exception in here is only a warning."""
         if not self._started:
             return
         if outcome != "failed":

@@ -1,4 +1,4 @@
-"""What differs when torchrun starts several processes. Every function also works in a single one."""
+"""Everything that differs when torchrun starts several processes. Every function also works in a single one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def world_size() -> int:
 
 
 def num_launched() -> int:
-    """Processes that torchrun started, also before they have found each other."""
+    """Number of processes that torchrun started, also before they have connected."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -45,12 +45,14 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: str, training: bool = False) -> Iterator[torch.device]:
-    """The device of this process, inside a process group when torchrun set one up, and the group taken down after it.
+    """Context manager: the device of this process, inside a process group if torchrun started several; the group ends
+    with it.
 
     device: "auto" (GPU if there is one), "cpu", "cuda" or "cuda:1"; training: see let_memory_grow. Under torchrun every
-    process takes the GPU of its LOCAL_RANK. Hosts talk over gloo also then, so that their decisions (stop now?) cost no
-    device synchronisation.
-    Raises DeviceError for a device that is not there, and ProcessLost when another process has died.
+    process takes the GPU of its LOCAL_RANK. Hosts communicate over gloo even then, so that their decisions (stop now?)
+    need no device synchronisation.
+
+    Raises DeviceError for a missing device, and ProcessLost if another process has died.
     """
     chosen = choose_device(device)
     if chosen.type == "cuda":
@@ -71,7 +73,7 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
         yield chosen
         well = True
     except RuntimeError as error:
-        # What torch says when it cannot reach another process; only its own errors are nothing but that.
+        # torch's message when it cannot reach another process
         torchs = type(error) is RuntimeError or isinstance(error, dist.DistError)
         if torchs and (sentence := line.lost(LOOKING)) is not None:
             raise ProcessLost(sentence) from error
@@ -86,8 +88,8 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
 
 
 def let_memory_grow() -> None:
-    """Before CUDA starts: lets torch's memory segments grow in place, which leaves no holes between them. CUDA graphs
-    would keep the holes, a GiB of 7.4. Settings of the user are kept."""
+    """Lets torch's memory segments grow in place, which leaves no holes between them; call it before CUDA starts. CUDA
+    graphs would keep the holes, one GiB of 7.4. The user's own setting is kept."""
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
@@ -139,8 +141,8 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def from_main(decide: Callable[[], Result]) -> Result:
-    """The result of `decide`, which only the main process runs, on every process. A ValueError or RuntimeError of it is
-    raised on all of them, so that none waits."""
+    """Runs `decide` in the main process only and returns its result in every process. Its ValueError or RuntimeError is
+    raised in all of them, so that none waits."""
     result, error = None, None
     if is_main():
         try:
@@ -154,7 +156,7 @@ def from_main(decide: Callable[[], Result]) -> Result:
 
 
 def take_from_main(tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors by those of the first process; every process gives as many, of the same shapes."""
+    """Overwrites tensors with those of the first process; every process passes tensors of the same shapes."""
     if world_size() == 1:
         return
     for tensor in tensors:
@@ -173,7 +175,7 @@ def average(tensor: Tensor) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """True on every process when `flag` is true on one of them. Hosts only: no device synchronisation."""
+    """True in every process if `flag` is true in one of them. Hosts only: no device synchronisation."""
     if world_size() == 1:
         return flag
     count = torch.tensor(int(flag))

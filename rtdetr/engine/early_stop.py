@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 
 class EarlyStop:
-    """Counts evaluations in a row whose AP did not beat the best; `over` after `patience` of them (0: never), or as
-    soon as AP50 reaches `goal`. The same in every process that sees the same figures."""
+    """Counts evaluations in a row whose AP did not exceed the best; `over` after `patience` of them (0: never), or as
+    soon as AP50 reaches `goal`. Deterministic: processes that see the same figures agree."""
 
     def __init__(self, patience: int, goal: float = math.inf) -> None:
         self.patience, self.goal = patience, goal
@@ -31,7 +31,7 @@ class EarlyStop:
         return self.reached or 0 < self.patience <= self.waited
 
     def sentence(self, iteration: int) -> str:
-        """Why the run is over."""
+        """Why the run ended early."""
         if self.reached:
             return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
         return (

@@ -13,10 +13,10 @@ from rtdetr.config import EmaConfig, settled
 
 
 class ModelEma:
-    """A copy of a model whose trained parameters and batch-norm statistics are averages over the updates so far.
+    """A copy of a model whose trained parameters and batch norm statistics are moving averages over the updates.
 
-    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. What is frozen was copied once. The
-    official average starts from zeros, which makes a difference for less than an epoch.
+    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. Frozen values are copied once. The
+    official average starts from zeros, which differs for less than an epoch.
     """
 
     def __init__(self, model: nn.Module, cfg: EmaConfig) -> None:

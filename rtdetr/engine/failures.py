@@ -1,4 +1,4 @@
-"""Why a run cannot continue, in one sentence each."""
+"""Errors that end a run, with one sentence each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CannotWrite(TrainingFailed):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Work that writes a file of the run. Raises CannotWrite."""
+    """Context manager for work that writes a file of the run. Raises CannotWrite."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The output of a run: lines, a progress bar, and the rows of metrics.csv, which loggers and callbacks get too."""
+"""The output of a run: lines, a progress bar, and the rows of metrics.csv, which loggers and callbacks receive too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def say(*messages: str) -> None:
 
 
 class TrainingLog:
-    """The log of a run, by the main process between `open` and `close`."""
+    """The log of a run, written by the main process between `open` and `close`."""
 
     def __init__(
         self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader, listeners: Listeners
@@ -125,7 +125,7 @@ class TrainingLog:
         self.listeners.tell("on_images", self.state.iteration, {"train_batch": sheet})
 
     def log_evaluation(self, result: EvalResult, source: DetectionSet, classes: Classes) -> None:
-        """source, classes: of the images that were evaluated, under the ids of the detections."""
+        """source, classes: of the evaluated images, with the ids of the detections."""
         if self._metrics is None:
             return
         existing = {name: None if value < 0 else value for name, value in result.figures.items()}  # COCO's -1
@@ -138,7 +138,7 @@ class TrainingLog:
             self.listeners.tell("on_images", self.state.iteration, images)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
-        """A row of the log. On a full disk it is kept for the next time, with one warning."""
+        """Writes a row. On a full disk it is kept for the next time, with one warning."""
         if self._metrics is None:
             return
         named = {short_name(name): value for name, value in values.items()}

@@ -1,7 +1,7 @@
 """Muon: orthogonalised momentum (Newton-Schulz) for matrices and convolutions; AdamW for the rest.
 
-From random weights it learns in fewer steps than AdamW (docs/finetuning.md has the figures). After Keller Jordan,
-kellerjordan.github.io/posts/muon, with the length of Moonlight's steps (arXiv 2502.16982), which is that of AdamW's.
+From random weights it learns in fewer steps than AdamW (docs/finetuning.md). After Keller Jordan,
+kellerjordan.github.io/posts/muon, with Moonlight's step length (arXiv 2502.16982), which is AdamW's.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # takes lengths from 0.003 up to betw
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """AdamW that steps the groups marked `muon` by Muon. Parameters of one shape are stepped together.
+    """AdamW that updates the groups marked `muon` by Muon. Parameters of one shape are updated together.
 
-    A tensor `found_inf` that is not 0 makes nothing of a step, as with the fused AdamW.
+    If a tensor `found_inf` is not 0, the step is skipped, as in the fused AdamW.
     """
 
     @torch.no_grad()
@@ -39,7 +39,7 @@ class MuonAdamW(torch.optim.AdamW):
     def _orthogonal_step(
         self, parameters: list[Tensor], lr: float, weight_decay: float, unsound: Tensor | None
     ) -> None:
-        """Steps parameters of one shape, a convolution taken as a matrix with a row for each channel that it makes."""
+        """Updates parameters of one shape; a convolution counts as a matrix with a row per output channel."""
         gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
         for parameter in parameters:
             if not self.state[parameter]:  # AdamW needs its step count when it loads a state
@@ -59,7 +59,7 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Roughly the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton and Schulz; on a GPU in
+    """Approximates the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton-Schulz; on a GPU in
     bfloat16, which few CPUs multiply."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()

@@ -1,4 +1,4 @@
-"""Parameter groups, learning rate and gradient clipping, equal to what was measured in the official run."""
+"""Parameter groups, learning rate and gradient clipping, as measured in the official run."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ WARMUP_FACTOR = 0.001  # share of the learning rate at which the warm-up begins
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
 ) -> list[dict[str, object]]:
-    """Groups, one per rate multiplier and way of stepping, each with its `lr_multiplier`, without frozen parameters.
-    Norms and biases decay, too: so they do in the official run, whatever its code intends."""
+    """Groups, one per rate multiplier and update rule, each with its `lr_multiplier`, without frozen parameters. Norms
+    and biases decay, too: they do in the official run, although its code intends otherwise."""
     muon = settled(cfg.muon_lr_multiplier)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
@@ -58,9 +58,8 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restores the moments and step counts of a saved optimiser of the same parameters.
 
-    Rates, decay and multipliers stay those of today's config. So does `fused`, by which torch decides on reading
-    whether step counts live on the device: the file may come from a machine with another one. Raises ValueError when
-    the parameters differ.
+    Rates, decay and multipliers stay those of the present config. So does `fused`, which decides whether step counts
+    are on the device: the file may come from another machine. Raises ValueError if the parameters differ.
     """
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     theirs = saved["param_groups"]
@@ -88,7 +87,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
     """Scales the gradients in place by max_norm / max(norm, max_norm) and returns their norm () before. 0: no scaling.
 
-    torch's own clip_grad_norm_ adds 1e-6 to the norm; the official code does not.
+    torch's clip_grad_norm_ adds 1e-6 to the norm; the official code does not.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients)

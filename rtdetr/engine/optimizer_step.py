@@ -10,10 +10,10 @@ from rtdetr.engine.run_files.run_state import RunState
 
 
 class OptimizerStep:
-    """Steps the weights of a run, which are on `device`.
+    """Updates the weights of a run, which are on `device`.
 
-    A step that `skip_unless_finite` refuses is skipped on the device, and so are all after it: a host that looks at
-    losses one step later finds the weights that the failed step started from.
+    A step that `skip_unless_finite` refuses is skipped on the device, and so are all later ones: the host checks losses
+    one step later and then still finds the weights from which the failed step started.
     """
 
     def __init__(self, state: RunState, device: torch.device) -> None:
@@ -29,18 +29,18 @@ class OptimizerStep:
         return lr
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss to start the backward pass from. A scaler skips steps whose gradients are NaN."""
+        """The loss from which the backward pass starts. A scaler skips steps whose gradients are NaN."""
         scaler = self.state.scaler
         return scaler.scale(loss * self._sound) if scaler.is_enabled() else loss
 
     def clip(self) -> Tensor:
-        """Clips the gradients; their norm () before."""
+        """Clips the gradients; returns their norm () before."""
         self.state.scaler.unscale_(self.state.optimizer)
         return clip_grad_norm(self.parameters, self.state.cfg.optimizer.clip_grad_norm)
 
     def skip_unless_finite(self, values: Tensor) -> None:
-        """values: losses, the gradients' norm and, with a scaler, its scale, as a check will look at them. The fused
-        AdamW leaves the weights alone when found_inf is not 0. Where float16 gradients overflow, the scaler skips."""
+        """values: losses, the gradient norm and, with a scaler, its scale, as the check reads them. The fused AdamW
+        leaves the weights unchanged if found_inf is not 0. Overflows of float16 gradients are skipped by the scaler."""
         scaled = self.state.scaler.is_enabled()
         finite = torch.isfinite(values[:-2] if scaled else values).all()
         self._sound.copy_(torch.where(finite, self._sound, torch.nan))

@@ -1,7 +1,8 @@
 """A watchdog between the processes of a run: when one dies, the others end with a sentence instead of waiting for it.
 
-Each holds a connection to the first one. The system closes it with the process, however that ends; who ends well says
-goodbye before. A machine that is gone is noticed by the system's own questions after forty seconds.
+Each process holds a connection to the first one. The operating system closes it when the process ends, however that
+happens; a process that ends normally sends a goodbye first. Keep-alive probes notice a lost machine after forty
+seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class ProcessLost(RuntimeError):
 
 
 class PeerWatchdog:
-    """gather: the values of all processes, in the order of ranks. Where no connection can be made, as behind some
+    """gather: collects a value of all processes, in the order of ranks. If no connection can be made, as behind some
     firewalls, there is no watchdog, and `why_not` has the reason."""
 
     def __init__(self, rank: int, world_size: int, gather: Callable[[Any], list[Any]]) -> None:
@@ -72,7 +73,7 @@ class PeerWatchdog:
             line.close()
 
     def _accept(self, server: socket.socket, key: bytes) -> None:
-        """Connections to all others; unknown clients are refused."""
+        """Accepts connections of all other processes and refuses unknown clients."""
         server.settimeout(CONNECTING)
         with server:
             while len(self._lines) < self.world_size - 1:
@@ -94,7 +95,7 @@ class PeerWatchdog:
         self._selector.register(line, selectors.EVENT_READ)
 
     def _watch(self) -> None:
-        """Waits for the first broken connection, tells the others, and ends this process unless it ends by itself."""
+        """Waits for the first broken connection, informs the others, and ends this process unless it ends by itself."""
         with self._selector as selector:
             while selector.get_map() and self._lost is None:
                 heard = [cast(socket.socket, key.fileobj) for key, _ in selector.select()]
@@ -114,7 +115,7 @@ class PeerWatchdog:
         faulthandler.dump_traceback_later(GRACE, exit=True, file=self._nowhere)
 
     def _news(self, line: socket.socket) -> int | None:
-        """The rank that was lost, if one was."""
+        """The rank that was lost, if any."""
         try:
             said = line.recv(NUMBER, socket.MSG_WAITALL)
         except OSError:
@@ -132,7 +133,7 @@ class PeerWatchdog:
 
 
 def _server(backlog: int) -> socket.socket:
-    """A socket on any port, for IPv4 and IPv6."""
+    """A listening socket on any port, for IPv4 and IPv6."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
     return socket.create_server(("", 0), backlog=backlog)

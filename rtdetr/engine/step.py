@@ -1,6 +1,6 @@
 """The training step without any fast path: a batch in, losses out, gradients in the parameters.
 
-What makes it fast is wrapped around it, see rtdetr/engine/acceleration/accelerate.py.
+Its fast wrappers: rtdetr/engine/acceleration/accelerate.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEGINNING = Part()
 
 
 class Losses(NamedTuple):
-    """Losses by name, in one tensor, which is copied to the host in one piece."""
+    """Losses by name, in one tensor, which is copied to the host at once."""
 
     names: tuple[str, ...]
     values: Tensor  # (len(names),) float32
@@ -48,11 +48,11 @@ def training_step(
     dtype: torch.dtype | None = None,
     scale: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Losses:
-    """The losses of a batch; their gradients are added to those of the model's parameters.
+    """Losses of a batch; their gradients are added to those of the model's parameters.
 
-    images: (B, 3, H, W) uint8, or floats in [0, 1]; dtype: of autocast, None: all stays in float32; scale: what the
-    backward pass starts from, given the loss. Raises FloatingPointError where a CPU finds a prediction that is not
-    finite.
+    images: (B, 3, H, W) uint8, or floats in [0, 1]; dtype: autocast's, None: everything stays in float32; scale: maps
+    the loss to the value from which the backward pass starts. Raises FloatingPointError if a CPU finds a non-finite
+    prediction.
     """
     images = as_floats(images).to(dtype or torch.float32)
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):

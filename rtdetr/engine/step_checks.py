@@ -1,6 +1,6 @@
 """Checks the losses and gradients of every step.
 
-On a GPU the losses of a step travel to the host in the background and are checked one step later, so that checks never
+On a GPU the losses of a step are copied to the host in the background and checked one step later, so that checks never
 make the GPU wait. On a CPU they are checked before the weights change.
 """
 
@@ -63,8 +63,8 @@ class StepChecks:
         return StepRecord(self.state.iteration, lr, names, values, ready, batches, self._random)
 
     def check(self, record: StepRecord) -> dict[str, float]:
-        """The step's losses by name. Saves the batch and raises TrainingFailed when one is NaN or infinite, and when
-        float16 gradients have been so for too long."""
+        """The step's losses by name. Saves the batch and raises TrainingFailed if one is NaN or infinite, or if float16
+        gradients have overflowed for too long."""
         if record.ready is not None:
             record.ready.synchronize()
         values = dict(zip(record.names, record.values.tolist()))
@@ -97,11 +97,11 @@ class StepChecks:
         batches: list[Batch],
         random: list[Tensor] | None = None,
     ) -> NoReturn:
-        """See `fail_step`. random: of the present step where it is None."""
+        """Calls `fail_step`. random: None: the present step's."""
         fail_step(self.state, self.output_dir, self.device, iteration, what, losses, batches, random or self._random)
 
     def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
-        """The record of a failed step that is skipped. Raises TrainingFailed when there have been too many."""
+        """Counts a failed step that is skipped; returns its record. Raises TrainingFailed if there are too many."""
         most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
         if self._skipped > most:
             raise TrainingFailed(f"{error}; {counted(most, 'step')} were skipped before (train.max_skips)") from error

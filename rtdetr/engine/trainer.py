@@ -1,4 +1,4 @@
-"""Training: the loop."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ from rtdetr.wording import counted
 class Trainer:
     """One training run on one device, or this process's part of it.
 
-    resume: checkpoint of a run to resume; tuning: weight file to start from; draws: replayed random numbers;
-    signals: what the program listened with while it set this up; callbacks: are told how the run goes;
-    augment: what cfg.data.augment.custom names, where that is at hand.
-    Raises ConfigError, DataError or CheckpointError when the run cannot start.
+    resume: checkpoint of a run to resume; tuning: weight file to start from; draws: replayed random numbers; signals:
+    the listener that was active during setup; callbacks: see rtdetr.Callback; augment: the object that
+    cfg.data.augment.custom names, if available. Raises ConfigError, DataError or CheckpointError if the run cannot
+    start.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Trainer:
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:
         """Trains, evaluates and saves until the end, or until SIGINT or SIGTERM, whose number is returned.
 
-        prepare: called by the main process before the first file is written, when there is something to train.
+        prepare: called by the main process before the first file is written, if there is anything left to train.
         """
         if self.state.early_stop.over and not self.state.evaluation_due:
             say(self.state.early_stop.sentence(self.state.iteration))
@@ -184,7 +184,7 @@ class Trainer:
         return stopped
 
     def _train_epoch(self, batches_left: Iterator[Batch]) -> None:
-        """The rest of the present epoch, and its evaluation when one is due."""
+        """The rest of the present epoch, and its evaluation if one is due."""
         state = self.state
         self.model.train()
         self.log.restart_clock()
@@ -220,13 +220,13 @@ class Trainer:
             self._evaluate()
 
     def _finish(self, record: StepRecord) -> None:
-        """Checks a step and shows it."""
+        """Checks a step and logs it."""
         values = self.checks.check(record) if record.names else {}
         self.unreadable.count(record.batches)
         self.log.show(record, values, self.unreadable.replaced)
 
     def _grouped(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-        """Batches of one optimiser step each; the last group of an epoch may be smaller."""
+        """The batches of one optimiser step each; the last group of an epoch may be smaller."""
         group: list[Batch] = []
         for batch in batches:
             group.append(batch)
@@ -280,7 +280,7 @@ class Trainer:
         return record
 
     def _evaluate(self) -> None:
-        """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` when a signal came in between."""
+        """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` set if a signal came during it."""
         started = time.perf_counter()
         annotations, classes = self.val_loader.source.origin, self.val_loader.classes  # under the ids of that file
         state, model, stop = self.state, self.state.ema.model, self.signals.asked

@@ -24,7 +24,7 @@ class Unreadable:
         self._named: set[str] = set()  # sentences that were printed, also of evaluation
 
     def count(self, batches: list[Batch]) -> None:
-        """Counts those of a training step. Raises TrainingFailed when there are too many of them."""
+        """Counts the unreadable images of a training step. Raises TrainingFailed if there are too many."""
         for batch in batches:
             self.seen += len(batch.infos)
             self.replaced += len(batch.unreadable)
@@ -35,8 +35,8 @@ class Unreadable:
         self._refuse(bad, num_images, "images of the set", num_images // 2 + 1)
 
     def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
-        """The figures of an evaluation of so many images, on the main process. Raises TrainingFailed if too many are
-        unreadable."""
+        """The figures of an evaluation with that many images, in the main process. Raises TrainingFailed if too many
+        are unreadable."""
         if result is None:
             return {}
         self._name(result.unreadable, "evaluation does without it")

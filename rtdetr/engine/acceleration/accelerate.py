@@ -1,4 +1,4 @@
-"""Wrappers that make the training step fast: each knows what it wraps, and nothing of its own wrapper."""
+"""Wrappers that make the training step fast. Each one knows the step it wraps, and nothing of those around it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rtdetr.models.rtdetrv3 import Network
 
 
 class Accelerated(NamedTuple):
-    """A training step, and what was wrapped around it."""
+    """A training step and its wrappers."""
 
     step: Step
     graphs: StepGraphs | None
@@ -40,10 +40,11 @@ def accelerate(
     scale: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Accelerated:
-    """`training_step` of a model, which is on `device` and as it will stay, for so many iterations: as graphs or by
-    DistributedDataParallel, compiled or with weights cast together, or as it is.
+    """Wraps `training_step` of a model, which is on `device` and will not change any more: captured as graphs or run by
+    DistributedDataParallel, compiled or with weights cast together, or plain. iterations: length of the run.
 
-    scale: as there; draws: replayed random numbers. Raises ConfigError when the step cannot run as the config asks.
+    scale: as in `training_step`; draws: replayed random numbers. Raises ConfigError if the step cannot run as the
+    config asks.
     """
     dtype = autocast_type(device, cfg.train.precision)
     plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)

@@ -22,8 +22,8 @@ WORTH_IT = 25000  # iterations of an image size that win back the 75 seconds it 
 def why_not_compile(
     cfg: TrainConfig, device: torch.device, iterations: int, sizes: int = 1, kernels: Kernels = "auto"
 ) -> str | None:
-    """Why the step of a run with so many iterations left, on so many image sizes, is not compiled; None: it is. Raises
-    ConfigError if the config demands it and it is impossible."""
+    """Why the step of a run with that many iterations left, on that many image sizes, is not compiled; None: it is.
+    Raises ConfigError if the config demands compilation and it is impossible."""
     if cfg.compile == "off":
         return "train.compile=off"
     if kernels == "plain":
@@ -46,11 +46,12 @@ def why_not_compile(
 
 
 def compile_step(model: Network, backend: str | Callable[..., object] = "inductor") -> None:
-    """Compiles what sees images, in place: backbone, encoder, dense head. State dicts and copies made before stay.
+    """Compiles the parts that see images, in place: backbone, encoder, dense head. Existing state dicts and copies stay
+    valid.
 
-    Each image size gets a graph of its own: one for all takes torch minutes to reason about, and graphs of decoder
-    and losses, which follow the number of boxes, take longer than they win back. What inductor makes is kept in
-    ~/.cache/rtdetr between runs, unless TORCHINDUCTOR_CACHE_DIR names another place.
+    Each image size gets its own graph: one for all takes torch minutes of symbolic reasoning, and graphs of decoder and
+    losses, which depend on the number of boxes, cost more time than they save. Inductor's output is cached in
+    ~/.cache/rtdetr, unless TORCHINDUCTOR_CACHE_DIR names another folder.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)

@@ -1,4 +1,4 @@
-"""Gradients side by side in one tensor, which processes average at once."""
+"""All gradients in one tensor, which processes average in one call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read severa
 class GradientBuffer:
     """The gradients of `parameters`, float32.
 
-    They are averaged after the backward pass, not within it: in a CUDA graph, work on a second stream makes every
-    memset and copy wait for longer than it saves (1 ms of a step on two H200, where averaging takes .4).
+    They are averaged after the backward pass, not during it: in a CUDA graph, work on a second stream delays every
+    memset and copy by more than it saves (1 ms of a step on two H200, where averaging takes .4).
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -30,8 +30,8 @@ class GradientBuffer:
         self.parts = [part.as_strided(parameter.shape, parameter.stride()) for part, parameter in pairs]
 
     def collect(self, leaves: Sequence[Tensor]) -> None:
-        """Moves gradients to their place and gives them to the parameters. leaves: what has the gradient of each
-        parameter, itself or a copy of it, or has none."""
+        """Moves gradients into the buffer and assigns them to the parameters. leaves: the tensors with the gradient of
+        each parameter: the parameter itself or a copy of it; a gradient may be missing."""
         moves: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # a kernel copies from one type
         for parameter, part, leaf in zip(self.parameters, self.parts, leaves):
             gradient, leaf.grad = leaf.grad, None
@@ -44,7 +44,7 @@ class GradientBuffer:
             torch._foreach_copy_(places, found)
 
     def behind(self, step: Step) -> Step:
-        """The step, with its gradients collected."""
+        """Wraps a step so that its gradients are collected afterwards."""
 
         def collected(images: Tensor, targets: Targets, part: Part) -> Losses:
             losses = step(images, targets, part)
@@ -54,8 +54,8 @@ class GradientBuffer:
         return collected
 
     def average(self) -> None:
-        """Makes them the mean of the processes' gradients, as DistributedDataParallel does. Raises ConfigError when a
-        parameter has none."""
+        """Averages the gradients over the processes, as DistributedDataParallel does. Raises ConfigError if a parameter
+        has no gradient."""
         missing = sum(parameter.grad is None for parameter in self.parameters)
         if missing:
             raise ConfigError(

@@ -18,11 +18,12 @@ from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
 
 MAX_GRAPHS = 96  # kept at a time: 13 image sizes with 7 numbers of slots each
-RUNS_BEFORE = 2  # plain steps of a kind before it is captured: they do what must not happen in a graph
+RUNS_BEFORE = 2  # plain steps of a kind before it is captured, for initialisation that a graph cannot contain
 
 
 def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "auto") -> str | None:
-    """Why steps run without CUDA graphs; None: they are captured. Raises ConfigError if they must be."""
+    """Why steps run without CUDA graphs; None: they are captured. Raises ConfigError if the config demands graphs and
+    they are impossible."""
     if cfg.graphs == "off":
         return "train.graphs=off"
     reason = None
@@ -44,7 +45,7 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 
 class Captured(NamedTuple):
-    """A graph, what it reads and what it leaves behind."""
+    """A graph, its input tensors and its results."""
 
     graph: torch.cuda.CUDAGraph
     images: Tensor
@@ -54,14 +55,14 @@ class Captured(NamedTuple):
 
 
 class StepGraphs:
-    """Runs `step`, which leaves its gradients in `gradients`, by graphs: one for each size of images, number of slots
-    and `kind`, captured when it comes for the third time, the oldest given up.
+    """Runs `step`, which leaves its gradients in `gradients`, as CUDA graphs. There is one graph per image size, number
+    of box slots and `kind`; it is captured at the third use, and the oldest one is dropped when there are too many.
 
-    The plain call is the twin, and takes images with more boxes than the GPU can match (one-to-many repeats those of a
-    crowd once). kind: what else of its part in a run makes a graph another one. All graphs share their memory, the
-    tensor that holds images of their size, and the gradients they end in. With several processes these are averaged
-    after the graph; what the graph itself exchanges (statistics of batch norm, numbers of boxes) comes in the same
-    order from every one, captured there or not.
+    The plain call is the twin; it also runs images with more boxes than the GPU can match (one-to-many repeats the
+    boxes of a crowd once). kind: whatever else of its position in the run changes the graph. All graphs share their
+    memory, the tensor with images of their size, and the gradients. With several processes, gradients are averaged
+    after the graph; what the graph itself exchanges (batch norm statistics, numbers of boxes) is in the same order in
+    every process, captured or not.
     """
 
     def __init__(self, step: Step, gradients: GradientBuffer, kind: Callable[[Part], Hashable]) -> None:
@@ -70,7 +71,7 @@ class StepGraphs:
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
-        # NCCL waits for graphs that use it before it ends, for ever if they are kept.
+        # At its end NCCL waits for graphs that use it, for ever if they are kept.
         distributed.before_the_end(self, self.captured.clear)
 
     def __call__(self, images: Tensor, targets: Targets, part: Part) -> Losses:
@@ -109,7 +110,7 @@ class StepGraphs:
         labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
         own = self.images.setdefault((images.shape, images.dtype), torch.empty_like(images))
         static = own, Targets(labels, boxes, boxes_pixel, mask, counts=())
-        torch.cuda.empty_cache()  # what plain steps have used; graphs have memory of their own
+        torch.cuda.empty_cache()  # memory of plain steps; graphs have their own
         graph = torch.cuda.CUDAGraph()
         # Other threads may continue: the one that pins the memory of the next batch calls the driver, too.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):

@@ -1,4 +1,4 @@
-"""Weights in the 16-bit type of autocast, all by one kernel where it takes one for each, and their gradients back."""
+"""Casts all weights to autocast's 16-bit type in one kernel instead of one each, and casts their gradients back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIXTEEN_BITS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision_on(device: torch.device, precision: Precision) -> Precision:
-    """`precision`, with auto replaced by that of the device."""
+    """The precision, with auto replaced by the device's default."""
     if precision != "auto":
         return precision
     return "bf16" if device.type == "cuda" else "fp32"
@@ -34,7 +34,7 @@ def autocast_type(device: torch.device, precision: Precision) -> torch.dtype | N
 
 
 def cast_by_autocast(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters of `model`, by name, that autocast casts to 16 bits."""
+    """The parameters of `model`, by name, that autocast casts to 16 bits."""
     return {
         f"{prefix}.{name}": parameter
         for prefix, module in model.named_modules()
@@ -46,24 +46,23 @@ def cast_by_autocast(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def copies_in(dtype: torch.dtype, model: nn.Module) -> dict[nn.Parameter, Tensor]:
-    """Copies of what autocast would cast, which gather gradients of their own: a backward pass then has each when it is
-    complete, not all at its end."""
+    """Copies of the parameters that autocast would cast. Each copy gathers its own gradient, so the backward pass can
+    release it early instead of keeping all to its end."""
     parameters = [*dict.fromkeys(cast_by_autocast(model).values())]
     copies = _cast(parameters, [dtype] * len(parameters))
     return {each: copy.requires_grad_(each.requires_grad) for each, copy in zip(parameters, copies)}
 
 
 def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: Any, **options: Any) -> Any:
-    """model(*arguments, **options), with `copies` in the place of parameters."""
+    """Calls model(*arguments, **options) with `copies` in place of parameters."""
     weights = {name: copies[each] for name, each in cast_by_autocast(model).items()}
     return functional_call(model, weights, arguments, options)
 
 
 class CastTogether:
-    """`step(model, images, targets, part)` with a model whose weights are cast before it.
+    """`step(model, images, targets, part)` with a model whose weights are cast beforehand.
 
-    gather: takes the gradients from what has them, copies or the parameters themselves, to the parameters. options: of
-    the model.
+    gather: moves the gradients of the copies, or of uncast parameters, to the parameters. options: of the model.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class CastTogether:
 
 
 def hand_over(parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor]) -> None:
-    """Adds the gradients of leaves, copies of parameters or these themselves, to those of the parameters."""
+    """Adds the gradients of leaves (copies of parameters, or parameters) to those of the parameters."""
     pairs = [(each, leaf.grad) for each, leaf in zip(parameters, leaves) if leaf is not each and leaf.grad is not None]
     found = _cast([gradient for _, gradient in pairs], [each.dtype for each, _ in pairs])
     for (each, _), gradient in zip(pairs, found):

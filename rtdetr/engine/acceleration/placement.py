@@ -9,12 +9,12 @@ from rtdetr.types import Batch, Targets
 
 
 def layout_of(device: torch.device) -> torch.memory_format:
-    """Of images and weights. Channels last is faster on GPUs, at least with 16 bits."""
+    """Memory format of images and weights. Channels last is faster on GPUs, at least with 16 bits."""
     return torch.channels_last if device.type == "cuda" else torch.contiguous_format
 
 
 def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[Tensor, Targets]:
-    """Images and boxes of a batch there: bytes are made floats where the step begins."""
+    """The images and boxes of a batch on the device; uint8 images become floats at the start of the step."""
     images = batch.images.to(device, non_blocking=True).contiguous(memory_format=layout_of(device))
     targets = batch.targets.to(device, non_blocking=True)
     if device.type == "cuda":  # with and without graphs, so that they draw the same random numbers
@@ -23,9 +23,9 @@ def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[T
 
 
 def slots_for(num_boxes: int, num_denoising: int) -> int:
-    """Slots for the boxes of an image: as many as there may be without another number of denoising copies, so that a
-    few sizes serve all batches; with a single copy, two thirds of that where they do. Beyond the denoising queries,
-    multiples of 50."""
+    """Number of slots for boxes per image: as many as possible with the same number of denoising copies, so that few
+    sizes serve all batches; with a single copy, two thirds of that if they suffice. Beyond the number of denoising
+    queries, multiples of 50."""
     num_boxes = max(1, num_boxes)
     if num_boxes > num_denoising:
         return -(-num_boxes // 50) * 50

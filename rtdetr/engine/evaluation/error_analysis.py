@@ -1,4 +1,4 @@
-"""Kinds of mistakes of detections: class, place, duplicate, background, missed; and their calibration."""
+"""Error types of detections (class, localisation, duplicate, background, missed) and their calibration."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Mistake(NamedTuple):
     category_id: int  # of the detection; of the object where it was missed
     box: tuple[float, float, float, float]  # x, y, w, h in pixels
     score: float  # 0 where there is no detection
-    other: tuple[float, float, float, float] | None  # the object it was taken for, or lies beside
+    other: tuple[float, float, float, float] | None  # the object that it was confused with or overlaps
 
 
 class Mistakes(NamedTuple):
-    """K classes, in the order of their ids."""
+    """The errors of K classes, in the order of their ids."""
 
     threshold: float  # the score with the best F1; only detections from it on count below
     f1: float
@@ -59,7 +59,7 @@ class _Image(NamedTuple):
 
 
 def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Mistakes:
-    """Matches as COCO does at an IoU of .5: the most certain detection first, each object once, crowds for nothing.
+    """Matches as COCO does at an IoU of .5: the most certain detection first, each object once; crowds are ignored.
     LVIS: detections of classes that were not annotated in the image do not count."""
     images = list(matched(truth, detections))
     scores = np.array([each["score"] for image in images for each in image.detections])
@@ -88,7 +88,7 @@ def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) 
 
 
 def matched(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Iterable[_Image]:
-    """Each image, and which object each of its detections found."""
+    """Yields each image with the object that each of its detections found."""
     objects: dict[int, list[Any]] = defaultdict(list)
     crowds: dict[int, list[Any]] = defaultdict(list)
     found: dict[int, list[Any]] = defaultdict(list)
@@ -111,7 +111,7 @@ def matched(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Ite
 def _counts(
     detection: Mapping[str, Any], image: Mapping[str, Any], objects: Sequence[Any], crowds: Sequence[Mapping[str, Any]]
 ) -> bool:
-    """Whether a detection that found no object is a mistake: not in a crowd, nor, in LVIS, of an unannotated class."""
+    """Whether a detection that found no object is an error: not in a crowd, nor, in LVIS, of an unannotated class."""
     category = detection["category_id"]
     looked_for = [*image.get(NEGATIVE, [category]), *(each["category_id"] for each in objects)]
     if category not in looked_for or category in image.get(NOT_EXHAUSTIVE, []):
@@ -144,7 +144,7 @@ def _owners(overlaps: NDArray[np.float64]) -> list[int]:
 
 
 def best_f1(scores: NDArray[Any], right: NDArray[np.bool_], num_objects: int) -> tuple[float, float]:
-    """The score from which on F1 is best, and that F1; 0.5 and 0 where nothing was found. Equal scores count as one."""
+    """The threshold with the best F1, and that F1; 0.5 and 0 if nothing was found. Equal scores count as one."""
     if not right.any():
         return 0.5, 0.0
     order = np.argsort(-scores, kind="stable")
@@ -163,7 +163,7 @@ def _look_at(
     wrong: list[Mistake],
     missed: list[Mistake],
 ) -> None:
-    """Adds the mistakes of an image."""
+    """Adds the errors of an image."""
     nothing = len(index)
     counted = [i for i, each in enumerate(image.detections) if each["score"] >= threshold]
     taken = {image.owner[i] for i in counted} - {-1}
@@ -188,7 +188,7 @@ def _look_at(
 
 
 def _kind(overlaps: NDArray[np.float64], same: NDArray[np.bool_]) -> tuple[str, int]:
-    """Of a detection that found nothing, and the object that it has to do with, -1 for none."""
+    """The error type of a detection that found nothing, and the object that it relates to, -1 for none."""
     if not len(overlaps):
         return "background", -1
     right, other = np.where(same, overlaps, 0), np.where(same, 0, overlaps)

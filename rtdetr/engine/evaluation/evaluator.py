@@ -74,8 +74,8 @@ class EvalResult(NamedTuple):
         return {name: point.threshold for name, point in points.items() if not math.isnan(point.threshold)}
 
     def with_points(self, origin: str | Path | DataSource, given: Mapping[int, float] | None = None) -> EvalResult:
-        """Precision, recall and F1 of each class as well, see `operating_points`. origin: the annotations, of which the
-        images that were evaluated count; given: thresholds by category id."""
+        """The result with precision, recall and F1 of each class, see `operating_points`. origin: the annotations, of
+        which only the evaluated images count; given: thresholds by category id."""
         return self._replace(points=operating_points(counted_truth(origin, self.sizes), self.detections, given))
 
     def table(self) -> str:
@@ -92,7 +92,7 @@ class EvalResult(NamedTuple):
 
 
 def _shown(figure: float) -> str:
-    """Four digits, or a dash where there was nothing to measure: -1 or NaN."""
+    """Four digits, or a dash for a figure that does not exist (-1 or NaN)."""
     return f"{figure:7.4f}" if figure >= 0 else "      -"
 
 
@@ -106,9 +106,10 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
     evaluator: Evaluator = "faster-coco-eval",
 ) -> EvalResult | None:
-    """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
-    first one; the others get None. classes: the loader's, whose ids are those of the annotations.
-    Raises EvaluationStopped on all of them when `should_stop()` became true on one.
+    """Detects on every batch of this process, in float32 without TF32, and scores the detections of all processes in
+    the first one; the others return None. classes: the loader's, with the ids of the annotations.
+
+    Raises EvaluationStopped in all of them if `should_stop()` became true in one.
     """
     own: list[dict[str, Any]] = []
     sizes: dict[int, tuple[int, int]] = {}
@@ -134,7 +135,8 @@ def evaluate(
 
 @contextlib.contextmanager
 def _true_float32() -> Iterator[None]:
-    """Training allows TF32, and torch uses it in convolutions; figures must not depend on the caller."""
+    """Context manager without TF32, which training allows and torch uses in convolutions: figures must not depend on
+    the caller's settings."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -149,7 +151,7 @@ def _true_float32() -> Iterator[None]:
 def detect(
     model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """COCO results of one batch, without those of classes that the data do not have."""
+    """COCO results of one batch, without classes that the data do not have."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
     images, sizes = (each.to(device, non_blocking=True) for each in (batch.images, sizes))
     found = detections(model, images, sizes, max_detections)
@@ -206,9 +208,9 @@ def counted_truth(annotations: str | Path | DataSource, sizes: Mapping[int, tupl
 
 
 def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """The annotations that count: as in training, none without area in its image, which cannot be found. What is
-    partly outside stays as it is, as in the official evaluation, and so do crowds. sizes: where there are any, those of
-    all images that were not left out."""
+    """The annotations that count, as in training: boxes without area in their image cannot be found and are left out.
+    Boxes partly outside are kept unchanged, as in the official evaluation, and so are crowds. sizes: of all images that
+    were not left out; empty: all count."""
     known = {each["id"]: (each["height"], each["width"]) for each in truth.images} | dict(sizes)
     annotations = [each for each in truth.annotations if not sizes or each["image_id"] in sizes]
     limits = np.array([known[each["image_id"]] for each in annotations], np.float64).reshape(-1, 2)

@@ -1,4 +1,4 @@
-"""Whether labelling more would pay: AP from half of the training images against AP from all of them."""
+"""Whether labelling more images would pay: AP from half of the training images against AP from all of them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Point(NamedTuple):
 def learning_curve(
     cfg: Config, folder: Path, device: torch.device, tuning: Path | None = None, signals: StopSignal | None = None
 ) -> int | None:
-    """Trains on every other image, then on all, for as many iterations, in FOLDER/half and FOLDER/whole; says both AP
-    and an estimate, and writes them to FOLDER/learning_curve.json. The signal that stopped it, if one did.
+    """Trains on every other image, then on all, for the same number of iterations, in FOLDER/half and FOLDER/whole;
+    prints both AP and an estimate, and writes them to FOLDER/learning_curve.json. Returns the signal that stopped it,
+    if any.
 
     Raises what Trainer raises.
     """
@@ -80,7 +81,7 @@ def learning_curve(
 
 
 def estimate(half: Point, whole: Point) -> str:
-    """The estimate from the two points: the next doubling divides the distance to 1 as this one did."""
+    """Extrapolates the two points: the next doubling divides the distance to 1 as this one did."""
     if min(half.ap, whole.ap) < 0:
         return "no estimate: the validation set has no boxes, so there is no AP"
     if max(half.ap, whole.ap) < LEARNT:
@@ -111,7 +112,7 @@ def _iterations(cfg: Config, num_images: int) -> int:
 
 
 def _for_as_long(cfg: Config, iterations: int, num_images: int, of: int) -> Config:
-    """The config for so many iterations on `num_images` `of` all; what counts in epochs keeps its iterations."""
+    """The config for that many iterations on `num_images` `of` all; what counts in epochs keeps its iterations."""
     per_epoch = max(1, _iterations(replace(cfg, train=replace(cfg.train, epochs=1, max_iterations=0)), num_images))
     times = round(of / max(1, num_images))
     train = replace(

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of each class, at the threshold where its F1 is best or at one that is given."""
+"""Precision, recall and F1 of each class, at the threshold with its best F1 or at a given one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rtdetr.garbage_collection import collection_paused
 
 
 class OperatingPoint(NamedTuple):
-    """How a class does from a score on, matched at an IoU of .5; NaN where there is nothing to measure."""
+    """Figures of a class above a threshold, matched at an IoU of .5; NaN if there is nothing to measure."""
 
     threshold: float
     precision: float
@@ -31,8 +31,8 @@ NOWHERE = OperatingPoint(math.nan, math.nan, math.nan, math.nan)
 def operating_points(
     truth: CocoDocument, detections: Iterable[Mapping[str, Any]], given: Mapping[int, float] | None = None
 ) -> dict[int, OperatingPoint]:
-    """By category id. truth: with those annotations that count. given: thresholds by category id, in place of those
-    where F1 is best. Detections below a score of LOWEST are not looked at."""
+    """Operating points by category id. truth: only annotations that count. given: thresholds by category id, instead of
+    those with the best F1. Detections below a score of LOWEST are ignored."""
     scores: dict[int, list[float]] = defaultdict(list)
     right: dict[int, list[bool]] = defaultdict(list)
     objects: dict[int, int] = defaultdict(int)
@@ -60,6 +60,6 @@ def _point(
 
 
 def _best_threshold(scores: NDArray[np.float64], right: NDArray[np.bool_], num_objects: int) -> float:
-    """Half-way between the last detection that is to count and the next one: other hardware rounds scores otherwise."""
+    """Half-way between the last detection that should count and the next one, as other hardware rounds differently."""
     last, _ = best_f1(scores, right, num_objects)
     return (last + float(max(scores[scores < last], default=LOWEST))) / 2

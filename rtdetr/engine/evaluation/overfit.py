@@ -47,8 +47,8 @@ def overfit(
     tuning: Path | None = None,
     signals: StopSignal | None = None,
 ) -> Verdict:
-    """Trains on `number` images that have boxes and evaluates on the same ones, until AP50 is .9 or 700 iterations
-    are over (train.max_iterations, where that is less). The folder is there already, and gets a run and images.json.
+    """Trains on `number` images that have boxes and evaluates on the same ones, until AP50 is .9 or 700 iterations are
+    done (train.max_iterations if that is less). The folder exists already, and gets a run and images.json.
 
     Raises what Trainer raises.
     """
@@ -72,7 +72,8 @@ def overfit(
 
 
 def overfit_config(cfg: Config, images: SplitConfig, number: int, from_random: bool) -> Config:
-    """The config of the self-test: no augmentation, one size, a fixed rate, short ramps, one set for both purposes."""
+    """The config of the self-test: no augmentation, one size, constant rate, short ramps, one set for training and
+    evaluation."""
     side, batch_size = max(cfg.data.image_size), min(number, MOST_IMAGES)
     augment = replace(
         cfg.data.augment,

@@ -1,4 +1,4 @@
-"""An evaluation as one HTML file that needs no network: figures, curves, confusions, the worst mistakes."""
+"""An evaluation as one HTML file that needs no network: figures, curves, confusions, the worst errors."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 
 
 def write_report(path: Path, title: str, result: EvalResult, source: DetectionSet) -> None:
-    """Writes the file. source: the set that was evaluated, for its images. Raises OSError, and DataError for an
-    image that cannot be read."""
+    """Writes the file. source: the evaluated set, for its images. Raises OSError, and DataError for an unreadable
+    image."""
     truth = read_document(source.origin)
     sizes = {info.image_id: (info.height, info.width) for info in map(source.info, range(len(source)))}
     mistakes = find_mistakes(truth._replace(annotations=countable(truth, sizes)), result.detections)
@@ -84,7 +84,7 @@ def _heading(title: str, text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """As `rtdetr eval` prints it."""
+    """Formats a figure as `rtdetr eval` prints it."""
     return f"{value:.4f}" if value >= 0 else "-"
 
 
@@ -150,7 +150,7 @@ def _svg(figure: Figure) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rtdetr", "axes.unicode_minus": False}):
         figure.savefig(text, format="svg", metadata={"Date": None})
     drawn = text.getvalue()
-    # Without the XML head and what else names addresses: HTML knows what SVG is.
+    # Without the XML head and its URLs, which SVG inside HTML does not need.
     return re.sub(r'(?s)<metadata>.*?</metadata>| xmlns(:xlink)?="[^"]*"', "", drawn[drawn.index("<svg") :])
 
 
@@ -196,7 +196,7 @@ def _confusion(mistakes: Mistakes, names: list[str]) -> str:
 
 
 class _Album:
-    """Cut-outs of the evaluated images."""
+    """Crops of the evaluated images."""
 
     def __init__(self, source: DetectionSet, names: dict[int, str]) -> None:
         self.source = source
@@ -220,7 +220,7 @@ class _Album:
 
 
 def _cut_out(image: Image.Image, mistake: Mistake) -> bytes:
-    """A JPEG of the surroundings of a mistake: both boxes, and half as much again on every side."""
+    """A JPEG of an error and its surroundings: both boxes, with a margin of half their extent on every side."""
     boxes = [(mistake.box, GREEN if mistake.kind == "missed" else RED)]
     boxes += [(mistake.other, GREEN)] if mistake.other else []
     corners = np.array([(x, y, x + w, y + h) for (x, y, w, h), _ in boxes])

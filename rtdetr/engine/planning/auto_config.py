@@ -1,18 +1,16 @@
-"""`auto` in a config becomes a number: `settle`. All of its rules:
+"""Replaces `auto` in a config by numbers: `settle`. All of its rules:
 
-data.train_batch_size   what fits into the GPU with a tenth to spare (memory_estimate.py), but at most 32 images, and an
-                        eighth of the training images where that is more than 4, so that an epoch has some steps; on a
-                        CPU 4. The learning rate is meant for `optimizer.lr_batch` images, and then follows the batch
-                        linearly.
-train.epochs            72, as on COCO, but no fewer than make 1,500 iterations and no more than make 6,000; in any
-                        case 12.
-others                  BY_WEIGHTS, a column for each kind of weights that a run starts from.
+data.train_batch_size   what fits on the GPU with a tenth to spare (memory_estimate.py), but at most 32 images, and at
+                        most an eighth of the training images if that is more than 4, so that an epoch has some steps;
+                        4 on a CPU. `optimizer.lr` is meant for `optimizer.lr_batch` images and scales linearly.
+train.epochs            72, as on COCO, but at least 1,500 and at most 6,000 iterations, and at least 12 epochs.
+others                  BY_WEIGHTS, with a column for each kind of initial weights.
 
-As many batches a step as BY_WEIGHTS has count as one for epochs, batch and rate: a run takes about as long with them.
-Backbone: from random weights all of it learns at the full rate, and so it does from the checkpoint of a run in which it
-did: a few hundred images teach nothing that another set has to keep. Of other weights it is kept in part.
-From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps, as weights that have
-grown are moved less by one, each from the gradients of two batches at the rate of one.
+Several batches per step, as in BY_WEIGHTS, count as one for epochs, batch and rate: the run takes about as long.
+Backbone: from random weights, all of it learns at the full rate, and so it does from the checkpoint of such a run: a
+few hundred images teach nothing that another set has to keep. Other weights are kept in part.
+From such a checkpoint a run is short: light augmentation first, short ramps, and larger steps: one update moves large
+weights less, so two batches at the rate of one make a step.
 """
 
 from __future__ import annotations
@@ -59,10 +57,11 @@ BY_WEIGHTS = {
 def settle(
     cfg: Config, device: torch.device, resume: Path | None = None, tuning: Path | None = None
 ) -> tuple[Config, list[str]]:
-    """The config without any `auto`, and lines on what was replaced. A resumed run keeps what it had, and `auto` once
-    more in a config that has come from here finds the same numbers.
+    """The config without any `auto`, and lines on the replaced values. A resumed run keeps its values; settling `auto`
+    again in a settled config finds the same numbers.
 
-    Raises DataError or CheckpointError when data or checkpoint cannot be read."""
+    Raises DataError or CheckpointError if data or checkpoint cannot be read.
+    """
     sizes = cfg.data.train_batch_size, cfg.train.epochs
     if "auto" not in (*sizes, *(attrgetter(key)(cfg) for key in BY_WEIGHTS)):
         return cfg, []
@@ -92,7 +91,7 @@ def settle(
 
 
 def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config, str]:
-    """The config with the rate of a step of so many images per process, and a sentence on it."""
+    """The config with the rate for that many images per step and process, and a sentence about it."""
     lr, meant_for, total = cfg.optimizer.lr, cfg.optimizer.lr_batch, images * distributed.world_size()
     if stored and (lr, meant_for) == (stored.optimizer.lr, stored.optimizer.lr_batch):
         return cfg, f"{lr:g}, as in the run that is resumed"
@@ -102,14 +101,14 @@ def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config,
 
 
 def _column(tuning: Path | None) -> int:
-    """Of a run that begins."""
+    """The column of BY_WEIGHTS for a new run."""
     if tuning is None:
         return RANDOM
     return LIKE_THIS if _learnt_in_full(tuning) else KNOWING
 
 
 def _column_of_run(began: Mapping[str, Any] | None) -> int:
-    """Of a run that is resumed, see `how_it_began`; older files do not tell."""
+    """The column of BY_WEIGHTS for a resumed run, see `how_it_began`; files of older versions lack it."""
     if not began or not began["weights"]:
         return RANDOM
     return LIKE_THIS if began["in_full"] else KNOWING
@@ -135,22 +134,21 @@ def _with(config: Any, key: str, value: Any) -> Any:
 
 
 def _learnt_in_full(weights: Path) -> bool:
-    """Whether a weight file comes from a run that started from random weights, or from those of such a run, and kept
-    nothing of the backbone back."""
+    """Whether a weight file comes from a run from random weights, or from those of such a run, that froze nothing of
+    the backbone."""
     content = stored_content(weights)
     if content is None:
         return False
     if content.get("began") is not None:
         return bool(content["began"].get("in_full"))
-    config = content["config"]  # all that older files say
+    config = content["config"]  # older files have no more than that
     rate = config["optimizer"].get("backbone_lr_multiplier", SLOWLY)
     return not config["model"]["backbone"].get("weights") and isinstance(rate, (int, float)) and rate >= 1
 
 
 def how_it_began(cfg: Config, tuning: Path | None, images: int) -> dict[str, Any]:
-    """What the checkpoints of a run with a settled config say of its start: `weights`, a file's name, empty for random
-    ones, with their `licence` if the file has one, `in_full`, see `_learnt_in_full`, and `images`, of the training
-    set."""
+    """The start of a run, for its checkpoints: `weights`, a file's name, empty for random ones; their `licence` if the
+    file has one; `in_full`, see `_learnt_in_full`; `images`, of the training set."""
     free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(cfg.model.backbone.freeze_stages)
     in_full = free and (tuning is None or _learnt_in_full(tuning))
     licence = _licence(tuning) if tuning is not None else None
@@ -159,19 +157,19 @@ def how_it_began(cfg: Config, tuning: Path | None, images: int) -> dict[str, Any
 
 
 def _licence(weights: Path) -> str | None:
-    """Of a weight file, or of the weights that its run started from."""
+    """Licence of a weight file, or of the weights from which its run started."""
     content = stored_content(weights) or {}
     parts = [content.get(part) or {} for part in ("source", "began")]
     return next((part["licence"] for part in parts if part.get("licence")), None)
 
 
 def epochs_for(steps: int) -> int:
-    """Epochs of so many steps each."""
+    """Number of epochs of that many steps each."""
     return max(LEAST_EPOCHS, min(max(EPOCHS, math.ceil(LEAST_STEPS / steps)), max(1, MOST_STEPS // steps)))
 
 
 def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: int) -> int:
-    """The same in every process: the smallest that one of them finds."""
+    """The same in every process: the smallest of all."""
     share = len(source) // distributed.world_size()
     most = max(1, min(limit, max(SMALL, share // STEPS_OF_EPOCH), share))
     if device.type != "cuda":

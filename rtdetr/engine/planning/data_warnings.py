@@ -1,4 +1,4 @@
-"""Warnings about data that are no errors but often make a training fail."""
+"""Warnings about data that are no errors but often make training fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTHING = 0.0005  # AP that prints as .000
 
 
 def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
-    """Images in both sets, and classes with few boxes."""
+    """Warns of images in both sets, and of classes with few boxes."""
     warnings = []
     shared = in_both(train, val)
     if shared:
@@ -37,7 +37,7 @@ class StuckAtZero:
         self.said = False
 
     def see(self, best_ap: float, iteration: int) -> list[str]:
-        """best_ap: of all evaluations so far; below 0 there was nothing to measure."""
+        """best_ap: of all evaluations so far; below 0 if there was nothing to measure."""
         if self.said or not 0 <= best_ap < NOTHING or 10 * iteration < self.total_iterations:
             return []
         self.said = True

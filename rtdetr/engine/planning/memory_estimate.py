@@ -38,21 +38,20 @@ GIB = 2**30
 
 
 class MemoryNeed(NamedTuple):
-    """Bytes of a GPU."""
+    """Bytes on a GPU."""
 
     kept: int  # by weights, their average, gradients and the optimiser
     step: int  # by what a step has in addition, at its peak
     evaluation: int  # likewise
 
     def total(self, graphs: int) -> int:
-        """graphs: 0 without; 1 for a single one; more where plain steps come after the first."""
+        """graphs: 0 without; 1 for a single one; more if plain steps come after the first."""
         return self.kept + max(self.step * max(1, graphs), self.step * min(1, graphs) + self.evaluation)
 
 
 def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
-    """Trains on the worst-case batch of the set on a GPU: a line on the memory that the run will take, and a warning
-    where there is less. Every process has to call it. Raises ConfigError when the batch does not fit into one of
-    them."""
+    """Trains on the worst-case batch of the set on a GPU; prints the memory that the run will take, and a warning if
+    there is less. Every process has to call it. Raises ConfigError if the batch does not fit in one of them."""
     size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
     boxes = int(source.boxes_per_image().max())
     batch = f"the worst batch of the set ({size} images of {side} x {side}, up to {boxes} boxes in one)"
@@ -73,8 +72,7 @@ def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
 
 
 def what_to_lower(cfg: Config, captured: bool) -> str:
-    """The settings that a training which does not fit into its GPU can change, with their values. captured: its steps
-    are graphs."""
+    """The settings, with values, to lower if a training does not fit on its GPU. captured: its steps are graphs."""
     accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its images"
     advice = [
         f"data.train_batch_size ({accumulated})",
@@ -87,7 +85,7 @@ def what_to_lower(cfg: Config, captured: bool) -> str:
 
 
 def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
-    """What a run that does not fit into its GPU can change."""
+    """Advice for a run that does not fit on its GPU."""
     fewer = f"lower data.train_batch_size ({cfg.data.train_batch_size}) below the {evaluated_together(cfg.data)} images"
     fewer += " that evaluation takes at a time"
     what = fewer if evaluating else what_to_lower(cfg, captured)
@@ -99,8 +97,8 @@ def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, cap
 
 
 def graphs_of(cfg: Config, source: DetectionSet) -> int:
-    """1 where all batches are of one kind, else 2, for any number; 0 where every image is too crowded. Graphs share
-    their memory, and keep it; the plain steps that come before the next kind is captured need theirs in addition."""
+    """1 if all batches are of one kind, else 2 for any number; 0 if every image is too crowded. Graphs share their
+    memory and keep it; plain steps before the next capture need theirs in addition."""
     counts, num_denoising = source.boxes_per_image(), cfg.model.supervision.num_denoising
     pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
     fewest, most = (slots_for(n, num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
@@ -110,7 +108,7 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
 
 
 def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
-    """A function that returns whether a batch of so many images fits into the free memory of the GPU."""
+    """Returns a function that tells whether a batch of that many images fits in the free memory of the GPU."""
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     graphs = graphs_of(cfg, source) if captured else 0
 
@@ -123,7 +121,7 @@ def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callab
 
 
 def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> MemoryNeed | None:
-    """Memory for training on the worst batch of so many images; None if there is not enough."""
+    """Memory for training on the worst batch of that many images; None if there is not enough."""
     _free(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -142,7 +140,7 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
         return None
     finally:
         _free(device)
-        torch.cuda.reset_peak_memory_stats(device)  # the run shows its own peak
+        torch.cuda.reset_peak_memory_stats(device)  # the run reports its own peak
 
 
 @torch.inference_mode()
@@ -151,15 +149,15 @@ def _detect(cfg: Config, model: nn.Module, device: torch.device) -> None:
 
 
 def _free(device: torch.device) -> int:
-    """Bytes, after unused memory is freed."""
+    """Free bytes, after unused memory is released."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
 
 def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> tuple[int, nn.Module]:
-    """Training steps of a new model, optimiser and average, on the worst batch; the bytes that these three hold, with
-    gradients, and the average."""
+    """Trains a new model with optimiser and average on the worst batch; returns the bytes of these three, with
+    gradients, and of the average alone."""
     start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = build_model(cfg.model, len(source.classes)).to(device).to(memory_format=layout_of(device)).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -27,8 +27,8 @@ def fail_step(
     batches: list[Batch],
     random: list[Tensor],
 ) -> NoReturn:
-    """Keeps the step, finds its first bad module and raises StepFailed. what: is wrong with it; random: state of the
-    generators before it."""
+    """Saves the step, finds its first bad module and raises StepFailed. what: the fault; random: state of the
+    generators before the step."""
     rank = distributed.rank()
     path = output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
     model = state.model.state_dict()

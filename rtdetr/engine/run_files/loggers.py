@@ -1,4 +1,4 @@
-"""The loggers that `train.loggers` names; TensorBoard here, each other one in a file of its own."""
+"""The loggers that `train.loggers` names; TensorBoard's here, each other one in its own file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
-    """By name. Raises MissingPackage for one whose package is not installed."""
+    """Creates loggers by name. Raises MissingPackage if a package is not installed."""
     made: dict[str, Callback] = {}
     for name in dict.fromkeys(names):
         if name == "tensorboard":
@@ -34,7 +34,7 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Files of events in FOLDER/tensorboard. On a full disk they have a gap, and continue when there is room."""
+    """Event files in FOLDER/tensorboard. On a full disk they have a gap, and continue when there is space again."""
 
     def __init__(self) -> None:
         self._has_gap = False

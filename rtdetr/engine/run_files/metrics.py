@@ -26,11 +26,11 @@ COLUMNS = {
 
 
 class MetricsLog:
-    """Appends rows to metrics.csv. Columns are added when a row brings new ones.
+    """Appends rows to metrics.csv. Columns are added when a row has new ones.
 
-    resume_at: iteration at which a resumed run continues; None: a new run. saved_at: what that run called it. Rows
-    after it belong to steps that will be done again and are dropped, and so is its evaluation when that is still due;
-    where the two numbers differ, as steps became larger or smaller, the rows before it are numbered in steps of today.
+    resume_at: iteration at which a resumed run continues; None: a new run. saved_at: the same iteration as the earlier
+    run counted it. Rows after it belong to steps that will be repeated and are dropped, and so is its evaluation if
+    that is still due; if the two numbers differ, because the images per step changed, earlier rows are renumbered.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MetricsLog:
             self._rewrite(rows, [])
 
     def _rows_until(self, resume_at: int, saved_at: int, evaluation_due: bool) -> list[Row]:
-        """The earlier rows, numbered in the present steps. A file that was changed by other programs is moved aside."""
+        """The earlier rows, in present iterations. A file that was changed by other programs is moved aside."""
         due = ("eval", saved_at) if evaluation_due else None
         try:
             rows = [row | {"iteration": int(row["iteration"]), "kind": row["kind"]} for row in read_rows(self.path)]
@@ -62,7 +62,7 @@ class MetricsLog:
     def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
         """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.
 
-        Raises OSError when the disk takes nothing: metrics.csv stays whole and gets the row with a later one.
+        Raises OSError if the disk is full: metrics.csv stays whole, and the row is written with a later one.
         """
         row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch}
         row |= {short_name(name): "" if value is None else f"{value:.6g}" for name, value in values.items()}
@@ -72,7 +72,7 @@ class MetricsLog:
     def _append(self) -> None:
         before = list(self.columns)
         new = [name for row in self._waiting for name in row if name not in before]
-        if new or not self.path.is_file():  # it may have been moved away
+        if new or not self.path.is_file():  # the user may have moved it
             try:
                 self._rewrite(read_rows(self.path), new)
             except OSError:
@@ -83,7 +83,7 @@ class MetricsLog:
             with open(self.path, "a", newline="", encoding="utf-8") as file:
                 csv.DictWriter(file, self.columns).writerows(self._waiting)
         except OSError:
-            os.truncate(self.path, size)  # no half row
+            os.truncate(self.path, size)  # no partial row
             raise
         self._waiting.clear()
 
@@ -103,8 +103,8 @@ class MetricsLog:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.csv as text; none when there is no file. A last line without its end is left out: it was
-    being written when the program or the machine died. Older files get the present columns, empty for -1."""
+    """The rows of a metrics.csv as text; none if there is no file. An incomplete last line, from a crash, is left out.
+    Files of older versions get the present columns, empty for -1."""
     if not path.is_file():
         return []
     with open(path, newline="", encoding="utf-8") as file:
@@ -116,7 +116,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def best_row(path: Path) -> Row | None:
-    """The evaluation with the highest AP of a metrics.csv, the first of equal ones; None where there is none."""
+    """The evaluation row with the highest AP of a metrics.csv, the first of equal ones; None if there is none."""
     evaluated = [row for row in read_rows(path) if row["kind"] == "eval" and row.get("AP")]
     return max(evaluated, key=lambda row: float(row["AP"]), default=None)
 
@@ -132,7 +132,7 @@ def draw_curves(metrics: Path, image: Path) -> None:
 
 
 def curves(rows: list[Row]) -> Figure:
-    """The axes follow the data; what does not exist is not drawn."""
+    """The figure: axes follow the data; missing figures are not drawn."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4), layout="tight")

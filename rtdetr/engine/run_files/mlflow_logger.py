@@ -24,7 +24,7 @@ class MlflowLogger(RemoteLogger):
         self._resumed = known is not None
         if known is not None:
             self._client.update_run(known, status="RUNNING")
-            self._run, self.sent = known, 0  # what is there is asked for, row by row
+            self._run, self.sent = known, 0  # the server tells which rows it has
             return known
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rtdetr")
         experiment = self._client.get_experiment_by_name(name)
@@ -53,7 +53,7 @@ class MlflowLogger(RemoteLogger):
         self._client.set_terminated(self._run, STATUS[outcome])
 
     def _steps_there(self, names: set[str]) -> dict[str, set[int]]:
-        """Of a run that is resumed."""
+        """The steps that the server already has of a resumed run."""
         return {name: {each.step for each in self._client.get_metric_history(self._run, name)} for name in names}
 
 

@@ -1,4 +1,4 @@
-"""The common part of loggers that store a run elsewhere and cannot delete a row."""
+"""The common part of loggers that store a run on a server and cannot delete rows there."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Row(NamedTuple):
 
 
 class RemoteLogger(Callback):
-    """Gets a row when last.pth covers it, so that steps repeated after a kill are not there twice. FOLDER/loggers.json
-    keeps the run's id there, and how many rows it has, noted before they are sent: a kill in between costs rows where
-    the other side cannot be asked for them, and doubles none.
+    """Sends rows once last.pth covers them, so that steps repeated after a kill are not duplicated. FOLDER/loggers.json
+    keeps the run's id and the number of rows, updated before they are sent: a kill in between loses rows if the server
+    cannot be asked for them, and duplicates none.
 
-    A run that is resumed from an older state than the rows that were sent, or with steps of another size, becomes a new
-    run there, with all rows of metrics.csv.
+    A run that resumes from a state older than the sent rows, or with another number of images per step, becomes a new
+    run on the server, with all rows of metrics.csv.
     """
 
     name = ""
 
     def begin(self, run: Run, known: str | None) -> str:
-        """Opens the run of that id, or a new one; its id. Sets `sent` where the other side knows what it has."""
+        """Opens the run with that id, or a new one; returns its id. Sets `sent` if the server knows what it has."""
         raise NotImplementedError
 
     def send(self, first: int, rows: Sequence[Row]) -> None:

@@ -36,9 +36,9 @@ class FailedStep(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """The result of a step."""
+    """The result of a repeated step."""
 
-    losses: dict[str, float]  # by name, and grad_norm; as far as it came
+    losses: dict[str, float]  # by name, and grad_norm; those that could be computed
     refused: str  # why the losses could not be computed, if so
     module: str  # the first one whose output was not finite; "" when there was none
     images: list[str]  # those whose pixels or boxes are not finite, and which of the two
@@ -54,12 +54,12 @@ class Diagnosis(NamedTuple):
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """Of the generators that a step draws from."""
+    """State of the generators that a step uses."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
-    """Repeats the step with a new model, without graphs and compiling; random generators are restored."""
+    """Repeats the step with a new model, without graphs and compilation; random generators are restored."""
     cfg = step.cfg
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model = build_model(cfg.model, step.num_classes).to(device)
@@ -95,7 +95,7 @@ def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[
 
 
 def _watch_outputs(model: nn.Module) -> list[str]:
-    """The names of modules whose output is not finite, as they come; those inside a module come before it."""
+    """Names of modules with non-finite output, in order; inner modules come before the one that contains them."""
     bad: list[str] = []
 
     def look(name: str) -> Any:

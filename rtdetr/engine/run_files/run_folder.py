@@ -1,6 +1,6 @@
-"""The folder of a training run: its choice, and how existing runs are moved aside.
+"""The folder of a training run: its choice, and moving existing runs aside.
 
-`choose_folder` decides before the work and leaves no trace; `prepare_folder` acts, once the run can start.
+`choose_folder` decides before any work and creates nothing; `prepare_folder` acts, once the run can start.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt", "train_b
 
 
 def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:
-    """The folder that a run will write to: `output_dir`, or that of the checkpoint it resumes from, or output/NAME,
-    with a number where that is taken. Raises OutputError for one that holds a run, unless `overwrite`, and for one
-    that cannot be written to, ConfigError for one in which a training is running."""
+    """The folder for a run: `output_dir`, or that of the checkpoint it resumes from, or output/NAME, with a number if
+    it exists. Raises OutputError for a folder that holds a run, unless `overwrite`, or cannot be written to, and
+    ConfigError for one in which a training is running."""
     default = Path("output") / name
     folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
     if overwrite and _goes_on_there(folder, resume):
@@ -48,8 +48,8 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
 
 
 def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
-    """Moves an existing run to FOLDER-old, and brings the history of the run that resumes there from
-    elsewhere. Raises OutputError when another run has started there in the meantime, RunFailed when writing fails."""
+    """Moves an existing run to FOLDER-old, and copies the history of a run that resumes in another folder. Raises
+    OutputError if another run has started there in the meantime, RunFailed if writing fails."""
     if _goes_on_there(folder, resume):
         return
     _check_unused(folder, resume, overwrite)
@@ -84,13 +84,13 @@ def _goes_on_there(folder: Path, resume: Path | None) -> bool:
 
 
 def _old_folder(folder: Path) -> Path:
-    """Beside the folder itself, also where that is `.` or a link: on the same disk, moving is renaming."""
+    """Next to the folder itself, even if that is `.` or a link: on the same disk, moving is renaming."""
     folder = folder.resolve()
     return unused_folder(folder.with_name(f"{folder.name}-old"))
 
 
 def _files_of_run(folder: Path) -> Iterator[Path]:
-    """Only those: the folder may be the one that the user works in."""
+    """Only the files of a run: the folder may be the user's working directory."""
     for pattern in (*RUN, *BESIDE):
         yield from sorted(folder.glob(pattern))
 

@@ -17,8 +17,8 @@ GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its f
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder until the end of the block, or of the process and its workers; other trainings get a ConfigError
-    meanwhile. On file systems without locks there is no protection."""
+    """Locks the folder until the end of the block, or of the process and its workers; meanwhile other trainings get a
+    ConfigError. File systems without locks give no protection."""
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
     try:
         while not _taken(descriptor):

@@ -26,7 +26,7 @@ from rtdetr.wording import option
 
 
 class Pace(NamedTuple):
-    """The settings that turn a position in the data into a number of optimiser steps."""
+    """The settings that convert a position in the data into a number of optimiser steps."""
 
     batch_size: int  # images per process
     num_processes: int
@@ -44,7 +44,7 @@ class Pace(NamedTuple):
         return self.num_images // self.global_batch
 
     def steps(self, epoch: int, start_batch: int) -> int:
-        """Optimiser steps before that batch. An epoch ends with a step, whatever number of batches is left for it."""
+        """Optimiser steps before that batch. An epoch ends with a step, however few batches are left for it."""
         per_epoch = math.ceil(self.batches / self.accumulate)
         return (epoch + 1) * per_epoch - math.ceil((self.batches - start_batch) / self.accumulate)
 
@@ -54,9 +54,10 @@ class Pace(NamedTuple):
 
 
 class RunState:
-    """The state of a run of `model`: `content` returns it and `load` restores it. Nothing has been trained at first.
+    """The state of a run of `model`: `content` returns it and `load` restores it. A new state is that before the first
+    step.
 
-    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and from the settings of today.
+    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and the present settings.
     """
 
     def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_images: int) -> None:
@@ -76,14 +77,14 @@ class RunState:
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.train.precision == "fp16")
         self.ema = ModelEma(model, cfg.ema)
         self.iteration = self.epoch = self.start_batch = 0
-        self.saved_iteration = 0  # what the resumed run called its last step
+        self.saved_iteration = 0  # iteration of the resumed run, as it counted
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
         self.early_stop = EarlyStop(train.patience)
         self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
     def content(self) -> dict[str, Any] | None:
-        """The content of a checkpoint, whose tensors are those of the run; None but on the main process. Every process
-        has to call it."""
+        """The content of a checkpoint, whose tensors are those of the run; None except in the main process. Every
+        process has to call it."""
         generators = distributed.gather_objects(rng_state())
         if not distributed.is_main():
             return None
@@ -104,8 +105,8 @@ class RunState:
         return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training, began=self.began)
 
     def load(self, path: Path) -> str | None:
-        """Restores the run in a checkpoint, random generators included. Returns a sentence when settings changed that
-        decide how it continues. Raises CheckpointError."""
+        """Restores the run from a checkpoint, random generators included. Returns a sentence if settings that affect
+        how it continues have changed. Raises CheckpointError."""
         content = load_checkpoint(path)
         state = content["training"]
         if state is None:
@@ -144,7 +145,7 @@ class RunState:
             images = state["start_batch"] * batch_size * num_processes
         self.epoch = state["epoch"]
         self.start_batch = min(images // self.pace.global_batch, self.pace.batches)
-        if self.start_batch == self.pace.batches:  # less fits into an epoch than before
+        if self.start_batch == self.pace.batches:  # an epoch has fewer batches than before
             self.epoch, self.start_batch, self.evaluation_due = self.epoch + 1, 0, True
         self.iteration = self.pace.steps(self.epoch, self.start_batch)
         self.saved_iteration = state["iteration"]
@@ -161,7 +162,7 @@ class RunState:
 
 
 def with_absolute_paths(cfg: Config) -> Config:
-    """The config as a run stores it: what comes from the checkpoint finds its data from any directory."""
+    """The config as a run stores it: a resumed run finds its data from any directory."""
 
     def absolute(path: str) -> str:
         return os.path.abspath(path) if path else ""
@@ -180,13 +181,13 @@ def seed_everything(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """From now on GPU kernels that are not deterministic are replaced by slower ones, or refused."""
+    """From now on non-deterministic GPU kernels are replaced by slower ones, or refused."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU's first matrices are multiplied
     torch.use_deterministic_algorithms(True)
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of Python's, numpy's and torch's generators, in types that a weights-only load accepts."""
+    """The state of Python's, NumPy's and torch's generators, in types that a weights-only load accepts."""
     numpy_state: Any = np.random.get_state()
     name, keys, *rest = numpy_state
     return {

@@ -1,4 +1,4 @@
-"""Saves a run in the background: a step waits only for a copy in memory, never for the disk."""
+"""Saves a run in the background: a step waits for a copy in memory only, never for the disk."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BEST = "best.pth"
 
 
 class Saver:
-    """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run; the main process does it.
+    """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run, in the main process.
 
-    A file that cannot be written, as on a full disk, costs a sentence, and the next save tries again; only a final one
-    must succeed. resume: the checkpoint that the run resumes from. saved: is told, in the thread that saves steps, of
-    every file and of the iteration whose state it has.
+    A file that cannot be written, as on a full disk, causes a warning, and the next save tries again; only a final save
+    must succeed. resume: the checkpoint that the run resumes from. saved: called in the saving thread with every
+    written file and the iteration of its state.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Saver:
         saved: Callable[[Path, int], None] = lambda path, iteration: None,
     ) -> None:
         self.state, self.folder, self.saved = state, folder, saved
-        self._written: list[tuple[Path, int]] = []  # files that listeners do not know of yet
+        self._written: list[tuple[Path, int]] = []  # written files of which listeners have not been told
         self._last_is_good = resume is None or resume.name != BEFORE  # resumed from last-1.pth: last.pth may be damaged
         self._best: dict[str, Any] | None = None  # to be written
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="saving")
@@ -45,8 +45,8 @@ class Saver:
         self._saved, self._place = time.perf_counter(), ExitStack()
 
     def begin(self) -> None:
-        """Locks the folder, and removes unfinished files of a killed run. Raises ConfigError when
-        another training is running in it."""
+        """Locks the folder and removes unfinished files of a killed run. Raises ConfigError if another training is
+        running in it."""
         self._place.enter_context(run_lock(self.folder))
         for each in self.folder.glob(".*.pth.*.part"):
             each.unlink(missing_ok=True)
@@ -60,14 +60,14 @@ class Saver:
         return distributed.any_process(distributed.is_main() and waited and not writes)
 
     def keep_best(self) -> None:
-        """The present average is written to best.pth with the next save, before the state that calls it the best."""
+        """Writes the present average to best.pth with the next save, before the state that names it the best."""
         self.wait()
         if distributed.is_main():
             ema = self.state.ema.model.state_dict()
             self._best = on_host(make_checkpoint(self.state.cfg, self.state.classes, ema, began=self.state.began))
 
     def save(self, background: bool = False, final: bool = False) -> None:
-        """Saves the present state; every process has to call it. Raises CannotWrite when a final one fails."""
+        """Saves the present state; every process has to call it. Raises CannotWrite if a final save fails."""
         self.wait()
         content = self.state.content()
         self._saved = time.perf_counter()
@@ -83,7 +83,7 @@ class Saver:
         self._tell()
 
     def wait(self) -> None:
-        """Waits until nothing is being written."""
+        """Waits until no save is in progress."""
         self._join()
         self._tell()
 
@@ -124,7 +124,7 @@ class Saver:
 
 
 def on_host(value: Any) -> Any:
-    """A copy of nested dicts, lists and tuples, whose tensors are copies in host memory."""
+    """Copies nested dicts, lists and tuples, with their tensors in host memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -20,8 +20,8 @@ OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
 
 
 class TensorBoard:
-    """torch's SummaryWriter, replaced after a full disk, which ends its thread, or when the folder was moved
-    away. purge_step: what older files of the folder say from that step on no longer counts."""
+    """torch's SummaryWriter, replaced after a full disk, which ends its thread, and after the folder was moved away.
+    purge_step: events of older files from that step on are ignored."""
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         self._folder = folder
@@ -29,7 +29,7 @@ class TensorBoard:
 
     @contextmanager
     def writing(self) -> Iterator[SummaryWriter]:
-        """Everything added in here is in the file at the end. Raises OSError."""
+        """Context manager: everything added inside is in the file at the end. Raises OSError."""
         try:
             if self._writer is None or not self._folder.is_dir():
                 self._writer = SummaryWriter(str(self._folder))
@@ -47,14 +47,14 @@ class TensorBoard:
 
 
 def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str, Any]]) -> Iterator[Image.Image]:
-    """A few images, the same ones each time: objects green, detections red, with class and score. classes: those of
-    the detections, which are COCO results."""
+    """A few images, always the same ones: objects green, detections red, with class and score. classes: of the
+    detections, which are COCO results."""
     names = dict(zip(classes.category_ids, classes.names))
     for index in np.linspace(0, len(source) - 1, min(IMAGES, len(source))).astype(int).tolist():
         image_id = source.info(index).image_id
         try:
             image = source.image(index)
-        except DataError:  # the evaluation has reported it
+        except DataError:  # the evaluation has already reported it
             continue
         zoom = SIDE / max(image.size)
         shown = image.resize((max(1, round(image.width * zoom)), max(1, round(image.height * zoom))))
