@@ -1,7 +1,7 @@
-"""Weights by name: the address of each, download and conversion.
+"""Weights by name: their addresses, download and conversion.
 
-Besides the official ones (registry.py) there are those of RT-DETR v1 and v2, in PyTorch, by their authors (lyuwenyu),
-whose models are v3's without what only trains; and every model of the Hub as owner/model.
+Besides the official ones (registry.py): RT-DETR v1 and v2 in PyTorch, by their authors (lyuwenyu), whose models are
+v3's without the training parts; and every model of the Hub as owner/model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME_SUFFIXES = (*WEIGHT_SUFFIXES, ".safetensors", ".bin", ".onnx", ".xml", ".ym
 
 
 class Release(NamedTuple):
-    """A file of weights that knows detection alone."""
+    """A weight file that contains the detection parts only."""
 
     file: OfficialFile
     ap: float | None = None  # COCO AP as its authors report; None: not on COCO
@@ -61,14 +61,14 @@ RELEASES = {
     "rtdetrv2_r50vd_coco": _release("v0.1/rtdetrv2_r50vd_6x_coco_ema.pth", 53.4),
     "rtdetrv2_r101vd_coco": _release("v0.1/rtdetrv2_r101vd_6x_coco_from_paddle.pth", 54.3),
 }
-NAMES = {*OFFICIAL, *RELEASES}  # that download
+NAMES = {*OFFICIAL, *RELEASES}  # names that download
 # Of the official v3: its README's figures.
 OFFICIAL_AP = {"rtdetrv3_r18vd_6x_coco": 48.1, "rtdetrv3_r34vd_6x_coco": 49.9, "rtdetrv3_r50vd_6x_coco": 53.4}
 
 
 def located(path: str | Path) -> Path:
-    """Where the weights of a path or name are, downloaded if need be; anything else is returned unchanged.
-    Raises CheckpointError or MissingPackage."""
+    """The path of the weights with a name, downloaded if necessary; everything else is returned unchanged. Raises
+    CheckpointError or MissingPackage."""
     name, path = str(path), Path(path)
     if name in OFFICIAL and not os.path.exists(path):
         return official_checkpoint(name)
@@ -81,17 +81,17 @@ def located(path: str | Path) -> Path:
 
 
 def checkpoint_of(name: str) -> Path:
-    """Where the checkpoint of a named model is, or will be."""
+    """The path of a named model's checkpoint, whether it exists or not."""
     return weights_folder() / f"{name}.pth"
 
 
 def release_file(name: str) -> Path:
-    """Where the file of a release is, or will be, as its authors made it."""
+    """The path of the original file of a release, whether it exists or not."""
     return weights_folder() / "releases" / RELEASES[name].file.url.rsplit("/", 1)[1]
 
 
 def size_of(name: str) -> int | None:
-    """Bytes of the file that a name downloads; None where nobody said so and it is not here."""
+    """Size in bytes of a named file's download; None if unknown."""
     if name in OFFICIAL:
         return OFFICIAL[name].num_bytes
     file = release_file(name)
@@ -99,7 +99,7 @@ def size_of(name: str) -> int | None:
 
 
 def release_checkpoint(name: str) -> Path:
-    """The checkpoint of a release, downloaded, verified and made where it is not there yet. Raises CheckpointError."""
+    """The checkpoint of a release, downloaded, verified and converted if necessary. Raises CheckpointError."""
     release, checkpoint = RELEASES[name], checkpoint_of(name)
     if checkpoint.is_file():
         return checkpoint
@@ -113,9 +113,11 @@ def release_checkpoint(name: str) -> Path:
 
 
 def read_detector(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint: of a file of RT-DETR v1, v2 or v3 of other origin, known by its name or not.
+    """The content of a checkpoint, from a file of RT-DETR v1, v2 or v3 by its authors, whether its name is known or
+    not.
 
-    Classes are COCO's or Objects365's where there are as many, else numbers. Raises CheckpointError."""
+    Classes are COCO's or Objects365's if their number matches, else numbers. Raises CheckpointError.
+    """
     for name, release in RELEASES.items():
         if release.file.url.endswith(f"/{file.name}"):
             return detector_content(convert(file), file, name, release)
@@ -128,7 +130,7 @@ def read_detector(file: Path) -> dict[str, Any]:
 
 
 def detector_content(made: Conversion, file: Path, name: str, release: Release) -> dict[str, Any]:
-    """The content of a checkpoint: of a file of a detector, with new parts for training where it has none. Raises
+    """The content of a checkpoint, from a detector's file, with new training parts if it has none. Raises
     CheckpointError."""
     report = made.report
     lacking = [each for each in report.missing if not each.startswith(("query_groups.", "dense_head."))]

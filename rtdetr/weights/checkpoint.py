@@ -1,8 +1,8 @@
-"""Checkpoint files: written whole or not at all, read without running code, and refused with a sentence.
+"""Checkpoint files: written atomically, read without running code; invalid ones are refused with a sentence.
 
 A file is a dict: format "rtdetr", version, config, classes, preprocess, model, ema, training, source and began; the
-last four may be None, and older files have no `began`. torch.save notes a checksum of every part: a file in which a
-byte of one has changed is refused.
+last four may be None, and old files lack `began`. torch.save stores a checksum of every part: a file with a changed
+byte is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WEIGHT_SUFFIXES = (".pth", ".pt", ".pdparams", ".pdema")
 FOLDER = 0x10  # in the attributes of a zip's part
 LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number before a torch file that is no zip
 
-# What torch.load and zipfile raise for damaged files besides UnpicklingError, found by mutating bytes as
+# Exceptions of torch.load and zipfile for damaged files besides UnpicklingError, found by mutating bytes as
 # test_weights_damaged.py does. LookupError: stack or memo of a pickle; AssertionError: torch's own checks.
 DAMAGE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError, AssertionError, EOFError, struct.error)
 
@@ -55,7 +55,8 @@ def make_checkpoint(
     source: dict[str, str] | None = None,
     began: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """began: what `how_it_began` in rtdetr/engine/planning/auto_config.py says of the run that made the weights."""
+    """began: the result of `how_it_began` in rtdetr/engine/planning/auto_config.py for the run that made the
+    weights."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -75,9 +76,10 @@ def make_checkpoint(
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = None) -> None:
-    """Writes beside `path`, then renames: a reader of `path` finds the old file or the new one, never half of it.
+    """Writes a temporary file next to `path`, then renames it: a reader of `path` finds the old file or the new one,
+    never a part.
 
-    before: where the old file goes, in the same folder.
+    before: where the old file is kept, in the same folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -96,7 +98,7 @@ def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = N
 
 @contextmanager
 def _checksums() -> Iterator[None]:
-    """In here torch.save writes checksums, even if they are switched off."""
+    """Context manager in which torch.save writes checksums, even if they are switched off."""
     before = get_crc32_options()
     set_crc32_options(True)
     try:
@@ -106,7 +108,7 @@ def _checksums() -> Iterator[None]:
 
 
 def _keep(path: Path, before: Path) -> None:
-    """Gives the file at `path` the name `before` as well; both names exist at every moment if they did."""
+    """Gives the file at `path` the name `before` as well; no name is missing at any moment."""
     link = before.with_name(f".{before.name}.{os.getpid()}.part")
     try:
         os.link(path, link)
@@ -118,7 +120,7 @@ def _keep(path: Path, before: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a renaming outlive a power cut, where the file system can: some network ones refuse and do it anyway."""
+    """Makes a renaming survive a power cut, if the file system can: some network ones refuse and do it anyway."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,7 +132,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint of this project, on the CPU. No code of the file runs. Raises CheckpointError."""
+    """The content of a checkpoint of this project, on the CPU, without running code. Raises CheckpointError."""
     content = read_torch_file(path)
     if not is_checkpoint(content):
         raise CheckpointError(
@@ -145,7 +147,7 @@ def is_checkpoint(content: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def checked(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """`content`, every part of which is there and of its kind. Raises CheckpointError."""
+    """Returns `content` if every part is present and of its type. Raises CheckpointError."""
     if content.get("version") != VERSION:
         raise CheckpointError(f"{path}: checkpoint version {content.get('version')!r}, this program reads {VERSION}")
     for part, kinds in PARTS.items():
@@ -183,12 +185,12 @@ def check_tensors(entries: Mapping[Any, Any], path: str | Path) -> None:
 
 
 def read_torch_file(path: str | Path) -> Any:
-    """What torch.save wrote, on the CPU, read without running code and with its checksums verified. Raises
-    CheckpointError, which names the run's other state where the file is one of two."""
+    """Reads a file of torch.save on the CPU, without running code and with its checksums verified. Raises
+    CheckpointError, which names the run's other state if the file is one of two."""
     path = Path(path)
     if reason := why_no_weight_file(path) or _why_no_torch_file(path):
         raise CheckpointError(f"{path}: {reason}{_other_state(path)}")
-    # torch's own sentences are not passed on: one advises to load with weights_only=False, which runs the file.
+    # torch's own messages are not shown: one advises to load with weights_only=False, which runs the file.
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -201,7 +203,7 @@ def read_torch_file(path: str | Path) -> Any:
 
 
 def _other_state(path: Path) -> str:
-    """Which file to resume from instead of a damaged state of a run; empty if there is none."""
+    """The file to resume from instead of a damaged state of a run; empty if there is none."""
     other = path.with_name({LAST: BEFORE, BEFORE: LAST}.get(path.name, path.name))
     if other == path or not other.is_file():
         return ""
@@ -209,7 +211,7 @@ def _other_state(path: Path) -> str:
 
 
 def why_no_weight_file(path: Path) -> str | None:
-    """A sentence about a path at which no weight file can be, else None."""
+    """A sentence about a path that cannot be a weight file, else None."""
     if path.is_dir():
         inside = sorted(each for each in path.iterdir() if each.suffix in WEIGHT_SUFFIXES)
         best = [each for each in inside if each.name in ("best.pth", "last.pth")] or inside[:2]
@@ -223,7 +225,7 @@ def why_no_weight_file(path: Path) -> str | None:
 
 
 def _why_no_torch_file(path: Path) -> str | None:
-    """A sentence about a file that torch.save did not write, or not to its end, else None."""
+    """A sentence about a file that torch.save did not write, or not completely, else None."""
     try:
         with open(path, "rb") as file:
             head = file.read(len(LEGACY_HEAD))
@@ -241,7 +243,7 @@ def _why_no_torch_file(path: Path) -> str | None:
 
 
 def _why_not_as_written(path: Path, parts: zipfile.ZipFile) -> str | None:
-    """A sentence about a file whose parts are not as torch.save writes them, or not as it wrote them, else None."""
+    """A sentence about a file whose parts differ from what torch.save writes or wrote, else None."""
     entries = parts.infolist()
     packed = any(part.compress_type != zipfile.ZIP_STORED for part in entries)
     if packed or sum(part.file_size for part in entries) > path.stat().st_size:  # it could grow a thousandfold

@@ -1,8 +1,8 @@
-"""Rows of the heads by class name: what a new model takes over of the classes that a weight file knows.
+"""Rows of the heads by class name: a new model takes those of the classes that it shares with a weight file.
 
 Row i of a class entry belongs to the network's class index i: the score heads of decoder layers and selectors, the
-label embedding of denoising, and the class convolutions of the dense head. Where queries are selected, a class that
-the file does not know starts as the mean of those that it knows: what looks like an object is known already.
+label embedding of denoising, and the class convolutions of the dense head. In query selection, an unknown class starts
+as the mean of the known ones, which already tells objects from background.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class CarriedRows(NamedTuple):
 def carry_rows(
     own: Mapping[str, Tensor], weights: dict[str, Tensor], names: Sequence[str], file_names: Sequence[str] | None
 ) -> CarriedRows:
-    """Entries of a file for a model of other classes: rows of the classes that both know; new ones elsewhere.
+    """Entries of a file for a model of other classes: shared classes keep their rows, others get new ones.
 
     own, weights: entries of the model and of the file; names, file_names: their classes in the order of the rows, None
-    where the file does not tell. Class entries whose rows are of another shape stay as they are in the file.
+    if the file does not name them. Class entries whose rows have another shape are returned unchanged.
     """
     entries = [name for name in weights if name in own and CLASS_ENTRY.search(name)]
     counts = {weights[name].shape[:1] for name in entries}  # one, unless the file is odd
@@ -54,7 +54,7 @@ def carry_rows(
         text = "the heads of the file are of another width; all rows stay new"
     else:
         text = _text(pairs, names, file_names)
-    # A bias without its weight is worth nothing, and would go over by index where the number of classes is equal.
+    # A bias without its weight is useless, and would be copied by index if the number of classes is equal.
     kept = {name: own[name] for name in entries if name not in rows and name.endswith("bias")}
     partial = [*kept, *(rows if len(pairs) < len(names) else ())]
     return CarriedRows({**weights, **rows, **kept}, partial, text)
@@ -66,9 +66,8 @@ def _of_same_width(name: str, own: Mapping[str, Tensor], weights: Mapping[str, T
 
 
 def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int]:
-    """Index in `names` -> index in `file_names` of the same class: by the exact name, else by the name without regard
-    to case and outer spaces; a name that stands for several classes of one side pairs nothing.
-    """
+    """Maps indices in `names` to indices in `file_names` of the same class: by exact name, else without regard to case
+    and outer spaces. A name of several classes on one side pairs nothing."""
     if list(names) == list(file_names):
         return dict(enumerate(range(len(names))))
     pairs: dict[int, int] = {}
@@ -81,7 +80,7 @@ def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int
 
 
 def plain_name(name: str) -> str:
-    """What a name says: without regard to case and outer spaces, under COCO's name where other files have VOC's."""
+    """A name in lower case without outer spaces; COCO's name instead of Pascal VOC's."""
     plain = name.strip().casefold()
     return VOC_NAMES.get(plain, plain)
 

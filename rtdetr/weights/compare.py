@@ -1,4 +1,4 @@
-"""What a weight file has in common with a model, in numbers and in words."""
+"""Compares the entries of a weight file and of a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN_NAMES = 6  # of each kind, in messages
 
 
 class LoadReport(NamedTuple):
-    """What became of the entries of a weight file."""
+    """The result of loading a weight file, entry by entry."""
 
     matched: list[str]
     missing: list[str]  # in the model only
@@ -42,7 +42,7 @@ def listed(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
 
 
 def compare(model: nn.Module, weights: Mapping[str, Tensor]) -> LoadReport:
-    """Which entries of `weights` fit the model by name and shape. `num_batches_tracked` counts for nothing."""
+    """Matches `weights` with the model by name and shape; `num_batches_tracked` is ignored."""
     own = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     given = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     both = [name for name in own if name in given]
@@ -55,7 +55,7 @@ def compare(model: nn.Module, weights: Mapping[str, Tensor]) -> LoadReport:
 
 
 def describe(weights: Mapping[str, Tensor]) -> str:
-    """A few words on the model that has these entries; models of other depths or widths get other words."""
+    """A short description of the model with these entries; models of other depths or widths get another one."""
     blocks = {name.split(".")[3] for name in weights if name.startswith("backbone.stages.2.")}
     wide = any(name.startswith("backbone.stages.2.0.conv3.") for name in weights)
     if not blocks or "decoder.score_heads.0.weight" not in weights:

@@ -1,4 +1,4 @@
-"""What tells whether bytes are still those that were written: of weights, and of what is written as JSON."""
+"""Hashes that detect changes, of weights and of dicts stored as JSON."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
 
 
 def json_sha256(content: Mapping[str, Any], without: str) -> str:
-    """Hash of what JSON keeps of a dict, one key left out, whatever its layout in a file."""
+    """Hash of a dict's content as JSON, one key left out, independent of its layout in a file."""
     kept = {key: value for key, value in content.items() if key != without}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Weights of other origin under the names of the official RT-DETRv3, in torch's layout.
+"""Weights of other projects under the names of the official RT-DETRv3, in torch's layout.
 
-Read are: official RT-DETRv3 and RT-DETR `.pdparams` and `.pdema`; ResNet-vd backbones as `.pdparams` or as their
-PyTorch conversions; RT-DETR v1 and v2 `.pth`; PyTorch conversions of RT-DETRv3 that kept the official names (detrs).
+Reads official RT-DETRv3 and RT-DETR `.pdparams` and `.pdema`; ResNet-vd backbones as `.pdparams` or as their PyTorch
+conversions; RT-DETR v1 and v2 `.pth`; PyTorch conversions of RT-DETRv3 that kept the official names (detrs).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ RTDETR_PADDLE_RULES: tuple[tuple[str, str], ...] = (
 def read_official(path: str | Path) -> dict[str, Tensor]:
     """Entries of a weight file under official names (`.running_mean` becomes `._mean` and so on), in torch's layout.
 
-    Entries whose names are unknown keep them. Raises CheckpointError with one sentence if the file cannot be read
-    or holds no detector or backbone that is known here.
+    Entries with unknown names keep them. Raises CheckpointError with one sentence if the file cannot be read or
+    contains no known detector or backbone.
     """
     path = Path(path)
     paddle = path.suffix in PADDLE_SUFFIXES
@@ -72,7 +72,8 @@ def read_official(path: str | Path) -> dict[str, Tensor]:
 
 
 def _without_padding_row(embedding: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-    """RT-DETR in PyTorch keeps the zero row for padding inside the table; official tables have a row per class."""
+    """Removes the zero row for padding that RT-DETR in PyTorch keeps in the table; official tables have a row per
+    class."""
     heads = [tensor for name, tensor in tensors.items() if name.endswith("dec_score_head.0.bias") and tensor.dim()]
     return embedding[:-1] if heads and embedding.dim() and len(embedding) == len(heads[0]) + 1 else embedding
 
@@ -108,7 +109,7 @@ def _torch_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
-    """The official name of each entry, or its own where there is none."""
+    """The official name of each entry, or its own if there is none."""
 
     def any_starts(*starts: str) -> bool:
         return any(name.startswith(starts) for name in names)

@@ -1,4 +1,4 @@
-"""What a person gives as the name of a model: a path, a name that downloads, a model of the Hub, or a config."""
+"""Resolves the name of a model given by the user: a path, a name that downloads, a model of the Hub, or a config."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rtdetr.weights.checkpoint import CheckpointError
 
 
 def find_weights(name: str, revision: str | None = None, new: bool = False) -> Path | None:
-    """Where the weights of a name are, downloaded if need be; None for a config, which brings none. new: they are not
-    wanted, as the model gets other classes. Raises CheckpointError, DataError or MissingPackage."""
+    """The path of the weights with that name, downloaded if necessary; None for a config, which has none. new: weights
+    are not wanted, as the model gets other classes. Raises CheckpointError, DataError or MissingPackage."""
     path = Path(name)
     try:
         there = path.exists()

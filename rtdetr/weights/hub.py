@@ -58,7 +58,7 @@ Format = Literal["rtdetr", "transformers", "both"]
 
 
 def from_hub(repo_id: str, revision: str | None = None) -> Path:
-    """The folder of a model, downloaded where it is not there yet. Raises CheckpointError or MissingPackage."""
+    """The folder of a model, downloaded if necessary. Raises CheckpointError or MissingPackage."""
     hub = optional("huggingface_hub", "hub", f"{repo_id}: no such file or folder, and the Hub")
     try:
 
@@ -78,7 +78,7 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
 
 
 def saver(format: Format) -> Callable[[Path, dict[str, Any], str | None], None]:
-    """What writes a checkpoint's content into a folder. Raises ConfigError for a format that is none."""
+    """The function that writes a checkpoint's content into a folder. Raises ConfigError for an unknown format."""
     if format not in get_args(Format):
         raise ConfigError(f"format: expected rtdetr, transformers or both, got {format!r}")
     if format == "rtdetr":
@@ -95,7 +95,8 @@ def to_hub(
     format: Format = "rtdetr",
     figures: Mapping[str, float] | None = None,
 ) -> str:
-    """Uploads a checkpoint's content with a card; the address of the commit. Raises CheckpointError or MissingPackage.
+    """Uploads a checkpoint's content with a card; returns the URL of the commit. Raises CheckpointError or
+    MissingPackage.
 
     format: as in `save_pretrained`. figures: of an evaluation, for the card.
     """
@@ -140,7 +141,7 @@ def _card(name: str, content: dict[str, Any], licence: str | None, format: Forma
 
 
 def _start(began: Mapping[str, Any]) -> dict[str, str]:
-    """Data and first weights of the run that made a model, as far as its checkpoint tells."""
+    """Data and first weights of the run that made a model, as far as its checkpoint contains them."""
     facts = {"data": f"{began['images']} images"} if "images" in began else {}
     if began.get("weights"):
         facts |= {"started from": f"{began['weights']}, licence: {began.get('licence') or 'unknown'}"}
@@ -148,7 +149,7 @@ def _start(began: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _failures(hub: Any) -> tuple[type[BaseException], ...]:
-    """What huggingface_hub raises: its own errors, and those of the HTTP library that it is built on."""
+    """Exceptions of huggingface_hub: its own, and those of the HTTP library that it is built on."""
     base = [each for each in hub.errors.HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"]
     return (OSError, ValueError, *base)
 

@@ -1,8 +1,8 @@
-"""Models of transformers (RTDetrForObjectDetection, RTDetrV2ForObjectDetection): read, and written for it to read.
+"""Reads and writes models of transformers (RTDetrForObjectDetection, RTDetrV2ForObjectDetection).
 
-A folder holds config.json, model.safetensors or pytorch_model.bin, and preprocessor_config.json. What the config asks
-for and the model here does not have is refused by the name of its key. Nothing of a file is run. Facts from
-huggingface/transformers: models/rt_detr, models/rt_detr_v2.
+A folder contains config.json, model.safetensors or pytorch_model.bin, and preprocessor_config.json. Settings without an
+equivalent here are refused by the name of their key. No code of a file is run. Facts from huggingface/transformers:
+models/rt_detr, models/rt_detr_v2.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS = {"rt_detr": "RTDetrForObjectDetection", "rt_detr_v2": "RTDetrV2ForObject
 RESAMPLES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 LAST_STAGES = ["stage2", "stage3", "stage4"]
 
-# What the model here can only be, by key; a missing key has this value there, too.
+# The only values supported here, by key; they are also the defaults there.
 FIXED: dict[str, Any] = {
     **{"encoder_layers": 1, "encode_proj_layers": [2], "positional_encoding_temperature": 10000, "eval_size": None},
     **{"encoder_activation_function": "gelu", "activation_function": "silu", "decoder_activation_function": "relu"},
@@ -76,7 +76,7 @@ FROZEN = "freeze_backbone_batch_norms"
 
 
 def is_huggingface(path: str | Path) -> bool:
-    """Whether a path is that of a folder, or of the weights in one, whose config.json is one of transformers."""
+    """Whether a path is a folder, or the weights in one, whose config.json is one of transformers."""
     config = weight_file(Path(path)).with_name(CONFIG)
     if not config.is_file() or (Path(path).is_file() and Path(path).suffix not in (".safetensors", ".bin")):
         return False
@@ -85,8 +85,8 @@ def is_huggingface(path: str | Path) -> bool:
 
 
 def read_huggingface(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint: the model of a folder, with new parts for training. Raises CheckpointError and,
-    where safetensors is not installed, MissingPackage."""
+    """The content of a checkpoint, from a folder, with new training parts. Raises CheckpointError, and MissingPackage
+    if safetensors is not installed."""
     file = weight_file(Path(path))
     config = file.with_name(CONFIG)
     about = read_json(config)
@@ -110,7 +110,7 @@ def _tensors(file: Path) -> dict[str, Any]:
 
 
 def _weights(theirs: Mapping[str, Tensor], cfg: Config, num_classes: int, file: Path) -> dict[str, Tensor]:
-    """All that detects, under our names, in float32. Raises CheckpointError."""
+    """All detection weights, under the names used here, in float32. Raises CheckpointError."""
     own = on_meta_device(cfg.model, num_classes, file)
     weights, left = to_ours(theirs, own.state_dict())
     report = compare(own, weights)
@@ -187,7 +187,7 @@ def _channels(width: float, deep: bool) -> tuple[int, list[int]]:
 
 
 def _preprocessing(file: Path) -> dict[str, Any]:
-    """The `data` section of our config, of what a processor there does. Raises CheckpointError."""
+    """The `data` section of the config, from the processor's settings. Raises CheckpointError."""
     about = read_json(file) if file.is_file() else {}
     if not isinstance(about, dict):
         raise CheckpointError(f"{file}: expected a mapping, got {about!r:.60}")
@@ -210,9 +210,9 @@ def _check_fixed(about: Mapping[str, Any], fixed: Mapping[str, Any], file: Path,
 def save_huggingface(
     folder: Path, content: dict[str, Any], licence: str | None = None, own_folder: bool = False
 ) -> None:
-    """Writes a checkpoint's content for transformers, without what only trains; own_folder: and all of it in our format
-    into OWN_FOLDER, which is then what is read here. Files of ours that are there already are replaced. Raises
-    CheckpointError for a model that has no counterpart there, and for other people's files."""
+    """Writes a checkpoint's content for transformers, without the training parts. own_folder: also writes everything in
+    this project's format into OWN_FOLDER, which is then what is read here. Existing files of this project are replaced.
+    Raises CheckpointError for a model without an equivalent in transformers, and for files of others."""
     safetensors = optional("safetensors.torch", "hub", "the format transformers")
     cfg = config_from_dict(content["config"], str(folder))
     about = _about(cfg, content["classes"], licence) | ({OWN_KEY: OWN_FOLDER} if own_folder else {})
@@ -268,7 +268,7 @@ def _about(cfg: Config, classes: Mapping[str, Any], licence: str | None) -> dict
 
 
 def _check_target(folder: Path) -> None:
-    """What is in the way must be of this function."""
+    """Raises CheckpointError unless existing files were written by this function."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file, expected a folder to write to")
     there = [file for file in (folder / CONFIG, folder / WEIGHTS) if file.exists()]

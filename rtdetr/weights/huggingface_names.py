@@ -1,7 +1,7 @@
-"""Names that transformers gives the entries of RTDetrForObjectDetection and RTDetrV2ForObjectDetection in their files.
+"""Names of the entries of RTDetrForObjectDetection and RTDetrV2ForObjectDetection in files of transformers.
 
-The table goes from our names to theirs; reading turns it round. What they keep as three entries (query, key, value) is
-one of ours, and their denoising table has a row more, for padding.
+The table maps names here to theirs; reading inverts it. Their three entries for query, key and value are one here, and
+their denoising table has one more row, for padding.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ DERIVED = re.compile(r"\.n_points_scale$|^model\.(anchors|valid_mask)$")
 
 
 def their_names(name: str) -> tuple[str, ...]:
-    """The entries there that one of ours is, three for a joined projection; none where there is no counterpart."""
+    """Their entries for one entry here, three for a joined projection; none without an equivalent."""
     if match := re.search(r"\.in_proj_(weight|bias)$", name):
         stem = name.removesuffix(match[0])
         return tuple(each for part in "qkv" for each in their_names(f"{stem}.{part}_proj.{match[1]}"))
@@ -79,7 +79,7 @@ def their_names(name: str) -> tuple[str, ...]:
 
 
 def to_theirs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Entries under their names: backbone, encoder, decoder and the label embedding of a state dict of ours."""
+    """Entries under their names: backbone, encoder, decoder and label embedding of a state dict."""
     theirs: dict[str, Tensor] = {}
     for name, tensor in weights.items():
         names = their_names(name)
@@ -91,7 +91,7 @@ def to_theirs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_ours(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Entries under our names, and the names there of those that the model has no place for.
+    """Entries under the names used here, and their names of entries for which the model has no place.
 
     own: the state dict of a model with the wanted names and shapes; missing parts are left out.
     """

@@ -1,4 +1,4 @@
-"""From any weight file to a model, with a report of what fitted."""
+"""Loads any weight file into a model, with a report of the entries that matched."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WeightFile(NamedTuple):
 
 
 def read_weights(path: str | Path) -> WeightFile:
-    """Model entries of a checkpoint (its average if it has one), of what save_pretrained() wrote, or of a foreign
+    """Model entries of a checkpoint (its average if it has one), of a save_pretrained() folder, or of another project's
     weight file. Raises CheckpointError."""
     path = located(path)
     content = _content(path)
@@ -50,14 +50,14 @@ def read_weights(path: str | Path) -> WeightFile:
 
 
 def stored_content(path: str | Path) -> dict[str, Any] | None:
-    """The content of a checkpoint, or of what save_pretrained() wrote; None: of a foreign weight file. Raises
+    """The content of a checkpoint or of a save_pretrained() folder; None for another project's weight file. Raises
     CheckpointError."""
     content = _content(located(path))
     return content if is_checkpoint(content) else None
 
 
 def _content(path: str | Path) -> Any:
-    """What a weight file holds; None of Paddle's, which is read otherwise. Raises CheckpointError."""
+    """The content of a weight file; None for Paddle's, which has its own reader. Raises CheckpointError."""
     if is_huggingface(path):
         return read_huggingface(path)
     if is_pretrained(path):
@@ -69,8 +69,8 @@ def _content(path: str | Path) -> Any:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint file, of what save_pretrained() or transformers wrote, of a file of RT-DETR v1, v2 or
-    v3 by their authors, or of weights that have a name (catalogue.py). Raises CheckpointError."""
+    """The content of a checkpoint, from a checkpoint file, a folder of save_pretrained() or transformers, a file of
+    RT-DETR v1, v2 or v3 by its authors, or a name (catalogue.py). Raises CheckpointError."""
     path = located(path)
     content = _content(path)
     return content if is_checkpoint(content) else read_detector(path)
@@ -81,8 +81,8 @@ def warm_start(
 ) -> LoadReport:
     """Loads all matching weights of a file and reports the rest. Raises CheckpointError if none match.
 
-    classes: those of the model. With them the rows of the heads go over by class name, without them by index.
-    copy_selector: from a file with one selector for queries, the other query groups take theirs; False: they are new.
+    classes: of the model. With them the rows of the heads are matched by class name, else by index. copy_selector: if
+    the file has one query selector, the other query groups get copies of it; False: they are new.
     """
     file = read_weights(path)
     weights = spread_selector(file.weights, model.state_dict()) if copy_selector else file.weights
@@ -102,12 +102,12 @@ def warm_start(
 
 
 def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
-    """Loads `weights` into the model; every entry must be there and fit. Raises CheckpointError."""
+    """Loads `weights` into the model; every entry must be present and fit. Raises CheckpointError."""
     report = compare(model, weights)
     wrong = report.mismatched + [f"{n} missing" for n in report.missing] + [f"{n} left over" for n in report.unexpected]
     if wrong:
         given, expected = describe(weights), describe(model.state_dict())
-        words = f"both look like {given}, but"  # models can differ where the words do not tell
+        words = f"both look like {given}, but"  # models with equal descriptions can differ
         if given != expected:
             words = f"they look like {given}, expected {expected};"
         raise CheckpointError(
@@ -120,7 +120,7 @@ def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Pa
 def model_from_checkpoint(
     path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
 ) -> tuple[Network, Config, Classes]:
-    """The averaged model of a checkpoint, or of what save_pretrained() wrote, in eval mode, its config and classes.
+    """The averaged model of a checkpoint or a save_pretrained() folder, in eval mode, its config and classes.
 
     updates: `a.b=value` changes of the stored config; cfg: replaces the stored one. Raises CheckpointError or
     ConfigError.
@@ -131,7 +131,7 @@ def model_from_checkpoint(
 def model_from_content(
     content: dict[str, Any], path: str | Path, updates: list[str] | None = None, cfg: Config | None = None
 ) -> tuple[Network, Config, Classes]:
-    """`model_from_checkpoint` of a file that has been read; `path` names it in messages."""
+    """`model_from_checkpoint` for content that is already read; `path` is its name in messages."""
     cfg = cfg or config_from_dict(content["config"], str(path), updates)
     classes = Classes.of(content["classes"])
     with NoRandomInit():
@@ -141,18 +141,18 @@ def model_from_content(
 
 
 def differs(network: nn.Module, path: Path | None, as_made: str) -> bool:
-    """Whether a network has other weights than its file, or, without one, than those of the digest `as_made`."""
+    """Whether a network has other weights than its file, or, without one, than those with the digest `as_made`."""
     if path is not None:
         try:
             as_made = weights_sha256(model_from_checkpoint(path)[0].state_dict())
-        except CheckpointError:  # the file is gone, or another one now
+        except CheckpointError:  # the file was deleted or replaced
             return True
     return weights_sha256(network.state_dict()) != as_made
 
 
 class NoRandomInit(TorchFunctionMode):
-    """In here, tensors that are to be filled with random numbers stay as they are: drawing those that the weights of a
-    file replace takes longer than loading them."""
+    """Mode in which random initialisation leaves tensors unchanged: it takes longer than loading the weights that
+    replace it."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None

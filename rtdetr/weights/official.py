@@ -1,6 +1,6 @@
-"""Official weights become checkpoints of this project; foreign weights become warm starts.
+"""Converts official weights into checkpoints of this project, and other projects' weights for warm starts.
 
-Nothing of a weight file is run: see pdparams.py for Paddle's format; torch files are read with weights_only.
+No code of a weight file is run: see pdparams.py for Paddle's format; torch files are read with weights_only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ IMPOSSIBLE_SIZES = "its entries have sizes that no model has; download the file 
 
 
 class Conversion(NamedTuple):
-    """What a weight file became."""
+    """A converted weight file."""
 
     config: Config
     classes: Classes
@@ -48,10 +48,11 @@ class Conversion(NamedTuple):
 
 
 def convert(path: str | Path, config: Config | None = None, classes: Classes | None = None) -> Conversion:
-    """The weights of an official file for the model of `config`, or for the model that its names and shapes tell.
+    """Converts the weights of an official file for the model of `config`, or for the model that its names and shapes
+    indicate.
 
-    Entries that the file lacks or has in another shape are in the report, not in the weights. Raises ConvertError when
-    the file cannot be read or is not an RT-DETRv3.
+    Entries that are missing or have another shape are in the report, not in the weights. Raises ConvertError if the
+    file cannot be read or is not an RT-DETRv3.
     """
     official = read_official(path)
     if config is None:
@@ -67,7 +68,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
 
 
 def save_conversion(conversion: Conversion, source: str | Path, output: str | Path, licence: str) -> None:
-    """Writes a checkpoint that knows where it came from. Raises ConvertError unless every entry was matched."""
+    """Writes a checkpoint that records its origin. Raises ConvertError unless every entry was matched."""
     report, classes = conversion.report, conversion.classes
     if report.missing or report.mismatched or report.unexpected:
         raise ConvertError(
@@ -91,9 +92,8 @@ def official_of(conversion: Conversion) -> dict[str, Tensor]:
 
 
 def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
-    """Entries of a weight file of other origin under our names, for a warm start; what we have no name for keeps its
-    own and shows up as left over in the load report. Raises ConvertError with one sentence.
-    """
+    """Entries of another project's weight file under the names used here, for a warm start; entries without an
+    equivalent keep their names and appear as left over in the load report. Raises ConvertError with one sentence."""
     official = read_official(path)
     config = recognise(official, path)
     return under_our_names(official, on_meta_device(config.model, _num_classes(official), path))
@@ -106,10 +106,10 @@ def under_our_names(official: Mapping[str, Tensor], model: Network) -> dict[str,
 
 
 def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
-    """The config of the model that has these entries (official names, torch's layout).
+    """The config of the model with these entries (official names, torch's layout).
 
-    Parts that are not there get their default, so that a backbone or an RT-DETR v1 is recognised too. Raises
-    ConvertError if there is no known ResNet-vd among the entries.
+    Missing parts get their default, so a backbone or an RT-DETR v1 is recognised too. Raises ConvertError if there is
+    no known ResNet-vd among the entries.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in official.items()}
     try:
@@ -192,7 +192,7 @@ def _num_classes(official: Mapping[str, Tensor]) -> int:
 
 
 def on_meta_device(config: ModelConfig, num_classes: int, path: str | Path) -> Network:
-    """The model without memory for its weights: only names and shapes are wanted."""
+    """The model without memory for its weights: only names and shapes are needed."""
     try:
         with torch.device("meta"):
             return build_model(config, num_classes)
@@ -201,7 +201,7 @@ def on_meta_device(config: ModelConfig, num_classes: int, path: str | Path) -> N
 
 
 def guess_classes(num_classes: int) -> Classes:
-    """COCO's names for 80 classes; numbers for others, counting from 1 as LVIS does."""
+    """COCO's names for 80 classes; numbers for others, from 1 as in LVIS."""
     if num_classes == len(COCO_CLASSES):
         return COCO_CLASSES
     ids = tuple(range(1, num_classes + 1))

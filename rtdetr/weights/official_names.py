@@ -1,6 +1,6 @@
-"""Names and layouts of the official Paddle weights, one for one with ours.
+"""Names and layouts of the official Paddle weights, one for one with those here.
 
-The map is between our state dict and the official `.pdparams`. `num_batches_tracked` is ours alone.
+The map is between a state dict here and the official `.pdparams`. `num_batches_tracked` exists here only.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def official_names(ours: Iterable[str]) -> dict[str, str]:
 
 
 def official_layout(official_name: str, tensor: Tensor) -> Tensor:
-    """The tensor turned from our layout into the official one, or back: both turns are the same transpose.
+    """The tensor transposed from the layout here into the official one, or back: the same operation.
 
-    Linear weights are (in, out) there and (out, in) here; the packed attention projection likewise. The embedding is
+    Linear weights are (in, out) there and (out, in) here; so is the packed attention projection. The embedding is
     two-dimensional too, and stays.
     """
     is_linear = tensor.dim() == 2 and not official_name.endswith("denoising_class_embed.weight")

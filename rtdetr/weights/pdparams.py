@@ -1,9 +1,9 @@
-"""Reads Paddle's weight files without Paddle, and without running what is in them.
+"""Reads Paddle's weight files without Paddle, and without running their code.
 
-A `.pdparams` (or `.pdema`) is a pickle of a dict name -> NumPy array. A pickle may name any function of any module and
-have it called, and Python's reader reserves whatever memory an instruction claims. So the instructions are carried out
-here, those few that a dict of arrays needs: the globals in it become inert stand-ins, every other one is refused by
-name, and arrays are rebuilt from shape, type and bytes. Neither pickle's reader nor NumPy's is reached.
+A `.pdparams` (or `.pdema`) is a pickle of a dict name -> NumPy array. A pickle may call any function of any module, and
+Python's unpickler reserves whatever memory an instruction claims. So the few instructions that a dict of arrays needs
+are interpreted here: its globals become inert placeholders, all others are refused by name, and arrays are rebuilt from
+shape, type and bytes. Neither pickle's nor NumPy's reader is used.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConvertError(CheckpointError):
 
 
 class _Placeholder:
-    """What a file gets in place of a global: it can be called as the file needs it, and nothing else."""
+    """Replaces a global in a file: it can be called as the file needs it, and does nothing else."""
 
     __slots__ = ("name",)
 
@@ -70,7 +70,7 @@ class _MakeDtype(_Placeholder):
 
 
 class _Encode(_Placeholder):
-    """Protocol 2 has no bytes, so it stores them as text that is to be encoded."""
+    """Protocol 2 has no bytes; it stores them as text that has to be encoded."""
 
     __slots__ = ()
 
@@ -147,7 +147,7 @@ TUPLE_SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 class _Reader:
-    """Carries out the instructions of a pickle that build dicts of arrays. One reader reads one file."""
+    """Interprets the pickle instructions that build dicts of arrays. One reader reads one file."""
 
     def __init__(self, file: mmap.mmap) -> None:
         self.file = file
@@ -157,7 +157,7 @@ class _Reader:
         self.spare = 2 * len(file)  # bytes that may still be made: text turned into bytes, bytes into arrays
 
     def load(self) -> Any:
-        """The object of the file. Raises ConvertError without the file's name, ValueError, LookupError or TypeError."""
+        """The object in the file. Raises ConvertError without the file's name, ValueError, LookupError or TypeError."""
         for count, (opcode, argument, _) in enumerate(pickletools.genops(cast(IO[bytes], self.file))):
             if count > MAX_INSTRUCTIONS:
                 raise ConvertError("has more instructions than the weights of any model")
@@ -257,7 +257,7 @@ def _stand_in(module: Any, name: Any) -> _Placeholder:
 def read_pdparams(path: str | Path) -> dict[str, Array]:
     """Arrays of a Paddle weight file by their official names, in Paddle's layout, native byte order, writable.
 
-    Raises ConvertError with one sentence if the file is missing, cut short, not a dict of arrays, or names a Python
+    Raises ConvertError with one sentence if the file is missing, truncated, not a dict of arrays, or names a Python
     object other than those in ALLOWED_GLOBALS.
     """
     path = Path(path)
@@ -308,7 +308,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _shown(text: Any) -> str:
-    """Text of a file as it can stand in a message: short, on one line, of letters that every terminal has."""
+    """Text from a file, safe for a message: short, on one line, in printable characters."""
     return ascii(text[:100])[1:-1] if isinstance(text, str) else _kind(text)
 
 

@@ -1,4 +1,4 @@
-"""A model as people share it: one model.safetensors, and a config.json that says everything else about it."""
+"""A model for sharing: one model.safetensors, and a config.json with everything else about it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ MAX_CONFIG_BYTES = 10_000_000  # of a config.json; 1203 classes of LVIS have 100
 
 
 def is_pretrained(path: str | Path) -> bool:
-    """Whether a path is that of a folder with a config.json, or of a safetensors file."""
+    """Whether a path is a folder with a config.json, or a safetensors file."""
     path = Path(path)
     return path.suffix == ".safetensors" or (path / CONFIG).is_file()
 
 
 def weight_file(path: Path) -> Path:
-    """The file that holds the weights, of a path to it or to its folder."""
+    """The weight file of a path to it or to its folder."""
     if not path.is_dir():
         return path
     path = path / OWN_FOLDER if holds_own(path) else path
@@ -47,15 +47,14 @@ def weight_file(path: Path) -> Path:
 
 
 def holds_own(folder: Path) -> bool:
-    """Whether a folder of transformers' format has ours within. Raises CheckpointError."""
+    """Whether a folder in transformers' format also contains this project's format. Raises CheckpointError."""
     about = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
     return isinstance(about, dict) and about.get(OWN_KEY) == OWN_FOLDER
 
 
 def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) -> None:
-    """Writes a checkpoint's content as model.safetensors and config.json. The averaged weights are kept where there are
-    any, the training state is not. Files of a model that is there already are replaced, those of anything else are
-    refused with a CheckpointError."""
+    """Writes a checkpoint's content as model.safetensors and config.json: the averaged weights if there are any,
+    without the training state. Replaces existing files of a model; raises CheckpointError for any other files."""
     safetensors = optional("safetensors.torch", "hub", "save_pretrained()")
     _check_target(folder)
     weights = content["ema"] or content["model"]
@@ -69,7 +68,9 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
         "licence": licence,
         "source": content["source"],
         "classes": content["classes"],
-        "id2label": {str(index): name for index, name in enumerate(names)},  # by the network's index, as others have it
+        "id2label": {
+            str(index): name for index, name in enumerate(names)
+        },  # by the network's index, as in transformers
         "preprocess": content["preprocess"],
         "config": _without_paths(content["config"]),
         "began": content.get("began"),
@@ -87,8 +88,8 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
 
 
 def read_pretrained(path: str | Path) -> dict[str, Any]:
-    """The content of a checkpoint, from a folder or the safetensors file in it, on the CPU. Raises CheckpointError and,
-    where safetensors is not installed, MissingPackage."""
+    """The content of a checkpoint, from a folder or the safetensors file in it, on the CPU. Raises CheckpointError, and
+    MissingPackage if safetensors is not installed."""
     file = weight_file(Path(path))
     if reason := why_no_weight_file(file):
         raise CheckpointError(f"{file}: {reason}")
@@ -103,8 +104,8 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
 
 
 def change_config(path: str | Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes the config.json of a folder, or of the safetensors file in it, with its digest. Raises CheckpointError
-    and OSError."""
+    """Changes the config.json of a folder, or of the safetensors file in it, and updates its digest. Raises
+    CheckpointError and OSError."""
     read_pretrained(path)  # whose digests have to be right
     file = weight_file(Path(path)).with_name(CONFIG)
     about = _read_config(file)
@@ -129,8 +130,8 @@ def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _verify(file: Path, weights: dict[str, Tensor], noted: str | None, about: dict[str, Any]) -> None:
-    """Raises CheckpointError where config or weights are not those that were written; without digests, as older
-    programs wrote them, all are taken. noted: the digest in the file of the weights."""
+    """Raises CheckpointError if config or weights have changed since they were written; files without digests, as old
+    versions wrote them, are accepted. noted: the digest in the weight file."""
     config, own = file.with_name(CONFIG), about.get(CONFIG_DIGEST)
     digests = [each for each in (noted, about.get(WEIGHTS_DIGEST)) if each is not None]
     if not digests and own is None:
@@ -147,7 +148,7 @@ def _verify(file: Path, weights: dict[str, Tensor], noted: str | None, about: di
 
 
 def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
-    """The config for other people, whom folders and modules of this machine do not serve nor concern."""
+    """The config without paths and modules of this machine, which are private and useless elsewhere."""
     shared = copy.deepcopy(config)
     for split in ("train", "val"):
         shared["data"][split] |= {"images": "", "annotations": ""}
@@ -157,7 +158,7 @@ def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> Any:
-    """What a file of settings holds; None if it is longer than any should be. Raises CheckpointError."""
+    """The content of a settings file; None if it is too long for one. Raises CheckpointError."""
     try:
         with open(file, "rb") as opened:
             text = opened.read(MAX_CONFIG_BYTES + 1)
@@ -180,7 +181,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _check_target(folder: Path) -> None:
-    """What is in the way must be a model of ours."""
+    """Raises CheckpointError unless existing files are a model of this project."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file, expected a folder to write to")
     if (folder / CONFIG).exists():

@@ -1,8 +1,8 @@
 """The official weights: their addresses and hashes, download and conversion.
 
-A file is downloaded once, resumed if interrupted, verified and converted; see `rtdetr convert` for the last step.
-The authors publish no hashes. Those of R18, R34 and R50 are the ones that the detrs project noted in July 2026, which
-measured 48.05 AP on COCO with that R18 file; the files have not been seen here.
+A file is downloaded once, resumed if interrupted, verified and converted; see `rtdetr convert` for the last step. The
+authors publish no hashes. Those of R18, R34 and R50 were recorded by the detrs project in July 2026, which measured
+48.05 AP on COCO with that R18 file; the files have not been seen here.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ OFFICIAL = {
 
 
 def weights_folder() -> Path:
-    """Where official weights are kept: RTDETR_WEIGHTS, else ~/.cache/rtdetr/weights (or below XDG_CACHE_HOME)."""
+    """The folder of official weights: RTDETR_WEIGHTS, else ~/.cache/rtdetr/weights (or below XDG_CACHE_HOME)."""
     if chosen := os.environ.get("RTDETR_WEIGHTS"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rtdetr" / "weights"
 
 
 def official_checkpoint(name: str) -> Path:
-    """The checkpoint of an official model, downloaded, verified and converted where it is not there yet.
+    """The checkpoint of an official model, downloaded, verified and converted if necessary.
 
-    Raises CheckpointError, which says what to do without a network.
+    Raises CheckpointError, with advice for machines without a network.
     """
     folder = weights_folder()
     checkpoint, file = folder / f"{name}.pth", folder / f"{name}.pdparams"
@@ -105,7 +105,7 @@ def download(official: OfficialFile, file: Path) -> None:
 
 def verify(official: OfficialFile, file: Path) -> None:
     """Raises CheckpointError unless a file is the official one. If its hash is not published, that of the first file is
-    printed and kept beside it as FILE.sha256."""
+    printed and kept next to it as FILE.sha256."""
     found, size = sha256_of(file), file.stat().st_size
     noted = file.with_name(f"{file.name.removesuffix('.part')}.sha256")
     expected = official.sha256 or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else None)
@@ -121,7 +121,7 @@ def verify(official: OfficialFile, file: Path) -> None:
 
 
 def _receive(official: OfficialFile, part: Path) -> None:
-    """Appends to `part` what is still missing. Raises OSError, HTTPException or CheckpointError."""
+    """Appends the missing bytes to `part`. Raises OSError, HTTPException or CheckpointError."""
     have = part.stat().st_size if part.is_file() else 0
     if have and have == official.num_bytes:
         return
@@ -130,7 +130,7 @@ def _receive(official: OfficialFile, part: Path) -> None:
     try:
         response = urllib.request.urlopen(request, timeout=SILENCE)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing is missing, or the part is of another file: the hash will tell
+        if error.code == 416 and have:  # nothing is missing, or the part is of another file: the hash decides
             return
         raise
     with response:

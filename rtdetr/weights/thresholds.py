@@ -1,4 +1,4 @@
-"""Thresholds of classes, written into the weights that a person has."""
+"""Writes thresholds of classes into a weight file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rtdetr.weights.pretrained import change_config, is_pretrained
 
 
 def check_own(path: Path) -> None:
-    """Raises CheckpointError for files that cannot hold thresholds, and for downloaded weights."""
+    """Raises CheckpointError for files that cannot store thresholds, and for downloaded weights."""
     ours = (path.suffix == ".pth" and path.is_file()) or (is_pretrained(path) and not is_huggingface(path))
     if not ours:
         raise CheckpointError(
@@ -20,8 +20,8 @@ def check_own(path: Path) -> None:
 
 
 def save_thresholds(path: Path, thresholds: Sequence[float]) -> None:
-    """In place of those of before, in the order of the classes; the file is the old one or the new one at any moment.
-    Raises CheckpointError and OSError."""
+    """Replaces the stored thresholds, in the order of the classes; the file is the old one or the new one at any
+    moment. Raises CheckpointError and OSError."""
     check_own(path)
     if is_pretrained(path):
         change_config(path, lambda about: about["classes"].update(thresholds=list(thresholds)))

@@ -1,4 +1,4 @@
-"""What v3 trains with, for weights that know detection alone: RT-DETR v1, v2 and files of transformers.
+"""Adds v3's training parts to weights that only detect: RT-DETR v1, v2 and files of transformers.
 
 The selectors of the other query groups start as copies of the main group's; the rest is new.
 """
@@ -20,7 +20,7 @@ OTHER_SELECTOR = re.compile(r"^query_groups\.selectors\.\d+\.")
 
 
 def spread_selector(weights: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
-    """The weights, and where they have one selector alone its entries for every selector among the names `own`."""
+    """The weights; if they have only one selector, its entries are copied to every selector among the names `own`."""
     if any(OTHER_SELECTOR.match(name) for name in weights):
         return dict(weights)
     sources = {name: OTHER_SELECTOR.sub("decoder.selector.", name) for name in own if OTHER_SELECTOR.match(name)}
@@ -28,7 +28,7 @@ def spread_selector(weights: Mapping[str, Tensor], own: Iterable[str]) -> dict[s
 
 
 def with_training_parts(weights: Mapping[str, Tensor], cfg: ModelConfig, num_classes: int) -> dict[str, Tensor]:
-    """The weights of a detector and of everything that its training needs: the same numbers every time."""
+    """The weights of a detector with all training parts, initialised to the same numbers every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
