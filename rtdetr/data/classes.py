@@ -1,4 +1,4 @@
-"""The classes of the network's indices, and the error for data that cannot be used."""
+"""Class indices of the network, and the error for unusable data."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ NO_ID = -(2**63) - 1  # in place of the id of a class that the data do not have;
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message is one sentence for the person who owns them."""
+    """Data that cannot be used; the message is one sentence for the user."""
 
 
 def some(items: Iterable[str], most: int = 5) -> str:
-    """A list for a message: the first few, and how many more there are."""
+    """A list for a message: the first few items, and how many more there are."""
     listed = list(items)
     return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def shown(value: object, most: int = 160) -> str:
-    """A value of the data for a message: as Python writes it (strings in quotes), cut where it is long."""
+    """A value of the data for a message: as Python writes it (strings in quotes), truncated if it is long."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of a model: the network's index i stands for names[i], whose id in the data is category_ids[i]."""
+    """The classes of a model: the network's index i is the class names[i], whose id in the data is category_ids[i]."""
 
     names: tuple[str, ...]
     category_ids: tuple[int, ...]  # gaps allowed; ascending, unless matched by name
@@ -45,13 +45,13 @@ class Classes:
         return len(self.names)
 
     def entries(self) -> dict[str, Any]:
-        """As a checkpoint keeps them."""
+        """The classes as a checkpoint stores them."""
         chosen = {"thresholds": list(self.thresholds)} if self.thresholds else {}
         return {"names": list(self.names), "category_ids": list(self.category_ids), **chosen}
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Classes:
-        """Those of `entries`. Raises KeyError, TypeError or ValueError for what does not fit together."""
+        """Restores `entries`. Raises KeyError, TypeError or ValueError for inconsistent ones."""
         names, ids, thresholds = entries["names"], entries["category_ids"], entries.get("thresholds", [])
         fit = all(isinstance(each, list) for each in (names, ids, thresholds)) and len(names) == len(ids)
         if not fit or len(thresholds) not in (0, len(names)):
@@ -62,7 +62,7 @@ class Classes:
 
 
 def new_classes(names: Any) -> Classes:
-    """Those of a model that is to learn them, with ids from 1. Raises DataError for what is no list of names."""
+    """The classes of a new model, with ids from 1. Raises DataError for anything but a list of names."""
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not names or not all(isinstance(each, str) for each in names):
         raise DataError(f"classes: expected a list of names, got {shown(names)}")
@@ -74,10 +74,10 @@ def new_classes(names: Any) -> Classes:
 
 
 def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Classes:
-    """The classes of the model, under the ids that detections on this file carry.
+    """The classes of the model, under the ids that detections on this file get.
 
-    own: the categories of the file, each of which must be a class of the model: under the same id, or of the same name
-    and then under the file's id, with NO_ID for classes that the file does not have. Raises DataError.
+    own: the categories of the file. Each must be a class of the model: with the same id, or with the same name and then
+    the file's id; classes that the file lacks get NO_ID. Raises DataError.
     """
     indices = _same_names(own, model)
     if match == "id":
@@ -95,8 +95,8 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
 
 
 def _same_names(own: Classes, model: Classes) -> list[int | None]:
-    """For each of the file's classes the model's class of that name: the same text, else the same but for case and
-    space around it where each side has only one such name; None where there is none."""
+    """For each of the file's classes the model's class of that name: the same text, else the same apart from case and
+    outer spaces if each side has only one such name; None if there is none."""
     exactly_own, exactly = _once(own.names), _once(model.names)
     loosely_own, loosely = _once(map(_loose, own.names)), _once(map(_loose, model.names))
     found = []
@@ -113,14 +113,14 @@ def _loose(name: str) -> str:
 
 
 def _once(names: Iterable[str]) -> dict[str, int]:
-    """The index of each name that is given once."""
+    """Index of each name that occurs once."""
     listed = list(names)
     counts = Counter(listed)
     return {name: i for i, name in enumerate(listed) if counts[name] == 1}
 
 
 def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> None:
-    """Every category of the file must be a class of the model, under the same id."""
+    """Raises DataError unless every category of the file is a class of the model, with the same id."""
     name_of = dict(zip(model.category_ids, model.names))
     id_of = dict(zip(model.names, model.category_ids))
     by_name = option("`rtdetr eval --match-classes name`", "evaluate(match_classes='name')")

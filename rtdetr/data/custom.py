@@ -1,5 +1,5 @@
-"""An augmentation of the user's own, on image, boxes and labels, before all others: a function, a transform of
-torchvision.transforms.v2, or one of Albumentations. What it returns is checked; its random numbers are the recipe's."""
+"""The user's own augmentation of image, boxes and labels, before all others: a function, a transform of
+torchvision.transforms.v2, or one of Albumentations. Its result is checked; its random numbers come from the recipe."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Result = tuple[Pixels, Boxes, Labels]
 
 
 class CustomAugmentation:
-    """name: `package.module:function`, or GIVEN and a name for people, of `function`. Raises ConfigError where nothing
-    of that name is found, or where it cannot be called."""
+    """name: `package.module:function`, or GIVEN and a readable name for a passed `function`. Raises ConfigError if the
+    name cannot be found or called."""
 
     def __init__(self, name: str, function: Any = None) -> None:
         self.name = name
@@ -43,12 +43,12 @@ class CustomAugmentation:
         self._apply = _adapter(name, self.function)
 
     def __reduce__(self) -> Any:
-        """What has a name goes to data workers as that name: transforms need not be picklable."""
+        """Pickles a named function as its name for data workers: transforms need not be picklable."""
         return CustomAugmentation, (self.name, self.function if self.name.startswith(GIVEN) else None)
 
     def __call__(self, pixels: Pixels, boxes: Boxes, labels: Labels, seed: int, image: str, num_classes: int) -> Result:
-        """seed: of Python's, numpy's and torch's random numbers in here. image: names it in messages. Raises DataError,
-        in one line."""
+        """seed: for the random numbers of Python, NumPy and torch inside. image: names it in messages. Raises
+        DataError, in one line."""
         try:
             with seeded(seed, self.function):
                 result = self._apply(np.require(pixels, requirements="W"), boxes, labels)
@@ -64,7 +64,7 @@ class CustomAugmentation:
 
 
 def found(name: str) -> Any:
-    """What `package.module:function` names, looked for as by `import`, and in the present folder."""
+    """Imports the object `package.module:function`, also from the current folder."""
     module, separator, attribute = name.partition(":")
     if name.startswith(GIVEN):
         raise ConfigError(
@@ -86,7 +86,7 @@ def found(name: str) -> Any:
 
 
 def name_of(function: Any) -> str:
-    """`package.module:function` where that finds the same object again, else GIVEN and a name for people."""
+    """`package.module:function` if that name finds the same object again, else GIVEN and a readable name."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
     value: Any = sys.modules.get(module or "") if module != "__main__" else None
     for part in name.split("."):
@@ -96,8 +96,8 @@ def name_of(function: Any) -> str:
 
 @contextmanager
 def seeded(seed: int, function: Any = None) -> Iterator[None]:
-    """Random numbers of Python, numpy, torch (on the CPU), and of a transform of Albumentations, begin at `seed` in
-    here; outside, those of the run continue unchanged."""
+    """Context manager: random numbers of Python, NumPy, torch (on the CPU) and of an Albumentations transform start
+    from `seed`; afterwards those of the run continue unchanged."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -113,7 +113,7 @@ def seeded(seed: int, function: Any = None) -> Iterator[None]:
 
 
 def checked(result: Any, num_classes: int) -> Result:
-    """Image, boxes and labels as arrays, boxes clipped to the image, those without area left out. Raises ValueError."""
+    """Image, boxes and labels as arrays, boxes clipped to the image, boxes without area left out. Raises ValueError."""
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise ValueError(f"{_kind(result)}; expected image, boxes and labels")
     try:
@@ -144,7 +144,7 @@ def _kind(value: Any) -> str:
 
 
 def _adapter(name: str, function: Any) -> Callable[[Pixels, Boxes, Labels], Any]:
-    """How that is called with image, boxes and labels."""
+    """A call with image, boxes and labels for the kind of transform."""
     if isinstance(function, torch.nn.Module):
         return lambda *sample: _by_torchvision(function, *sample)
     if type(function).__module__.partition(".")[0] == "albumentations":
@@ -178,7 +178,8 @@ def as_read(pixels: Pixels, image: Image.Image | NDArray[np.uint8]) -> Image.Ima
 
 
 def without_custom(cfg: Config, weights: Path | None) -> dict[str, Any]:
-    """The config of a model, without what its file, which may come from anybody, would have imported and called."""
+    """The config of a model without its own augmentation: a file from anyone must not make the program import and call
+    code."""
     base = config_to_dict(cfg)
     augment = base["data"]["augment"]
     if weights is not None and augment["custom"]:

@@ -1,4 +1,4 @@
-"""What a person gives as "the data" becomes the `data.` keys of a config: `data.train.images=...` and so on."""
+"""Converts the user's data argument into `data.` keys of a config: `data.train.images=...` and so on."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ EXPECTED = (
     "expected (images, annotations) of a COCO set, {'train': (images, annotations), 'val': (images, annotations)}, or "
     "a folder or file that knows its images"
 )
-# What the folders of the two splits are called in the wild.
+# Usual folder names of the two splits.
 SPLITS = {"train": ("train", "train2017", "train2014"), "val": ("val", "valid", "val2017", "val2014", "validation")}
 
 
 def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[str]:
-    """`a.b=value` updates of a config, whose data it replaces; none for None.
+    """`a.b=value` updates that replace a config's data; none for None.
 
-    needed: the splits that will be used. Raises DataError for what is no data in any known form.
+    needed: the splits that will be used. Raises DataError for data in no known form.
     """
     if data is None:
         return []
     if isinstance(data, (str, os.PathLike)):
         from rtdetr.data.formats.sources import find_sources  # here: the readers take long to import
 
-        find_sources(os.fspath(data))  # raises for what is no data in any known form
+        find_sources(os.fspath(data))  # raises for data in no known form
         splits = dict.fromkeys(needed, ("", os.fspath(data)))
     elif isinstance(data, Mapping):
         splits = {_split_name(key): _pair(value) for key, value in data.items()}
@@ -70,7 +70,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def path_of(argument: str, given: Any) -> Path:
-    """What a person gave as an argument. Raises DataError for what is no path."""
+    """The path in an argument. Raises DataError for anything else."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
         raise DataError(f"{argument}: expected a path, got {given!r:.100}")
     return Path(given)

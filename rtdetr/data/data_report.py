@@ -1,4 +1,4 @@
-"""What a run found wrong with its data, for those who look at it afterwards."""
+"""The defects that a run found in its data, as a file."""
 
 from __future__ import annotations
 

@@ -32,17 +32,17 @@ from rtdetr.wording import counted
 
 
 class ImageList(NamedTuple):
-    """N images, as a format names them."""
+    """N images, as read from a format."""
 
     ids: Sequence[int]
     names: Sequence[str]  # files, relative to the folder
-    sizes: Sequence[tuple[int, int]]  # (h, w) in pixels; a 0 where the annotations do not say
+    sizes: Sequence[tuple[int, int]]  # (h, w) in pixels; 0 if the annotations do not state it
 
 
 class BoxList(NamedTuple):
-    """n boxes in any order, as a format gives them."""
+    """n boxes in any order, as read from a format."""
 
-    images: Sequence[int] | NDArray[np.int64]  # which image of the list each lies in, 0..N-1
+    images: Sequence[int] | NDArray[np.int64]  # index of each one's image in the list, 0..N-1
     labels: Sequence[int] | NDArray[np.int64]  # contiguous class indices
     corners: NDArray[np.float64]  # (n, 4) xyxy in pixels
     num_crowd: int  # left out already
@@ -50,7 +50,7 @@ class BoxList(NamedTuple):
 
 
 class JudgedRecords(NamedTuple):
-    """What became of the records before they were images and boxes."""
+    """The records before they became images and boxes, and their defects."""
 
     defects: Sequence[Defect]
     tally: Totals  # of the whole file
@@ -59,14 +59,14 @@ class JudgedRecords(NamedTuple):
 class DetectionSet:
     """Images, boxes and classes of one annotation file.
 
-    folder: where the images lie. drop_empty leaves out images without boxes. max_megapixels: larger images are
-    left out where their size has to be looked up. Boxes are clipped to their image; those without area in it are left
-    out and counted. judged: what the reader has left out already. limit: the share of the images and of the boxes
-    that may be dropped; None: all of them. `defects` lists everything that was found.
+    folder: of the images. drop_empty leaves out images without boxes. max_megapixels: larger images are left out if
+    their size has to be looked up. Boxes are clipped to their image; those without area in it are left out and counted.
+    judged: the reader's defects. limit: the share of the images and of the boxes that may be dropped; None: all of
+    them. `defects` lists everything that was found.
 
-    Everything is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every
-    forked worker as soon as it touches their reference counts, and host memory would grow through the whole run.
-    Raises DataError where too much is dropped, and when nothing is left.
+    Everything is kept in flat NumPy arrays and one bytes object. Python objects per box would be copied into every
+    forked worker as soon as it touches their reference counts, and host memory would grow through the whole run. Raises
+    DataError if too much is dropped, or nothing is left.
     """
 
     notes: tuple[str, ...] = ()  # on how the annotations were read, for the summary
@@ -112,18 +112,18 @@ class DetectionSet:
         return len(self._boxes)
 
     def boxes_per_class(self) -> list[int]:
-        """In the order of the classes."""
+        """Number of boxes of each class, in their order."""
         counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
         return counts
 
     def images_and_classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each pair of an image and a class that it has boxes of: indices of images (n,) and of classes (n,)."""
+        """Each pair of an image and a class of its boxes: indices of images (n,) and of classes (n,)."""
         images = np.repeat(np.arange(len(self)), self.boxes_per_image())
         pairs = np.unique(images * len(self.classes) + self._labels)
         return pairs // len(self.classes), pairs % len(self.classes)
 
     def boxes_per_image(self) -> NDArray[np.int64]:
-        """(N,), in the order of the images."""
+        """Number of boxes of each image (N,), in their order."""
         return np.diff(self._offsets)
 
     def __len__(self) -> int:
@@ -135,15 +135,15 @@ class DetectionSet:
         return ImageInfo(int(self._ids[index]), name, height, width)
 
     def image(self, index: int) -> Image.Image:
-        """The image as RGB, in the orientation of its boxes. Raises DataError when the file is broken or has another
-        size than the annotations say."""
+        """The image as RGB, in the orientation of its boxes. Raises DataError if the file is damaged or has another
+        size than the annotations state."""
         info = self.info(index)
         image = read_image(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
         self._check_size(info, image.height, image.width)
         return image
 
     def pixels(self, index: int) -> NDArray[np.uint8]:
-        """The pixels (h, w, 3) of `image`, from a faster decoder where the file allows it."""
+        """The pixels (h, w, 3) of `image`, from a faster decoder if the file allows it."""
         info = self.info(index)
         pixels = read_pixels(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
         self._check_size(info, *pixels.shape[:2])
@@ -155,7 +155,7 @@ class DetectionSet:
         return self._boxes[start:end].copy(), self._labels[start:end].astype(np.int64)
 
     def summary(self) -> str:
-        """One line on what was read and what was left out."""
+        """One line about the images and boxes that were read and left out."""
         empty = int((np.diff(self._offsets) == 0).sum())
         without = f" ({empty} without boxes)" if empty else ""
         gone = count_dropped(self.defects, except_kinds=WITHOUT_AREA)
@@ -182,7 +182,7 @@ class DetectionSet:
             )
 
     def refuse_losses(self, limit: float, except_kinds: Sequence[str] = ()) -> None:
-        """Raises DataError where more than that share of the images or boxes is dropped, or a class with them."""
+        """Raises DataError if more than that share of the images or boxes is dropped, or a whole class."""
         refused = self.refusal(self.defects, limit, except_kinds)
         if refused is not None:
             raise refused
@@ -190,7 +190,7 @@ class DetectionSet:
     def refusal(
         self, defects: Sequence[Defect], limit: float, except_kinds: Sequence[str] = (), gone: Sequence[int] = ()
     ) -> Refused | None:
-        """Why these defects refuse the set; None where they do not. gone: images that do not count any more."""
+        """Why these defects make the set unusable; None if they do not. gone: images that no longer count."""
         there = np.ones(len(self), bool)
         there[np.array(gone, np.int64)] = False
         labels, counts = np.unique(self._labels[np.repeat(there, np.diff(self._offsets))], return_counts=True)
@@ -200,7 +200,7 @@ class DetectionSet:
         return refusal(called, defects, self.tally, left, limit, except_kinds)
 
     def _present(self, images: ImageList) -> tuple[ImageList, NDArray[np.int64]]:
-        """The images that can be opened, with their sizes, and where they were in the list."""
+        """The images that can be opened, with their sizes and their places in the list."""
         usable, defects = judge_names(self.folder, self.annotation_file, images.ids, images.names)
         self.defects += defects
         sizes, kept = [], []
@@ -223,8 +223,8 @@ class DetectionSet:
         return ImageList([images.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
 
     def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64], names: Sequence[str]) -> None:
-        """Fills boxes, labels and offsets, by image, and counts what was left out. kept: the images of the list
-        that are there; names: theirs."""
+        """Fills boxes, labels and offsets, by image, and counts the boxes that were left out. kept: the images of the
+        list that are present; names: theirs."""
         place = np.full(max(kept.max(initial=-1), np.max(boxes.images, initial=-1)) + 1, -1)
         place[kept] = np.arange(len(kept))
         owner = place[np.array(boxes.images, np.int64)]
@@ -250,7 +250,7 @@ class DetectionSet:
         self._offsets = np.concatenate(([0], np.cumsum(per_image)))
 
     def _drop_empty(self, names: Sequence[str]) -> list[str]:
-        """Leaves out images without boxes; the names that remain."""
+        """Leaves out images without boxes; returns the remaining names."""
         keep = np.flatnonzero(np.diff(self._offsets) > 0)
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
@@ -258,7 +258,7 @@ class DetectionSet:
 
 
 def clip_to_image(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The boxes (n, 4) xyxy in pixels cut to their images, of `sizes` (n, 2) h and w, and which of them (n,) have an
-    area there. The others are left out of training and evaluation alike."""
+    """The boxes (n, 4) xyxy in pixels clipped to their images, of `sizes` (n, 2) h and w, and which of them (n,) have
+    an area there. The others are left out of training and evaluation."""
     clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
     return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])

@@ -1,7 +1,7 @@
 """Defects of records of a data set, what training does about them, and when they are too many.
 
-Every reader judges its records one by one and keeps what is sound. A set is refused when more than 5 % of its images
-or boxes would go, or a class that has boxes would lose the last one.
+Every reader checks its records one by one and keeps valid ones. A set is refused if more than 5 % of its images or
+boxes would be dropped, or the last box of a class.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rtdetr.data.classes import DataError, some
 
 Action = Literal["kept", "clipped", "dropped", "refused"]
 
-MOST_DROPPED = 0.05  # share of the images or of the boxes, where no data.max_defects says another one
+MOST_DROPPED = 0.05  # share of the images or of the boxes; data.max_defects sets another one
 
 MOST_KEPT = 100  # defects of a kind that a set keeps in memory, of those that cost nothing
 
 # Boxes that have no area in their image. Evaluation never counted them, so that they are too many for training alone.
 WITHOUT_AREA = ("box_zero", "box_negative", "box_outside")
-# Of no consequence: training reads such images as they are meant.
+# Harmless: training reads such images correctly.
 NOTES = (
     *("picture_exif", "picture_cmyk", "picture_gray", "picture_16bit", "picture_palette", "picture_alpha"),
     *("picture_1bit", "picture_animated", "box_copy"),
@@ -29,14 +29,14 @@ NOTES = (
 
 
 def one_line(text: str) -> str:
-    """With everything written out that is no plain character: names come from files that anybody may have written."""
+    """Text with every non-printing character escaped: names come from files of any author."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class Defect(NamedTuple):
-    """One thing that is wrong with one record. Kinds are listed in docs/doctor.md; their names do not change."""
+    """One defect of one record. Kinds are listed in docs/doctor.md; their names do not change."""
 
     file: str  # the annotation file, or the image at fault
     record: int | str | None  # its id; its place, such as annotations[3], where that is unusable; None: the whole file
@@ -49,11 +49,11 @@ class Defect(NamedTuple):
         return self.kind in NOTES
 
     def line(self) -> str:
-        """As a person reads it; without line breaks, whatever the names in it are."""
+        """The defect for a person; without line breaks, whatever names it contains."""
         return one_line(f"{'note' if self.is_note else self.action:8s}{self.kind:22s}{self.file}: {self.what}")
 
     def plain(self) -> dict[str, Any]:
-        """For a machine."""
+        """The defect for a machine."""
         return {
             "file": self.file,
             "record": self.record,
@@ -64,7 +64,7 @@ class Defect(NamedTuple):
 
 
 class Refused(DataError):
-    """A set that cannot be used at all, as a sentence and as a defect."""
+    """An unusable set, as a sentence and as a defect."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Refused(DataError):
 
 
 def as_defect(error: DataError, file: object) -> Defect:
-    """The defect behind an error; `file` where the error does not say which."""
+    """The defect behind an error; `file` if the error does not name one."""
     if isinstance(error, Refused):
         return error.defect
     return Defect(str(file), None, "unusable", str(error).removeprefix(f"{file}: "), "refused")
@@ -88,7 +88,7 @@ def as_defect(error: DataError, file: object) -> Defect:
 
 @dataclass
 class Totals:
-    """What a file says there is, before anything is dropped. Crowds do not count."""
+    """Numbers of records in a file, before any are dropped. Crowds do not count."""
 
     images: int = 0
     boxes: int = 0
@@ -96,15 +96,15 @@ class Totals:
 
 
 class Dropped(NamedTuple):
-    """How much of a set is dropped."""
+    """Numbers of dropped records of a set."""
 
     images: int
     boxes: int
 
 
 def condensed(defects: Sequence[Defect]) -> list[Defect]:
-    """With one in place of all of a kind of which nothing was dropped, where there are many: a set may say no size of
-    any image, and this list goes into every data worker."""
+    """The defects, with one in place of each kind that dropped nothing and is frequent: a set may lack the size of
+    every image, and this list is copied into every data worker."""
     kept = Counter(each.kind for each in defects if each.action == "kept")
     many = {kind: count for kind, count in kept.items() if count > MOST_KEPT}
     few = [each for each in defects if each.kind not in many or each.action != "kept"]
@@ -115,14 +115,14 @@ def condensed(defects: Sequence[Defect]) -> list[Defect]:
 
 
 def count_dropped(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Dropped:
-    """Each dropped record has one defect of that action. Boxes that go with their image have none: they are sound."""
+    """Each dropped record has one defect with that action. Boxes dropped with their image have none: they are valid."""
     kinds = [each.kind for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     boxes = sum(kind.startswith("box_") for kind in kinds)
     return Dropped(len(kinds) - boxes, boxes)
 
 
 class Names(NamedTuple):
-    """How a sentence calls a set and its classes."""
+    """Names of a set and its classes in messages."""
 
     annotation_file: str
     folder: str  # of the images; empty: not known here
@@ -137,8 +137,8 @@ def refusal(
     limit: float,
     except_kinds: Sequence[str] = (),
 ) -> Refused | None:
-    """Why a set cannot be used, None where it can. left: the boxes of each category id that are left. limit: the share
-    of images, and of boxes, that may go. except_kinds: defects that do not count."""
+    """Why a set cannot be used, None if it can. left: the remaining boxes by category id. limit: the share of images,
+    and of boxes, that may be dropped. except_kinds: defects that do not count."""
     for each in defects:
         if each.action == "refused":
             return Refused(each.file, each.kind, f"{each.what}; {_next(names)}", each.record)

@@ -1,7 +1,7 @@
-"""Images of more than 8 bits a channel become 8 bits by the range of their type, or of what their file says.
+"""Images of more than 8 bits per channel become 8 bits by the range of their type, or the range stated in their file.
 
-Never by the values of one image: two of a set would then be scaled apart. PIL itself brings colour to 8 bits so, but
-cuts grey off at 255, and knows no range of floats.
+Never by the values of one image: two images of a set would then be scaled differently. PIL itself converts colour to 8
+bits this way, but clips grey at 255, and knows no range of floats.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ZERO_IS_WHITE = 0  # a PhotometricInterpretation, which PIL heeds up to 8 bits
 
 
 def as_8_bits(image: Image.Image) -> Image.Image:
-    """The image itself, or 8 bits of its grey. Raises ValueError for values of which nobody knows what is white."""
+    """The image itself, or its grey values in 8 bits. Raises ValueError if the value of white is unknown."""
     if 0 in image.size:
         return image
     if image.mode == "F":
@@ -41,7 +41,7 @@ def _of_floats(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint
 
 
 def scaled_from(opened: Image.Image) -> int:
-    """The value that becomes 255 in a file that PIL has opened and not decoded; 0 where it has 8 bits or less."""
+    """The value that becomes 255 in a file that PIL has opened and not decoded; 0 if it has 8 bits or less."""
     if opened.mode == "F":
         return 1
     bits = _tag(opened, BITS_PER_SAMPLE, 8)
@@ -55,6 +55,6 @@ def scaled_from(opened: Image.Image) -> int:
 
 
 def _tag(image: Image.Image, tag: int, default: int) -> int:
-    """A number, or the first of several, of the header of a TIFF; the default for all others."""
+    """A number, or the first of several, of a TIFF header; the default for all other files."""
     value = getattr(image, "tag_v2", {}).get(tag, default) if image.format == "TIFF" else default
     return int(value[0] if isinstance(value, tuple) else value)

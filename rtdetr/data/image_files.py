@@ -1,4 +1,4 @@
-"""Which images of a set are there to be opened, judged by their names alone."""
+"""Decides by name alone which images of a set can be opened."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ KINDS = {
 def judge_names(
     folder: Path, annotation_file: object, ids: Sequence[int], names: Sequence[str]
 ) -> tuple[list[bool], list[Defect]]:
-    """Which images can be opened, and what is wrong with the others: they are missing, or their name leaves the
-    folder. Links in the folder are followed, wherever they lead: linked sets are common, and the owner of the folder
-    made them, not the author of the names."""
+    """Which images can be opened, and the defects of the others: they are missing, or their name leads out of the
+    folder. Links in the folder are followed anywhere: linked sets are common, and links are made by the owner of the
+    folder, not by the author of the names."""
     present = Folders(folder)
     usable, missing, defects = [], [], []
     for own, name in zip(ids, names):
@@ -46,15 +46,15 @@ def judge_names(
 
 
 def unreadable(path: Path, record: int, error: DataError) -> Defect:
-    """Of a file that is there and cannot be read."""
+    """The defect of a file that exists and cannot be read."""
     what = str(error).removeprefix(f"{path}: ")
     kinds = [kind for words, kind in KINDS.items() if words in what]
     return Defect(str(path), record, kinds[0] if kinds else "picture_damaged", what, "dropped")
 
 
 def stays_in(folder: Path, name: str) -> bool:
-    """Whether a name leads nowhere but into the folder, as it is written. One that goes up again does not: behind a
-    link that may end anywhere."""
+    """Whether a name, as written, leads nowhere but into the folder. A name with .. does not: behind a link that may
+    end anywhere."""
     if ".." not in name and not os.path.isabs(name):  # nearly always, and Path is slow
         return True
     path = Path(name)
@@ -64,7 +64,7 @@ def stays_in(folder: Path, name: str) -> bool:
 
 
 def where_else(folder: Path, name: str) -> str:
-    """Advice on an image that is not where it was looked for. Looks one folder up, beside and one folder down."""
+    """Advice on an image that was not found. Looks one folder up, beside and one folder down."""
     roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
     around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
     near = [folder.parent, *around]
@@ -80,7 +80,7 @@ def where_else(folder: Path, name: str) -> str:
 
 
 class Folders:
-    """Which files lie below a folder. One listing per folder, not one look-up per file: network drives are slow."""
+    """The files below a folder. One listing per folder, not one look-up per file: network drives are slow."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,7 +1,7 @@
 """Copy-paste: objects of one training image put into another, rectangle by rectangle.
 
-An object then shows up in surroundings and beside neighbours that its own image does not have; those are what a model
-overfits where images are few. After Ghiasi et al., arXiv 2012.07177, with boxes for masks.
+Objects appear in surroundings and beside neighbours that their own image does not have; a model overfits to those if
+images are few. After Ghiasi et al., arXiv 2012.07177, with boxes instead of masks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def paste(
 ) -> tuple[Pixels, Boxes, Labels]:
     """An image with its boxes and some objects of another one, `others`, of the same size (h, w, 3), at random places.
 
-    What lies under a new object keeps its box, as long as no more than HIDDEN of it is covered.
+    Boxes under a new object are kept if no more than HIDDEN of their area is covered.
     """
     donor, theirs, classes = others
     pixels = pixels.copy()
@@ -48,7 +48,7 @@ def paste(
 
 
 def _covered(boxes: Boxes, new: Boxes) -> Boxes:
-    """The share (n,) of each box (n, 4) that lies under the box `new` (4,)."""
+    """The share (n,) of each box (n, 4) that is under the box `new` (4,)."""
     sides = np.minimum(boxes[:, 2:], new[2:]) - np.maximum(boxes[:, :2], new[:2])
     covered: Boxes = sides.clip(min=0).prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
     return covered

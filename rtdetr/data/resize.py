@@ -1,4 +1,4 @@
-"""Images as RGB arrays, and the size that the network takes, by NumPy and OpenCV: processes that read need no torch."""
+"""Conversion to RGB arrays and resizing by NumPy and OpenCV: processes that read images need no torch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def resize(
 def resize_cubic(
     pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int], out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
-    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8; out: an array of that form that takes them."""
+    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8; out: an array of that shape for the result."""
     height, width = size
     if height <= 0 or width <= 0:
         raise ValueError(f"size: expected (height, width) in positive pixels, got {size}")

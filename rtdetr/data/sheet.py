@@ -1,4 +1,4 @@
-"""A sheet of training images as the model sees them, with their boxes and the names of the classes."""
+"""A sheet of training images as the model sees them, with boxes and class names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Some images of a set as COCO JSON, whatever format the set has."""
+"""Some images of a set as COCO JSON, whatever the format of the set."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rtdetr.data.dataset import DetectionSet
 
 
 def spread(among: Sequence[int], number: int) -> list[int]:
-    """`number` of them at even distances, or all where there are no more."""
+    """`number` of the items at even distances, or all if there are no more."""
     places = np.linspace(0, len(among) - 1, min(number, len(among))).round().astype(int)
     return [among[place] for place in places.tolist()]
 
 
 def with_boxes(source: DetectionSet) -> list[int]:
-    """Which images have a box."""
+    """Indices of the images that have a box."""
     return [index for index in range(len(source)) if len(source.targets(index)[0])]
 
 
 def write_subset(source: DetectionSet, indices: Sequence[int], path: Path) -> SplitConfig:
-    """Writes these images with their boxes and all classes of the set; what a config says to train on them.
+    """Writes these images with their boxes and all classes of the set; returns the config's settings to train on them.
 
     Crowds are left out, as in training. The images stay where they are.
     """

@@ -1,4 +1,4 @@
-"""Data workers: what they do about threads and signals, so that they serve the main process and never outlive it."""
+"""Data workers: their threads and signals, so that they serve the main process and never outlive it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SECONDS = 2.0  # between two looks at the main process
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Start workers in here. A request to stop waits for the end of the block, and a worker is born with it held back,
-    until `prepare_worker` says what it does about it: Ctrl-C and schedulers reach every process of a group."""
+    """Context manager in which workers are started. A stop signal waits for its end, and a worker starts with signals
+    blocked until `prepare_worker` handles them: Ctrl-C and schedulers reach every process of a group."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED_TO_STOP)
     try:
         yield
@@ -43,8 +43,8 @@ def memory_shared() -> Iterator[None]:
 
 
 def prepare_worker(worker_id: int) -> None:
-    """One thread per worker: workers x threads would crowd out each other, and OpenCV's pool does not survive a fork.
-    Only the main process decides what a request to stop means, and it still needs data until then."""
+    """Sets one thread per worker: workers x threads would compete for CPUs, and OpenCV's pool does not survive a fork.
+    Only the main process decides about a stop signal, and it still needs data until then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     if hasattr(signal, "sigtimedwait"):
@@ -57,8 +57,8 @@ def prepare_worker(worker_id: int) -> None:
 
 
 def _leave_with_main() -> None:
-    """Ends this worker, whatever it is doing, when the main process asks for it or has died. SIGTERM stays blocked for
-    the other threads, and from any other sender it means nothing."""
+    """Ends this worker, whatever it is doing, when the main process asks for it or has died. SIGTERM stays blocked in
+    the other threads, and from any other sender it has no effect."""
     main, started_by = multiprocessing.parent_process(), os.getppid()
     while main is not None and os.getppid() == started_by and main.is_alive():
         received = signal.sigtimedwait([signal.SIGTERM], SECONDS)

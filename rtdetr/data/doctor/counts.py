@@ -1,4 +1,4 @@
-"""What a set is like, in a few lines: classes, sizes of boxes, crowded images."""
+"""Statistics of a set in a few lines: classes, sizes of boxes, crowded images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORTH_REPEATING = 1.5  # times an epoch that sampling would show a class; less c
 
 
 def describe(data: DetectionSet) -> Iterator[str]:
-    """Lines for a person."""
+    """Lines for the terminal."""
     targets = [data.targets(i) for i in range(len(data))]
     if not targets:
         return
@@ -62,8 +62,8 @@ def describe(data: DetectionSet) -> Iterator[str]:
 
 
 def advise_sampling(data: DetectionSet) -> Iterator[str]:
-    """A line where repeat-factor sampling would change what a training sees. Boxes do not tell: a class with few of
-    them that is in every image is seen in every image already."""
+    """A line if repeat-factor sampling would change training. The number of boxes does not matter: a class with few
+    boxes in every image is seen with every image already."""
     if not len(data):
         return
     counts = np.bincount(data.images_and_classes()[1], minlength=len(data.classes))

@@ -35,7 +35,7 @@ SHOWN = 50  # defects of a kind; --json has them all
 
 
 class SetToExamine(NamedTuple):
-    """One set to look at."""
+    """One set to examine."""
 
     name: str  # train, val, ... or ""
     source: DataSource
@@ -44,7 +44,7 @@ class SetToExamine(NamedTuple):
 
 
 class Examined(NamedTuple):
-    """One set, and what is wrong with it."""
+    """One set and its defects."""
 
     asked: SetToExamine
     data: DetectionSet | None  # None: cannot be read at all
@@ -62,16 +62,16 @@ class Report(NamedTuple):
         return [each for part in self.sets for each in part.defects] + self.others
 
     def reasons(self) -> list[Defect]:
-        """Why training refuses it, for each set that it refuses."""
+        """Why training refuses it, for each refused set."""
         of_sets = [part.refused for part in self.sets if part.refused is not None]
         return of_sets + [each for each in self.others if each.action == "refused"]
 
     def code(self) -> int:
-        """0 sound, 1 training would survive, 2 unusable."""
+        """0 valid, 1 usable by training, 2 unusable."""
         return 2 if self.reasons() else int(not all(each.is_note for each in self.defects()))
 
     def verdict(self) -> str:
-        """Why the exit code is what it is."""
+        """Reason of the exit code."""
         reasons = self.reasons()
         bad = Counter(each.kind for each in self.defects() if not each.is_note)
         notes = _notes(len(self.defects()) - bad.total())
@@ -85,7 +85,7 @@ class Report(NamedTuple):
         return one_line(f"{said}; exit code {self.code()}")
 
     def lines(self) -> Iterator[str]:
-        """For a person: the defects, the notes, each set, and why the exit code is what it is."""
+        """For the terminal: the defects, the notes, each set, and the reason of the exit code."""
         bad = [each for each in self.defects() if not each.is_note]
         yield from _listed(sorted(bad, key=lambda each: WORST_FIRST.index(each.action)))
         yield from _listed([each for each in self.defects() if each.is_note])
@@ -99,8 +99,8 @@ class Report(NamedTuple):
 def examine(
     path: Path, images: str = "", fast: bool = False, progress: Callable[[int], Callable[[], object]] | None = None
 ) -> Report:
-    """Everything that is wrong with the sets of a config, an annotation file or a folder. images: the image folder.
-    fast: no image is opened. progress: is told the number of images, and its answer is called after each."""
+    """All defects of the sets of a config, an annotation file or a folder. images: the image folder. fast: no image is
+    opened. progress: called with the number of images; its result is called after each."""
     unknown: list[Defect] = []
     try:
         asked, limit = _asked(path, images, unknown)
@@ -122,8 +122,8 @@ def examine(
 
 
 def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToExamine], float]:
-    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; what is wrong with one of
-    the two sets of a config goes to `unknown`."""
+    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; an error of one of the two
+    sets of a config is added to `unknown`."""
     if _is_config(path):
         data = load_config(path).data
         asked = []
@@ -144,7 +144,7 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToEx
 
 
 def _is_config(path: Path) -> bool:
-    """Whether a YAML is a config of ours and no data.yaml of YOLO. Raises ConfigError where it is neither."""
+    """Whether a YAML is a config of this project and no data.yaml of YOLO. Raises ConfigError if it is neither."""
     if path.suffix.lower() not in (".yml", ".yaml") or not os.path.isfile(path):
         return False
     try:
@@ -160,7 +160,7 @@ def _is_config(path: Path) -> bool:
 
 
 def _open(asked: SetToExamine) -> Examined:
-    """The records, and whether the files are there."""
+    """The records, and whether the files exist."""
     defects: list[Defect] = []
     try:
         source = with_images(asked.source, asked.images)
@@ -183,7 +183,7 @@ def _with_files(part: Examined, done: Callable[[], object]) -> Examined:
 
 
 def _judged(part: Examined, limit: float) -> Examined:
-    """With the reason why training would refuse it, as a defect of its own where none says it already."""
+    """The set with the reason why training would refuse it, as a defect unless one states it already."""
     if part.data is None:
         return part
     data, defects = part.data, part.defects
@@ -205,8 +205,8 @@ def _judged(part: Examined, limit: float) -> Examined:
 
 
 def _matched(parts: Sequence[Examined]) -> list[Examined]:
-    """With the classes of the other sets held against those of the training set, or of the first. Folders of VOC and
-    YOLO have one list of classes for all their sets."""
+    """The sets with the classes of the others compared with those of the training set, or of the first. Folders of VOC
+    and YOLO have one list of classes for all their sets."""
     trained = [part.data for part in parts if part.asked.name == "train"] or [part.data for part in parts]
     first = trained[0] if trained else None
     matched = []

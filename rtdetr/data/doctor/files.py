@@ -1,4 +1,4 @@
-"""The image files of sets: which cannot be read, which are unusual, and which are there twice."""
+"""The image files of sets: unreadable, unusual and duplicate ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MODES = {
 
 
 class Copy(NamedTuple):
-    """An image of one of the sets that may be there twice."""
+    """An image of one of the sets that may be a duplicate."""
 
     set_name: str
     path: Path
@@ -42,8 +42,8 @@ class Copy(NamedTuple):
 
 
 def examine_files(data: DetectionSet, done: Callable[[], object]) -> tuple[list[Defect], list[int]]:
-    """Reads every image as training does. The defects, and which images (indices) are dropped for them. done: is
-    called after each."""
+    """Reads every image as training does. Returns the defects, and the indices of images that are dropped for their
+    files. done: called after each."""
     defects: list[Defect] = []
     gone: list[int] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -78,7 +78,7 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
 
 
 def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
-    """By set, the images that are there twice, in it or in two of the sets, by the bytes of their files."""
+    """Duplicate images by set, in it or in two of the sets, by the bytes of their files."""
     by_size: defaultdict[int, list[Copy]] = defaultdict(list)
     for name, data in sets:
         for i in range(len(data)):
@@ -99,8 +99,8 @@ def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
 
 
 def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
-    """Names of the images of `second` whose file, or one of the same bytes, is in `first` too. Where many files would
-    have to be looked at, only the paths are compared: this comes before every training."""
+    """Names of the images of `second` whose file, or one with the same bytes, is in `first` too. If many files would
+    have to be read, only paths are compared: this runs before every training."""
     one, two = (
         {os.path.normpath(os.path.join(os.path.realpath(data.folder), name)): name for name in _names(data)}
         for data in (first, second)
@@ -120,7 +120,7 @@ def _names(data: DetectionSet) -> Iterator[str]:
 
 
 def _by_size(paths: Iterable[str]) -> dict[int, list[str]]:
-    """Files by their bytes; those that are missing or empty have none to compare."""
+    """Files by size; missing and empty files are left out."""
     found: defaultdict[int, list[str]] = defaultdict(list)
     for path in paths:
         with contextlib.suppress(OSError):  # named elsewhere
@@ -140,7 +140,7 @@ def _twice(copy: Copy, first: Copy) -> Defect:
 
 
 def _digest(path: Path) -> bytes | None:
-    """None where the file cannot be read, which is named elsewhere."""
+    """None if the file cannot be read, which is reported elsewhere."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _slowly(path)

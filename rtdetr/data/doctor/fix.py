@@ -1,4 +1,4 @@
-"""A clean copy of a set: COCO JSON with the sound records alone, boxes cut to their images, sizes filled in.
+"""A clean copy of a set: COCO JSON with the valid records only, boxes clipped to their images, sizes filled in.
 
 Images are not copied. The clean file refers to the usable ones in their folder.
 """
@@ -24,7 +24,7 @@ OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
 
 
 def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
-    """Where the clean copy of each set goes: `out` itself for a name that ends in .json, else out/annotations. Raises
+    """The path of each set's clean copy: `out` itself for a name that ends in .json, else out/annotations. Raises
     DataError if a set cannot be repaired, or there are several for one file."""
     broken = [part for part in parts if part.data is None]
     if broken or not parts:
@@ -44,7 +44,7 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
 
 
 def clean_document(part: Examined) -> dict[str, Any]:
-    """The COCO document of what is left of a set. What else a COCO JSON says of its records stays."""
+    """The COCO document of the remaining records of a set. Other fields of a COCO JSON's records are kept."""
     data = part.data
     if data is None:
         raise Refused(part.asked.source.path, "unusable", "cannot be read, and so not repaired")
@@ -86,7 +86,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
 
 
 def _raw(part: Examined) -> dict[str, Any]:
-    """The whole JSON; nothing for other formats."""
+    """The whole JSON; empty for other formats."""
     if part.asked.source.format not in ("coco", "lvis"):
         return {}
     raw: dict[str, Any] = json.loads(part.asked.source.path.read_bytes())
