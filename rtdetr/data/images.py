@@ -1,4 +1,5 @@
-"""Any image file becomes RGB pixels, upright, or one sentence: training, evaluation and detection read here."""
+"""Decodes any image file to RGB pixels, upright, or fails with one sentence; used by training, evaluation and
+detection."""
 
 from __future__ import annotations
 
@@ -66,12 +67,12 @@ _lifting_the_limit = threading.RLock()
 def read_image(
     path: Path, annotated: tuple[int, int] | None = None, max_megapixels: float = MAX_MEGAPIXELS
 ) -> Image.Image:
-    """The RGB image of a file, turned upright as its EXIF orientation says.
+    """The RGB image of a file, rotated upright by its EXIF orientation.
 
-    annotated: (h, w) in pixels, where annotations give it. If that is the size of the stored image and not of the
-    upright one, the boxes were drawn on the stored image, and that is what comes out. Where the two sizes are equal
-    (squares, 180 degrees, mirrored) the image is upright, as the official pipeline's cv2.imdecode makes it.
-    max_megapixels: files that claim more are refused before they are decoded. Raises DataError.
+    annotated: (h, w) in pixels, if annotations state it. If that is the size of the stored image and not of the upright
+    one, the boxes were drawn on the stored image, which is then returned. If the two sizes are equal (squares, 180
+    degrees, mirrored) the image is upright, as from the official pipeline's cv2.imdecode. max_megapixels: larger files
+    are refused before they are decoded. Raises DataError.
     """
     with _opened(path, max_megapixels) as opened:
         turns_itself = opened.format == "TIFF"  # in load(), and has forgotten its orientation then

@@ -1,10 +1,10 @@
-"""What a recipe makes of the pixels of an image, in two ways that differ by rounding only.
+"""Applies a recipe to the pixels of an image, in two ways that differ by rounding only.
 
-Pixels stay uint8 to the end, so values are rounded and saturated after each step; the official reader turns to float
-after the colour step and lets cubic and lanczos overshoot a little. `plain` does step after step, the colours with
-torchvision.transforms.v2 on the whole image. `fused` changes the colours of the visible part alone, by matrices, and
-resizes it in one go; of the expanded canvas it makes what surrounds the image. The resize
-is OpenCV's in both, as in evaluation: v2 has neither "area" nor "lanczos4", and smooths differently when it shrinks.
+Pixels stay uint8 to the end, so values are rounded and saturated after each step; the official reader converts to float
+after the colour step and lets cubic and lanczos overshoot a little. `plain` runs step after step, the colours with
+torchvision.transforms.v2 on the whole image. `fused` changes the colours of the visible part only, by matrices, and
+resizes it at once; of the expanded canvas it creates only what surrounds the image. The resize is OpenCV's in both, as
+in evaluation: v2 has neither "area" nor "lanczos4", and smooths differently when it shrinks.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def fused(pixels: Pixels, recipe: Recipe, size: tuple[int, int], interpolation: 
 
 
 def recolour(part: Pixels, colours: tuple[tuple[Colour, float], ...], whole: Pixels) -> Pixels:
-    """A part of an image in other colours. Contrast goes by the mean grey of the whole image at that moment, here
-    that of every n-th of its pixels."""
+    """A part of an image in other colours. Contrast uses the mean grey of the whole image at that moment, here that of
+    every n-th pixel."""
     names = [colour for colour, _ in colours]
     before_contrast = names.index("contrast") if "contrast" in names else -1
     step = max(1, math.isqrt(whole.shape[0] * whole.shape[1] // SAMPLED))
@@ -123,8 +123,8 @@ def adjusted(pixels: Pixels, colour: Colour, amount: float, grey: int) -> Pixels
 def place(
     visible: Pixels, at: tuple[int, int], extent: tuple[int, int], size: tuple[int, int], interpolation: str
 ) -> Pixels:
-    """The pixels (h, w, 3) of a canvas of `extent` (w, h) in FILL that shows `visible` with its corner `at` (x, y), as
-    it is when resized to `size` (h, w). Of the canvas only what surrounds the image is made."""
+    """The pixels (h, w, 3) of a canvas of `extent` (w, h) in FILL that shows `visible` with its corner at `at` (x, y),
+    resized to `size` (h, w). Only the part of the canvas that surrounds the image is created."""
     if interpolation == "lanczos":
         visible = visible.astype(np.float32)  # for bytes OpenCV's code is plain, and twice as slow as converting twice
     method = INTERPOLATIONS[interpolation]

@@ -1,7 +1,7 @@
-"""How an image becomes network input in evaluation and detection, as in the official pipeline.
+"""Converts an image to network input in evaluation and detection, as in the official pipeline.
 
-All of it is equal bit for bit, but the resize: OpenCV rounds its cubic weights on some CPUs and not on others, so
-that up to 5 % of a photograph's values differ by one level of 255 from the official ones, and none by more.
+Everything is equal bit for bit, except the resize: OpenCV rounds its cubic weights on some CPUs and not on others, so
+up to 5 % of a photograph's values differ from the official ones, by one level of 255.
 """
 
 from __future__ import annotations

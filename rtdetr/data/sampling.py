@@ -1,4 +1,4 @@
-"""Repeat-factor sampling: images with rare classes come several times an epoch, as LVIS defines it.
+"""Repeat-factor sampling: images with rare classes occur several times per epoch, as LVIS defines it.
 
 f(c): the share of the images that have class c. r(c) = max(1, sqrt(threshold / f(c))). r(image): the largest of its
 classes, 1 without any. https://arxiv.org/abs/1908.03195, appendix B.
@@ -34,7 +34,7 @@ def class_factors(images_per_class: NDArray[np.int64], num_images: int, threshol
 
 
 def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64] | None:
-    """r(image) for each image of the set (N,); None: each comes once."""
+    """r(image) for each image of the set (N,); None: each occurs once."""
     if data.sampling == "uniform":
         return None
     num_images = len(source)
@@ -47,15 +47,15 @@ def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64
 
 
 def samples_per_epoch(factors: NDArray[np.float64] | None, num_images: int) -> int:
-    """Of all processes, the same in each epoch."""
+    """Number of samples of all processes, the same in each epoch."""
     return num_images if factors is None else math.floor(factors.sum())
 
 
 def repeated_order(rng: Generator, factors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The samples of an epoch (n, 2): image, and how many times it came before among them, in random order.
+    """The samples of an epoch (n, 2) in random order: image, and how many times it occurred before among them.
 
-    An image of factor 2.3 comes three times with probability 0.3, else twice. One draw rounds all of them (systematic
-    sampling), so that the epoch is as long as the factors say; of one sample too many, any one is left out.
+    An image of factor 2.3 occurs three times with probability 0.3, else twice. One draw rounds all of them (systematic
+    sampling), so the epoch has the length of the factors' sum; of one sample too many, any one is left out.
     """
     order = rng.permutation(len(factors))
     ends = np.floor(np.cumsum(factors[order]) + rng.random()).astype(np.int64)

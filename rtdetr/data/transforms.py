@@ -1,7 +1,7 @@
-"""Training augmentation: what the official reader does, in its order and with its probabilities.
+"""Training augmentation: the operations of the official reader, in its order and with its probabilities.
 
-Everything random is drawn first, into a Recipe, by an explicit generator and by rules that torchvision's transforms
-lack. The recipe says what happens to the boxes, here, and to the pixels, in rtdetr/data/pixels.py.
+All random numbers are drawn first, into a Recipe, by an explicit generator and by rules that torchvision's transforms
+lack. The recipe is applied to the boxes here, and to the pixels in rtdetr/data/pixels.py.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Window(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """What is done to one image: colours, then its part under the window, then left and right exchanged, and turned
-    when it has the size of the network input."""
+    """The operations on one image: colours, then its part under the window, then a horizontal flip, and a rotation once
+    it has the size of the network input."""
 
     colours: tuple[tuple[Colour, float], ...]  # in this order; a factor, for hue a shift in steps of HUE_SHIFT
     window: Window
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Draws recipes. The official reader does not turn images, and does all else from the start."""
+    """Draws recipes. The official reader does not rotate images, and applies everything else from the start."""
 
     distort_prob: float
     expand_prob: float
@@ -98,9 +98,9 @@ def expand(window: Window, max_ratio: float, rng: Generator) -> Window:
 
 
 def crop(window: Window, boxes: Boxes, rng: Generator) -> Window:
-    """A window inside `window` that overlaps some box by a randomly chosen IoU and holds the centre of some box.
+    """A window inside `window` that overlaps some box by a randomly chosen IoU and contains the centre of some box.
 
-    The IoU thresholds are tried in random order, "no crop" among them, with up to 50 tries each; without boxes, or when
+    The IoU thresholds are tried in random order, "no crop" among them, with up to 50 tries each; without boxes, or if
     all tries fail, the window stays. (v2.RandomIoUCrop draws a new threshold each time, and width and height apart.)
     """
     if len(boxes) == 0:
@@ -126,7 +126,7 @@ def inside(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
 
 
 def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, int]) -> tuple[Boxes, Labels]:
-    """What a recipe and the resize to `size` (h, w) leave of the boxes, in pixels of the network input."""
+    """The boxes after a recipe and the resize to `size` (h, w), in pixels of the network input."""
     left, top, width, height = recipe.window
     keep = inside(recipe.window, boxes)
     extent = np.array([width, height, width, height], np.float32)
@@ -141,12 +141,12 @@ def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, in
 
 
 def before_turning(size: tuple[int, int], turns: int) -> tuple[int, int]:
-    """The size (h, w) of what has `size` after so many quarter turns."""
+    """The size (h, w) before that many quarter turns of an image that has `size` afterwards."""
     return size[::-1] if turns % 2 else size
 
 
 def turn(boxes: Boxes, turns: int, size: tuple[int, int]) -> Boxes:
-    """Boxes (n, 4) in an image of `size` (h, w), after so many quarter turns counterclockwise of both."""
+    """Boxes (n, 4) in an image of `size` (h, w), after that many counterclockwise quarter turns of both."""
     for _ in range(turns):
         x1, y1, x2, y2 = boxes.T
         boxes, size = np.stack((y1, size[1] - x2, y2, size[1] - x1), axis=1), size[::-1]

@@ -1,4 +1,5 @@
-"""COCO detection JSON: read, checked and put in one form, for training and evaluation alike. LVIS' is one, too."""
+"""Reads COCO detection JSON, checks it and converts it to one form, for training and evaluation. LVIS' is a superset of
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 
 
 class CocoDocument(NamedTuple):
-    """What detection needs of a COCO JSON, in one form for all writers."""
+    """The content of a COCO JSON that detection needs, in one form for all writers."""
 
     images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
     annotations: list[
@@ -42,12 +43,11 @@ class CocoDocument(NamedTuple):
 class DocumentSet(DetectionSet):
     """Images and boxes of one document.
 
-    source: where it was read; its `images` is the folder that file names are relative to. classes: None takes them
-    from the document; otherwise boxes get the index in them that their category has by `match`, its id or its name.
-    drop_empty leaves out images without boxes. Crowd boxes are left out and counted. limit: the share of the
-    images, and of the boxes, that may be left out because something is wrong with them; None: all of them.
-    The table of a document is emptied: it is the largest thing in memory.
-    Raises DataError for what cannot be used.
+    source: its origin; its `images` is the folder that file names are relative to. classes: None takes them from the
+    document; otherwise boxes get the index of their category by `match`, its id or its name. drop_empty leaves out
+    images without boxes. Crowd boxes are left out and counted. limit: the share of the images, and of the boxes, that
+    may be left out because of defects; None: all of them. The table of a document is emptied: it is the largest object
+    in memory. Raises DataError for unusable data.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DocumentSet(DetectionSet):
 
 
 def _odd_names(classes: Classes, path: Path) -> list[Defect]:
-    """Classes with the same name or without one."""
+    """Classes without a name or with the name of another one."""
     found = []
     for own, name in zip(classes.category_ids, classes.names):
         if not name.strip() or classes.names.count(name) > 1:
@@ -90,8 +90,8 @@ def _odd_names(classes: Classes, path: Path) -> list[Defect]:
 
 
 class CocoDetection(DocumentSet):
-    """Images and boxes of one COCO detection JSON; images: the folder that `file_name` in it is relative to.
-    max_megapixels: larger images are refused. The rest is as in DocumentSet."""
+    """Images and boxes of one COCO detection JSON; images: the folder that `file_name` is relative to. max_megapixels:
+    larger images are refused. For the rest see DocumentSet."""
 
     def __init__(
         self,
@@ -108,11 +108,11 @@ class CocoDetection(DocumentSet):
 
 
 def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
-    """The sound records of the JSON, and the defects of the others. Training and evaluation both read it here, so that
-    they agree on what a crowd is, what null means and which records are left out.
+    """The valid records of the JSON, and the defects of the others. Training and evaluation both use it, so they agree
+    on crowds, null values and dropped records.
 
-    limit: the share of images, and of annotations, that may be left out; None: all of them.
-    Raises DataError with one sentence that names the file and the entry.
+    limit: the share of images, and of annotations, that may be left out; None: all of them. Raises DataError with one
+    sentence that names the file and the entry.
     """
     path = Path(annotations)
     images, boxes, entries = _judged(path)
@@ -128,7 +128,7 @@ def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -
 
 
 def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None) -> CocoDocument:
-    """The document of another format with what is wrong with its records. Raises DataError as `read_document` does."""
+    """The document of another format with the defects of its records. Raises DataError as `read_document` does."""
     defects = [as_defect(each) for each in problems]
     gone = count_dropped(defects)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
@@ -139,7 +139,7 @@ def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path
 
 
 def refuse_bad(document: CocoDocument, path: Path, limit: float | None) -> None:
-    """Raises DataError where more than `limit` of the records were left out, or a class vanished with them."""
+    """Raises DataError if more than `limit` of the records were left out, or a class disappeared with them."""
     if limit is None or not document.defects or document.tally is None:
         return
     left = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
@@ -150,7 +150,7 @@ def refuse_bad(document: CocoDocument, path: Path, limit: float | None) -> None:
 
 
 def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
-    """The records as they were judged, and the categories as they stand there."""
+    """The checked records, and the categories as in the file."""
     _check_file(path)
     try:
         images, boxes, categories = Images(path), Annotations(path), list[Any]()
@@ -167,7 +167,7 @@ def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
 
 
 def read_classes(annotations: str | Path) -> Classes:
-    """The classes that a COCO detection JSON names. Raises DataError."""
+    """The classes of a COCO detection JSON. Raises DataError."""
     path = Path(annotations)
     return _classes(_categories(_read_json(path)["categories"], path))
 
@@ -207,7 +207,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
 
 
 def _no_lists(document: Any) -> str:
-    """What is wrong with the top of a JSON that lacks COCO's three lists; empty where they are there."""
+    """The error of a JSON that lacks COCO's three lists at its top; empty if it has them."""
     keys = ("images", "annotations", "categories")
     if not isinstance(document, dict):
         return f"no `images`, `annotations` and `categories`, expected a COCO detection JSON{kind_of_json(document)}"
@@ -219,7 +219,7 @@ def _no_lists(document: Any) -> str:
 
 
 def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
-    """Without them nothing can be read: one that is wrong refuses the file."""
+    """The categories. Nothing can be read without them: a defect of one refuses the file."""
     if not entries:
         raise Refused(path, "no_classes", "`categories` is empty, so there is nothing to detect")
     for each in entries:
@@ -240,8 +240,8 @@ def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    """Relative to the folder. LVIS names an image by its URL alone: train2017/1.jpg for those who keep COCO's folders
-    (its sets draw on both), 1.jpg where that lies in the folder itself."""
+    """Names relative to the folder. LVIS identifies an image by its URL only: train2017/1.jpg if COCO's folders are
+    kept (its sets draw on both), 1.jpg if that is in the folder itself."""
     present = Folders(folder)
     names = []
     for each in images:
@@ -272,7 +272,7 @@ def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxL
 
 
 def _places(values: NDArray[np.int64], among: Sequence[int]) -> NDArray[np.int64]:
-    """Where each value stands in a list that has it once."""
+    """The index of each value in a list of distinct values."""
     listed = np.array([max(each, -(2**63)) for each in among], np.int64)  # NO_ID is below; no value is
     order = np.argsort(listed, kind="stable")
     return order[np.searchsorted(listed, values, sorter=order)] if len(listed) else values[:0]

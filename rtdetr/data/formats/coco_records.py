@@ -1,7 +1,7 @@
-"""Each record of a COCO JSON is judged by itself: what is sound goes into flat arrays, what is not becomes a Defect.
+"""Checks each record of a COCO JSON separately: valid ones go into flat arrays, others become a Defect.
 
-Nine of ten files in the wild are sound almost everywhere, so a record is first tried in one short test, and told what
-is wrong with it only where that fails.
+Most records of most files are valid, so a record is first checked by one fast test, and examined in detail only if that
+fails.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rtdetr.data.formats import lvis
 from rtdetr.data.formats.json_lists import DuplicateKeys
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
-NO_ID = -(2**63)  # of an annotation whose own id is none; nothing but messages needs it
+NO_ID = -(2**63)  # of an annotation without a valid id; only messages need it
 LARGEST = 2**63 - 1
 LARGEST_NUMBER = 1e150
 MOST_PIXELS = 1_000_000  # of a side; no image has them, and boxes are kept in 32 bits
 
 
 class BoxTable(Sequence[dict[str, Any]]):
-    """Annotations in flat arrays of n rows, each of which also reads as the mapping that COCO has."""
+    """Annotations in flat arrays of n rows, each of which can also be read as COCO's mapping."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
@@ -59,15 +59,16 @@ class BoxTable(Sequence[dict[str, Any]]):
             yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
 
     def clear(self) -> None:
-        """Gives the memory back: no row is left."""
+        """Frees the memory: no row is left."""
         self.columns = Columns(*(column[:0].copy() for column in self.columns))
 
     def where(self, keep: NDArray[Any]) -> BoxTable:
-        """The rows of a mask, or of indices."""
+        """The rows of a mask or of indices."""
         return BoxTable(Columns(*(column[keep] for column in self.columns)))
 
     def names(self, keep: NDArray[Any]) -> Callable[[int], int | str]:
-        """What a message calls the i-th of the rows of a mask: its id, or its place in the file."""
+        """Returns a function that names the i-th of the rows of a mask in messages: its id, or its place in the
+        file."""
         own_ids, places = self.columns.own_ids[keep], self.columns.places[keep]
         return lambda i: int(own_ids[i]) if own_ids[i] != NO_ID else f"annotations[{places[i]}]"
 
@@ -82,7 +83,7 @@ class Columns(NamedTuple):
 
 
 def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
-    """Annotations of any reader, which are sound, as a table."""
+    """The valid annotations of any reader, as a table."""
     if isinstance(annotations, BoxTable):
         return annotations
     numbers = [[*each["bbox"], each["area"]] for each in annotations]
@@ -94,7 +95,7 @@ def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
 
 
 class Images:
-    """Takes the entries of `images` one by one; `finish` gives the sound ones."""
+    """Receives the entries of `images` one by one; `finish` returns the valid ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,7 +122,7 @@ class Images:
             self._take_size(entry, own)
 
     def finish(self) -> list[dict[str, Any]]:
-        """The images, without those whose id is given twice: nobody knows which of them the boxes belong to."""
+        """The images, without those whose id is not unique: their boxes could belong to either."""
         counts = Counter(each["id"] for each in self._kept)
         twice = {own for own, count in counts.items() if count > 1}
         if not twice:
@@ -176,7 +177,7 @@ class Images:
 
 
 class Annotations:
-    """Takes the entries of `annotations` one by one; `finish` gives the sound ones."""
+    """Receives the entries of `annotations` one by one; `finish` returns the valid ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -192,8 +193,8 @@ class Annotations:
             self._take_slowly(entry, place)
 
     def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Totals]:
-        """The sound annotations of these image and category ids, and how many there were. gone: ids of images that
-        were dropped, which take their boxes with them without another word."""
+        """The valid annotations with these image and category ids, and their number. gone: ids of dropped images, whose
+        boxes are dropped without a defect of their own."""
         places, own, image, category, numbers, crowds = self._lists
         table = BoxTable(
             Columns(
@@ -227,7 +228,7 @@ class Annotations:
         return (table if sound.all() else table.where(sound)), tally
 
     def _note_oddities(self, columns: Columns) -> None:
-        """What is kept all the same. Other programs stumble over ids of annotations that are none, or doubled."""
+        """Reports defects of kept annotations: other programs fail for missing or duplicate ids."""
         own = columns.own_ids
         for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
             record = int(own[i]) if own[i] != NO_ID else f"annotations[{columns.places[i]}]"
@@ -241,7 +242,7 @@ class Annotations:
             self._add(own_id, "box_id_twice", f"annotation id {own_id} is given {count} times, not used here", "kept")
 
     def _take_quickly(self, entry: Any, place: int) -> bool:
-        """Whether the entry is as it should be; then it is a row."""
+        """Whether the entry is valid; then it becomes a row."""
         if type(entry) is not dict:
             return False
         get = entry.get
@@ -273,7 +274,7 @@ class Annotations:
         crowds.append(crowd)
 
     def _take_slowly(self, entry: Any, place: int) -> None:
-        """A row all the same, or a defect that says why not."""
+        """Adds a row, or a defect with the reason."""
         own: Any = entry.get("id") if isinstance(entry, dict) else None
         record: int | str = own if is_id(own) else f"annotations[{place}]"
         found = _wrong_with(entry)
@@ -312,7 +313,7 @@ def _column(values: array[Any], dtype: type[np.generic]) -> NDArray[Any]:
 
 
 def _wrong_with(entry: Any) -> tuple[str, str] | None:
-    """Kind and words of what is wrong with an annotation, None where it can be used."""
+    """Kind and sentence of an annotation's defect, None if it can be used."""
     if not isinstance(entry, dict):
         return "box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}"
     if isinstance(entry, DuplicateKeys):
@@ -354,7 +355,7 @@ def number(value: Any, default: float) -> float | None:
 
 
 def _is_finite(value: object) -> bool:
-    """Also False for integers that no float can hold, and for numbers whose product none can."""
+    """Also False for integers that no float can hold, and for numbers whose product overflows."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
 
 

@@ -1,6 +1,6 @@
-"""Sets of any format written as COCO, VOC or YOLO: `rtdetr convert-data`.
+"""Writes sets of any format as COCO, VOC or YOLO: `rtdetr convert-data`.
 
-What a format cannot hold goes into rtdetr.json beside it (see sidecar.py), so that the way back loses nothing of what
+What a format cannot store is kept in rtdetr.json next to it (see sidecar.py), so that the way back loses nothing that
 detection needs: boxes, crowds and areas, ids and names of categories, ids and names of images, LVIS' lists.
 """
 
@@ -53,8 +53,8 @@ class Part(NamedTuple):
 
 
 def load(given: Path, split: str = "", images: str = "") -> list[Part]:
-    """The sets of a file or folder, or only the one that is called `split`. images: the images of a JSON, where they
-    are not near it. Raises DataError."""
+    """The sets of a file or folder, or only the one called `split`. images: the image folder of a JSON, if it is not
+    near it. Raises DataError."""
     parts = [_part(source, name, given, images) for name, source in _chosen(given, split).items()]
     for part in parts[1:]:
         if part.document.categories != parts[0].document.categories:
@@ -65,8 +65,8 @@ def load(given: Path, split: str = "", images: str = "") -> list[Part]:
 
 
 def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Iterator[None]:
-    """Writes the sets into the empty folder `out`; yields after each image. link: images become symbolic links.
-    Raises OSError, and DataError for an image that is none."""
+    """Writes the sets into the empty folder `out`; yields after each image. link: images become symbolic links. Raises
+    OSError, and DataError for a file that is no image."""
     writers: dict[Target, Callable[[Path, list[Part]], _Writer]] = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}
     writer = writers[to](out, _apart(parts) if to == "voc" else parts)
     for part in writer.parts:
@@ -83,7 +83,7 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
 
 
 def _chosen(given: Path, split: str) -> dict[str, DataSource]:
-    """Sets by the name that they will have."""
+    """Sets by their names in the output."""
     if split:
         return {split: source_of(given, split)}
     sources = find_sources(given)
@@ -122,7 +122,7 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
 
 
 def _root(source: DataSource) -> Path:
-    """Where rtdetr.json lies, if anywhere."""
+    """The folder with rtdetr.json, if any."""
     if source.format == "voc" and (voc := find_voc(source.path)) is not None:
         return voc.root
     if source.format == "yolo" and (yolo := find_yolo(source.path)) is not None:
@@ -131,7 +131,7 @@ def _root(source: DataSource) -> Path:
 
 
 def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocument:
-    """The document under the ids and names that it had before it was converted, where classes are still the same."""
+    """The document under the ids and names that it had before it was converted, if the classes are still the same."""
     names = [each["name"] for each in document.categories]
     if names not in (sidecar.labels(), [each["name"] for each in sidecar.categories]):
         return document
@@ -154,7 +154,7 @@ def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocu
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names that stay in a folder and differ without their endings, as label files are named so."""
+    """Names inside a folder that also differ without their endings, as label files are named after them."""
     taken: set[str] = set()
     chosen = []
     for name in names:
@@ -171,7 +171,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _apart(parts: list[Part]) -> list[Part]:
-    """Names that differ between the sets too: each in a folder of its own where they do not."""
+    """Names that also differ between the sets: if they do not, each set gets a folder of its own."""
     stems = [os.path.splitext(name)[0] for part in parts for name in part.names]
     if len(set(stems)) == len(stems):
         return parts
@@ -196,7 +196,7 @@ class _Writer(ABC):
         write_sidecar(self.out, Sidecar(self.categories, self.kept))
 
     def _keep(self, part: Part, image: Mapping[str, Any], name: str, place: str) -> dict[str, Any]:
-        """What rtdetr.json shall know of an image, which lies at `place`."""
+        """The entry of rtdetr.json for an image at `place`."""
         keys = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
         entry = {key: image[key] for key in keys if image.get(key) is not None}
         entry.setdefault("file_name", name)
@@ -320,7 +320,7 @@ def _number(value: float) -> str:
 
 
 def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
-    """x, y, w, h as they are, or cut to the image where they leave it: YOLO's numbers are from 0 to 1."""
+    """x, y, w, h, clipped to the image: YOLO's numbers are from 0 to 1."""
     x, y, width, height = box
     if x >= 0 and y >= 0 and width >= 0 and height >= 0 and x + width <= size[1] and y + height <= size[0]:
         return box
@@ -332,7 +332,7 @@ def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
 def _turned(
     box: list[float], size: tuple[int, int], turn: Image.Transpose | None
 ) -> tuple[list[float], tuple[int, int]]:
-    """A box x, y, w, h of the stored image, of `size` (h, w), and the size, in the upright one."""
+    """A box x, y, w, h of the stored image, of `size` (h, w), in the upright one, and the upright size."""
     if turn is None:
         return box, size
     (height, width), (x, y, w, h) = size, box

@@ -44,8 +44,8 @@ class CvatFile(NamedTuple):
 
 
 def find_cvat(path: Path) -> CvatFile | None:
-    """What an XML, or a folder with an annotations.xml, holds; None where that is nothing of CVAT's. Raises DataError
-    for subsets that nobody can tell apart."""
+    """The sets of an XML, or of a folder with an annotations.xml; None if it is not CVAT's. Raises DataError for
+    ambiguous subsets."""
     file = path / "annotations.xml" if path.is_dir() else path
     if file.suffix.lower() != ".xml" or not os.path.isfile(file):
         return None
@@ -76,7 +76,7 @@ def read_cvat(cvat: CvatFile, split: str, problems: Problems) -> CocoDocument:
 
 
 def _labels(root: Node) -> list[str]:
-    """The names of <meta><task><labels>, where tasks stand in a project or in a job, too."""
+    """The names in <meta><task><labels>; tasks may be inside a project or a job, too."""
     found: dict[str, None] = {}
     for meta in root.all("meta"):
         for kind in ("task", "project", "job"):
@@ -103,7 +103,7 @@ def _image(path: Path, node: Node, problems: Problems, counted: Counter[str]) ->
 
 
 def _shape(node: Node, counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """Its box, the kind and sentence of what is wrong with it, or None for a kind that has no box."""
+    """Its box, the kind and sentence of its defect, or None for a kind without a box."""
     if node.tag in WITHOUT_BOX:
         counted["shapes without a box (points, lines, tags) left out"] += 1
         return None

@@ -1,4 +1,4 @@
-"""Hugging Face's folders of images with a metadata.jsonl, one line for each image, as its guide to detection has them:
+"""Hugging Face's folders of images with a metadata.jsonl, one line per image, as in its detection guide:
 
 {"file_name": "a.jpg", "objects": {"bbox": [[x, y, width, height]], "categories": [0]}}
 """
@@ -48,7 +48,7 @@ class _Rows(NamedTuple):
 
 
 def find_image_folder(path: Path) -> ImageFolder | None:
-    """What a folder or its metadata.jsonl holds; None where that is nothing of Hugging Face's."""
+    """The sets of a folder or its metadata.jsonl; None if it is not Hugging Face's."""
     if path.name == NAME and os.path.isfile(path):
         path = path.parent
     if not path.is_dir():
@@ -67,8 +67,8 @@ def find_image_folder(path: Path) -> ImageFolder | None:
 def read_image_folder(
     folder: ImageFolder, split: str, problems: Problems, max_megapixels: float = MAX_MEGAPIXELS
 ) -> CocoDocument:
-    """The images of a set, in the order of its lines. Numbers of classes, from 0, are named by a classes.txt, else
-    class0, class1, ...; the classes are those of the whole folder, whatever the set."""
+    """The images of a set, in the order of its lines. Numeric classes, from 0, are named by a classes.txt, else class0,
+    class1, ...; the classes are those of the whole folder, whatever the set."""
     rows = {
         name: _read(place / NAME, problems if name == split else Problems(collect=True), max_megapixels)
         for name, place in folder.sets.items()
@@ -141,7 +141,7 @@ def _image(
 
 
 def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
-    """Boxes and classes, of a mapping of lists or of a list of mappings; None for what is neither."""
+    """Boxes and classes, from a mapping of lists or a list of mappings; None for anything else."""
     if not objects and objects in ((), None, [], {}):
         return ([], []) if objects != () else (None, None)
     if isinstance(objects, list):
@@ -155,7 +155,7 @@ def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
 
 
 def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
-    """The names of the classes 0, 1, ... where the lines have numbers."""
+    """The names of the classes 0, 1, ... if the lines have numbers."""
     most = 1 + max(box.number for image in images for box in image.boxes if box.number is not None)
     try:
         given = class_names(root, ())

@@ -1,7 +1,7 @@
-"""A large JSON of lists, entry by entry: its text is never in memory as a whole.
+"""Reads the lists of a large JSON entry by entry: the whole text is never in memory.
 
-`read_lists` is the quick way, json.loads the plain one; what the quick one cannot read the plain one reads again, or
-says what is wrong with it.
+`read_lists` is the fast way, json.loads the plain one. What the fast one cannot read is read again by the plain one, or
+refused with its message.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class DuplicateKeys(dict[str, Any]):
-    """An object that has a key twice; as with every reader, the last value is the one that counts."""
+    """An object that has a key twice; as in every JSON reader, the last value counts."""
 
 
 def one_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -27,10 +27,10 @@ def one_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_lists(path: Path, takers: Mapping[str, Callable[[Any], object]]) -> bool:
-    """Hands each entry of the lists at the top of a JSON object to the taker of that key, in the order of the file.
+    """Passes each entry of the lists at the top of a JSON object to the receiver of that key, in the order of the file.
 
-    False where it cannot: bytes that are no UTF-8 or have a byte order mark, broken JSON, anything but an object at
-    the top, one of these keys twice, missing, or no list. The takers may have got entries before that. Raises OSError.
+    False if it cannot: bytes that are no UTF-8 or have a byte order mark, invalid JSON, anything but an object at the
+    top, one of these keys twice, missing, or no list. The receivers may have got entries before that. Raises OSError.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -104,7 +104,7 @@ class _Reader:
                 self._fail()
 
     def _more(self) -> bool:
-        """Moves the window on. It grows where one value fills it: the value is scanned again from its start."""
+        """Moves the window on. It grows if one value fills it: the value is scanned again from its start."""
         rest = self._text[self._at :]
         chunk = self._file.read(max(WINDOW, len(rest)))
         self._text, self._at = rest + chunk, 0

@@ -40,7 +40,7 @@ class LabelmeFolder(NamedTuple):
 
 
 def find_labelme(path: Path) -> LabelmeFolder | None:
-    """What a folder holds; None where that is nothing of LabelMe's."""
+    """The sets of a folder; None if it is not LabelMe's."""
     if not path.is_dir():
         return None
     if _has_files(path):
@@ -107,8 +107,8 @@ def _read(path: Path, present: Folders, problems: Problems, counted: Counter[str
 
 
 def _image_of(path: Path, written: str, present: Folders) -> str:
-    """In the folder of the images: of the file's own name, else of the name written in it, without its folder: that is
-    where the image was when somebody labelled it."""
+    """The image of a JSON, in the image folder: with the JSON's own name, else with the name stored in it, without its
+    folder, which is of the machine that labelled it."""
     short = PureWindowsPath(written).name  # takes / and \\ alike
     stem = path.stem
     candidates = [f"{stem}{PureWindowsPath(short).suffix}", short, *(f"{stem}{ending}" for ending in IMAGE_SUFFIXES)]
@@ -116,7 +116,7 @@ def _image_of(path: Path, written: str, present: Folders) -> str:
 
 
 def _shape(shape: dict[str, Any], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """Its box, the kind and sentence of what is wrong with it, or None for a kind that has no box."""
+    """Its box, the kind and sentence of its defect, or None for a kind without a box."""
     kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files say no type
     if kind in WITHOUT_BOX:
         counted["shapes without a box (points, lines) left out"] += 1

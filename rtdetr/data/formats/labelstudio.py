@@ -52,8 +52,8 @@ def is_labelstudio(path: Path) -> bool:
 
 
 def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) -> CocoDocument:
-    """Of each task the annotation marked as ground truth, else the last that was submitted. Tasks that nobody has
-    labelled are left out. folders: where its images may be."""
+    """For each task the annotation marked as ground truth, else the last submitted one. Unlabelled tasks are left out.
+    folders: where its images may be."""
     tasks = read_json(path, MOST_BYTES)
     if not isinstance(tasks, list):
         raise DataError(f"{path}: expected a list of tasks, as Label Studio exports JSON, got {shown(tasks)}")
@@ -103,7 +103,7 @@ def _task(path: Path, number: int, task: Any, problems: Problems, counted: Count
 
 
 def _image_of(data: dict[str, Any]) -> str | None:
-    """The path that a task has for its image; that called `image`, where several could be one."""
+    """The task's path of its image; the one called `image` if there are several."""
     for key in sorted(data, key=lambda key: key != "image"):
         if isinstance(data[key], str) and (name := _path_in(data[key])).lower().endswith(IMAGE_SUFFIXES):
             return name
@@ -125,7 +125,7 @@ def _is_box(region: dict[str, Any]) -> bool:
 
 
 def _region(region: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """Its box, the kind and sentence of what is wrong with it, or None for a kind that has no box."""
+    """Its box, the kind and sentence of its defect, or None for a kind without a box."""
     kind, value = region.get("type"), section(region.get("value"))
     if not isinstance(kind, str):
         return "box", "expected a region with a `type`"
@@ -178,7 +178,7 @@ def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: C
 
 
 def _folder(images: Sequence[NamedImage], folders: Sequence[Path]) -> Folders | None:
-    """The first folder that has one of the first images."""
+    """The first folder that contains one of the first images."""
     for folder in folders:
         present = Folders(folder)
         if any(name in present for each in images[:LOOKED_AT] for name in _names(each.file_name)):
@@ -187,8 +187,8 @@ def _folder(images: Sequence[NamedImage], folders: Sequence[Path]) -> Folders | 
 
 
 def _names(path: str) -> list[str]:
-    """What an image may be called in its folder: the end of its path, as short as need be, with and without the
-    letters that an upload puts before it."""
+    """Possible names of an image in its folder: the end of its path, as short as necessary, with and without the prefix
+    of an upload."""
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..") and "\0" not in part]
     ends = ["/".join(parts[start:]) for start in range(len(parts))]
     short = [UPLOAD.sub("", parts[-1], count=1)] if parts and UPLOAD.match(parts[-1]) else []

@@ -1,4 +1,4 @@
-"""LVIS JSON: COCO's, where each image also says which other classes were looked for in it."""
+"""LVIS JSON: COCO's, with the other classes that annotators looked for in each image."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from rtdetr.data.classes import DataError, shown
 
-# Of an image. Classes that were looked for and are not there; classes of which only some objects are boxed. A
-# detection of any class that is in neither and has no box there is no error: nobody looked.
+# Of an image: absent classes that were looked for; classes of which only some objects have a box. A
+# detection of any class that is in neither list and has no box there is no error: it was not looked for.
 NEGATIVE, NOT_EXHAUSTIVE = "neg_category_ids", "not_exhaustive_category_ids"
 FREQUENCIES = ("r", "c", "f")  # of a category: rare, common, frequent
 
 
 def of_image(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
-    """What LVIS says of an image beyond COCO, if anything. Raises DataError, which begins with `where`."""
+    """LVIS' additional fields of an image, if any. Raises DataError, which begins with `where`."""
     found = {}
     for key in (NEGATIVE, NOT_EXHAUSTIVE):
         if key in entry:
@@ -29,17 +29,17 @@ def of_image(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
 
 
 def of_category(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Its frequency, where LVIS gives one."""
+    """Its frequency, if LVIS states one."""
     return {"frequency": entry["frequency"]} if entry.get("frequency") in FREQUENCIES else {}
 
 
 def is_federated(images: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every image says what was looked for, so that LVIS' own AP can be had."""
+    """Whether every image lists the classes that were looked for, so that LVIS' own AP can be computed."""
     return bool(images) and all(NEGATIVE in each and NOT_EXHAUSTIVE in each for each in images)
 
 
 def mentions_lvis(path: Path) -> bool:
-    """Whether a JSON has LVIS' keys, without parsing what may be a gigabyte. False for what cannot be read."""
+    """Whether a JSON has LVIS' keys, without parsing up to a gigabyte. False for an unreadable file."""
     if not os.path.isfile(path):  # reading a pipe would wait for ever
         return False
     try:

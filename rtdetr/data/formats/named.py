@@ -1,4 +1,4 @@
-"""What Label Studio, CVAT, LabelMe and Hugging Face share: images whose boxes say the names of their classes."""
+"""The common part of Label Studio, CVAT, LabelMe and Hugging Face: images whose boxes have class names."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class NamedImage(NamedTuple):
 def document_of(
     images: Iterable[NamedImage], names: Sequence[str], problems: Problems, counted: Counter[str], first_id: int = 1
 ) -> CocoDocument:
-    """Images under ids from 1, classes under ids from `first_id`, in the order of `names`. counted: what the summary
-    shall say the number of."""
+    """Images with ids from 1, classes with ids from `first_id`, in the order of `names`. counted: what the summary
+    counts."""
     category_of = {name: number for number, name in enumerate(names, start=first_id)}
     document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0)
     for path, line, file_name, (height, width), boxes in images:
@@ -71,7 +71,8 @@ def document_of(
 
 
 def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
-    """In the order of a classes.txt or labels.txt in the folder, else by name. Raises DataError where there is none."""
+    """Names in the order of a classes.txt or labels.txt in the folder, else sorted. Raises DataError if there is
+    none."""
     for name in NAME_FILES:
         if (folder / name).is_file():
             given = [line for line in read_lines(folder / name) if line and line not in NO_CLASSES]
@@ -85,7 +86,7 @@ def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
 
 
 def is_file_name(name: object) -> bool:
-    """Whether a value can be the name of a file; where it leads is judged with those of all formats."""
+    """Whether a value can be the name of a file; all formats share the check of where it leads."""
     if not isinstance(name, str) or not name.strip() or re.search(r"[\x00-\x1f]", name):
         return False
     try:
@@ -100,7 +101,7 @@ def is_class_name(name: object) -> bool:
 
 
 def read_json(path: Path, most: int = MAX_BYTES) -> Any:
-    """The content of a JSON of at most so many bytes. Raises DataError."""
+    """The content of a JSON of at most that many bytes. Raises DataError."""
     content = read_bytes(path, most)
     try:
         return json.loads(content, object_pairs_hook=one_object)
@@ -109,7 +110,7 @@ def read_json(path: Path, most: int = MAX_BYTES) -> Any:
 
 
 def section(value: object) -> dict[str, Any]:
-    """A JSON object, empty for anything else and for one with a key twice."""
+    """A JSON object; empty for anything else and for one with duplicate keys."""
     return value if isinstance(value, dict) and not isinstance(value, DuplicateKeys) else {}
 
 
@@ -125,13 +126,13 @@ def number_of(value: object) -> float | None:
 
 
 def numbers_of(values: Iterable[object]) -> list[float] | None:
-    """Finite numbers; None where one of them is none."""
+    """Finite numbers; None if one of them is not."""
     found = [number_of(each) for each in values]
     return None if None in found else [each for each in found if each is not None]
 
 
 def size_of(height: object, width: object) -> tuple[int, int] | None:
-    """(h, w) in whole pixels; zeros where neither is said; None for what is no size."""
+    """(h, w) in whole pixels; zeros if neither is given; None for an invalid size."""
     if height is None and width is None:
         return 0, 0
     sides = numbers_of((height, width))
@@ -149,13 +150,13 @@ def points_of(values: object) -> list[tuple[float, float]] | None:
 
 
 def around(points: Sequence[tuple[float, float]]) -> Corners:
-    """The box around points."""
+    """The bounding box of points."""
     xs, ys = [x for x, _ in points], [y for _, y in points]
     return min(xs), min(ys), max(xs), max(ys)
 
 
 def turned(corners: Corners, degrees: float, pivot: tuple[float, float]) -> Corners:
-    """The upright box around a rectangle that was turned clockwise about a point."""
+    """The upright bounding box of a rectangle that was rotated clockwise about a point."""
     x1, y1, x2, y2 = corners
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     offsets = [(x - pivot[0], y - pivot[1]) for x, y in ((x1, y1), (x2, y1), (x1, y2), (x2, y2))]

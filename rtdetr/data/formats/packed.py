@@ -1,5 +1,5 @@
-"""Hugging Face `datasets` on disk, parquet or arrow files with the images in them, unpacked into a folder of images
-with metadata.jsonl (see huggingface.py)."""
+"""Unpacks Hugging Face `datasets` on disk, parquet or arrow files with images in them, into a folder of images with
+metadata.jsonl (see huggingface.py)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDINGS = (".parquet", ".arrow")
 
 def packed_files(path: Path) -> dict[str, list[Path]]:
     """The files of each set: train-00000-of-00001.parquet, in data/ or not, or train/data-00000-of-00001.arrow. Empty
-    where there are none."""
+    if there are none."""
     if path.is_file():
         return {split_named(path): [path]} if path.suffix.lower() in ENDINGS else {}
     found: dict[str, list[Path]] = {}
@@ -31,7 +31,7 @@ def packed_files(path: Path) -> dict[str, list[Path]]:
 
 
 def unpack(path: Path, out: Path) -> None:
-    """Writes the images of all sets as they are, and what detection needs of their rows. Raises DataError."""
+    """Writes the images of all sets unchanged, and the parts of their rows that detection needs. Raises DataError."""
     names: list[str] | None = None
     for split, files in packed_files(path).items():
         folder = out / (split or "train")
@@ -77,7 +77,7 @@ def _rows(file: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> list[str]:
-    """Those of the ClassLabel in `objects`, as datasets writes its features into a file; empty where there is none."""
+    """The names of the ClassLabel in `objects`, as datasets stores its features; empty if there is none."""
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]
     except (ValueError, KeyError, TypeError, RecursionError):

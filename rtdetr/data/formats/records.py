@@ -1,4 +1,4 @@
-"""What the readers of all formats share: which set of a folder is meant, and where a bad record is reported."""
+"""The common part of the readers of all formats: the choice of a set in a folder, and reports of bad records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 
 Format = Literal["coco", "lvis", "voc", "yolo", "labelstudio", "cvat", "labelme", "huggingface"]
 
-# What the sets are called, here and in the wild. "" is the only set of a file or folder that is not divided.
+# Names of the sets, here and in other data sets. "" is the only set of an undivided file or folder.
 SPLITS = {
     "train": ("train", "training", "train2017", "train2014"),
     "val": ("val", "valid", "validation", "val2017", "val2014"),
@@ -30,7 +30,7 @@ WHOLE_PIXEL = 1e-6
 
 
 class DataSource(NamedTuple):
-    """One set of images: where its annotations are, and in which format."""
+    """One set of images: the place and format of its annotations."""
 
     format: Format
     path: Path  # the JSON or CVAT's XML; the VOC folder or list; data.yaml or the YOLO folder; the folder of the others
@@ -43,7 +43,7 @@ class DataSource(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong with one record, which is left out where problems are collected."""
+    """One defect of one record, which is left out if problems are collected."""
 
     path: Path
     line: int  # from 1; 0: the whole file
@@ -67,7 +67,7 @@ def as_defect(problem: Problem) -> Defect:
 
 
 class Problems:
-    """Where readers report: raises DataError at the first problem, or collects them all in `found`."""
+    """Receives problems of readers: raises DataError at the first one, or collects them all in `found`."""
 
     def __init__(self, collect: bool = False) -> None:
         self.collect = collect
@@ -80,14 +80,14 @@ class Problems:
         self.found.append(problem)
 
     def failed(self, path: Path, kind: str, error: DataError) -> None:
-        """The same for an error that somebody raised about a whole file."""
+        """The same for an error about a whole file."""
         if not self.collect:
             raise error
         self.found.append(Problem(path, 0, kind, str(error).removeprefix(f"{path}: ")))
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a small file. Raises DataError, also for what is no file or not small."""
+    """The content of a small file. Raises DataError, also for anything but a file, and for a large one."""
     try:
         if not os.path.isfile(path):  # reading a pipe would wait for ever
             raise DataError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such file'}")
@@ -113,18 +113,18 @@ def read_lines(path: Path) -> list[str]:
 
 
 def below(root: Path, name: str | Path) -> bool:
-    """Whether a name, relative to a folder or whole, stays in it as it is written; links are not followed."""
+    """Whether a name, relative or absolute, stays in the folder as it is written; links are not followed."""
     return Path(os.path.abspath(root / name)).is_relative_to(os.path.abspath(root))
 
 
 def to_pixel(relative: float, whole: int) -> float:
-    """A place relative to a side of so many pixels, in pixels."""
+    """A relative position on a side of that many pixels, in pixels."""
     exact = relative * whole
     near = round(exact)
     return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)
 
 
 def split_named(path: Path) -> str:
-    """train, val, test, or "" where the name of a file or folder says none."""
+    """train, val, test, or "" if the name of a file or folder indicates none."""
     words = re.split(r"[^a-z0-9]+", path.stem.lower())
     return next((split for split, names in SPLITS.items() if any(each in names for each in words)), "")

@@ -1,7 +1,7 @@
-"""rtdetr.json: what `rtdetr convert-data` keeps beside a VOC or YOLO folder, because the format cannot hold it.
+"""rtdetr.json: what `rtdetr convert-data` stores next to a VOC or YOLO folder because the format cannot.
 
-Ids of categories and images, former file names and LVIS' lists serve the way back to COCO alone: sets are evaluated
-under the ids of their own format. Crowds and areas, which a YOLO folder lacks, count wherever it is read.
+Ids of categories and images, former file names and LVIS' lists are only needed for the way back to COCO: sets are
+evaluated under the ids of their own format. Crowds and areas, which a YOLO folder lacks, are used wherever it is read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sidecar(NamedTuple):
 
 
 def read_sidecar(root: Path) -> Sidecar | None:
-    """None where there is none. Raises DataError for one that was not written by `rtdetr convert-data`."""
+    """None if there is none. Raises DataError for one that `rtdetr convert-data` did not write."""
     path = root / NAME
     if not path.is_file():
         return None
@@ -51,7 +51,7 @@ def write_sidecar(root: Path, sidecar: Sidecar) -> None:
 
 
 def _check(found: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError, KeyError or AttributeError for what the readers cannot work with."""
+    """Raises ValueError, TypeError, KeyError or AttributeError for content that the readers cannot use."""
     ids = [each["id"] for each in found["categories"]]
     if not all(type(each) is int for each in ids) or len(set(ids)) < len(ids) or not ids:
         raise ValueError("category ids")

@@ -1,4 +1,4 @@
-"""Whatever a user gives for annotations -> its format, its sets, and their images and boxes in one form."""
+"""From the annotations that the user names to their format, their sets, and their images and boxes in one form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER_JSON = (
     *("captions_", "panoptic_", "person_keypoints_", "stuff_", "image_info_"),
     *("dataset_dict.json", "dataset_info", "state.json"),  # of Hugging Face
 )
-# Which set serves where the wanted one is missing, in this order.
+# Substitutes of a missing set, in this order.
 INSTEAD = {"train": ("train", "trainval"), "val": ("val", "test"), "test": ("test",)}
 LOOKED_FOR = (
     "a COCO or LVIS JSON; annotations/instances_*.json; train/_annotations.coco.json; Pascal VOC's Annotations/*.xml "
@@ -44,7 +44,7 @@ BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without ids of cl
 
 
 class Layout(NamedTuple):
-    """A format that is known by the files of its folder."""
+    """A format that is recognised by the files of its folder."""
 
     find: Callable[[Path], Any]  # what its reader needs, or None where it is not that format
     sets: Callable[[Any, Path], Mapping[str, tuple[Path, Path | None]]]  # that, path -> where each lies, its images
@@ -83,13 +83,13 @@ LAYOUTS: dict[Format, Layout] = {  # looked for in this order
 
 
 def recognise(path: str | Path) -> Format:
-    """The format of a file or folder of annotations. Raises DataError, which says what was looked for."""
+    """The format of a file or folder of annotations. Raises DataError, which lists what was looked for."""
     return next(iter(find_sources(path).values())).format
 
 
 def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> dict[str, DataSource]:
-    """The sets that a file or folder holds, by name: train, val, trainval, test, or "" for the only one. Reads no
-    annotations yet. Raises DataError where nothing is recognised."""
+    """The sets of a file or folder, by name: train, val, trainval, test, or "" for the only one. Reads no annotations
+    yet. Raises DataError if no format is recognised."""
     path = Path(path)
     json = DataSource("coco" if os.path.isdir(path) else _json_format(path), path, "", None, max_megapixels)
     if path.suffix.lower() == ".json" and not os.path.isdir(path):
@@ -116,8 +116,8 @@ def _recognised(path: Path) -> dict[str, DataSource]:
 
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
-    """The path, or, for parquet and arrow files with images in them, a folder of these images that vanishes at the end.
-    Raises DataError."""
+    """Context manager: the path, or, for parquet and arrow files with images in them, a temporary folder of these
+    images. Raises DataError."""
     if not os.path.exists(path) or _recognised(path) or not packed_files(path):
         yield path
         return
@@ -127,8 +127,8 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> DataSource:
-    """The set of that name, or the one that serves instead; the only one of a path that is not divided. "": the only
-    one, whatever its name, else val. Raises DataError."""
+    """The set of that name, or its substitute; the only one of an undivided path. "": the only one, whatever its name,
+    else val. Raises DataError."""
     sources = find_sources(path, max_megapixels)
     if not split:
         split = next(iter(sources)) if len(sources) == 1 else "val"
@@ -139,7 +139,7 @@ def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXE
 
 
 def not_read(path: str | Path) -> list[Path]:
-    """What looks like a set in a folder and is none of those that `find_sources` finds there. Raises DataError."""
+    """Parts of a folder that look like a set and are not among those of `find_sources`. Raises DataError."""
     path = Path(path)
     if not os.path.isdir(path):
         return []
@@ -154,7 +154,7 @@ def not_read(path: str | Path) -> list[Path]:
 
 
 def _undeclared(path: Path) -> list[Path]:
-    """Folders of images with labels that a data.yaml does not name; none where it names lists of images."""
+    """Folders of images with labels that a data.yaml does not name; none if it names lists of images."""
     yolo = find_yolo(path)
     named = [each.resolve() for places in (yolo.sets.values() if yolo else ()) for each in places]
     if not all(each.is_dir() for each in named):
@@ -175,9 +175,8 @@ def read_document(
 ) -> CocoDocument:
     """The images and boxes of a set, in pixels, under the ids of its own format.
 
-    split: the set to take where a path is given that holds several, val if empty. problems: where the problems of
-    single records of VOC and YOLO go; None makes them the document's defects, of which `limit` says how many there may
-    be. Raises DataError.
+    split: the set to take from a path with several, val if empty. problems: receives the problems of single records of
+    VOC and YOLO; None makes them the document's defects, whose number `limit` bounds. Raises DataError.
     """
     if not isinstance(source, DataSource):
         source = source_of(source, split)
@@ -215,8 +214,8 @@ def open_set(
     match: Match = "id",
     limit: float | None = MOST_DROPPED,
 ) -> DetectionSet:
-    """Images and boxes of whatever format. images: the image folder of a JSON; where it is empty, and for folders
-    that bring their own images, it is found. The rest is as in DocumentSet. Raises DataError."""
+    """Images and boxes of any format. images: the image folder of a JSON; if it is empty, and for folders with their
+    own images, it is searched for. For the rest see DocumentSet. Raises DataError."""
     source = with_images(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
     source = source._replace(images=image_folder_of(source, document, Path(annotations), images))
@@ -226,7 +225,7 @@ def open_set(
 
 
 def with_images(source: DataSource, images: str | Path) -> DataSource:
-    """The source, with the image folder that is given for XML files that lie alone."""
+    """The source, with the given image folder for XML files without one."""
     own = source.images
     if not images or not Path(images).is_dir():
         return source
@@ -239,8 +238,8 @@ def with_images(source: DataSource, images: str | Path) -> DataSource:
 
 
 def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
-    """VOC has names and no ids; YOLO's numbers are those of the list of names beside them. So both go by name where
-    the model knows every name, VOC always."""
+    """How classes are matched: VOC has names and no ids, YOLO's numbers are those of its own list of names. VOC always
+    matches by name, YOLO if the model knows every name."""
     if classes is None or format in ("coco", "lvis"):
         return match
     names = [each["name"] for each in document.categories]

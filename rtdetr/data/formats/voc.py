@@ -52,7 +52,7 @@ class VocImage(NamedTuple):
 
 
 def find_voc(path: Path) -> VocFolder | None:
-    """What a folder, its Annotations folder or one of its lists names; None where that is nothing of VOC's."""
+    """The sets of a folder, of its Annotations folder or of one of its lists; None if it is not VOC's."""
     if path.is_file():
         root = next((each for each in list(path.parents)[:4] if _sub_folder(each, ANNOTATIONS)), None)
         if path.suffix.lower() != ".txt" or root is None or "ImageSets" not in path.parts:
@@ -79,7 +79,7 @@ def find_voc(path: Path) -> VocFolder | None:
 
 
 def _one_folder(root: Path) -> VocSet | None:
-    """XML files in Annotations, or beside their images."""
+    """XML files in Annotations, or next to their images."""
     if not root.is_dir():
         return None
     annotations = _sub_folder(root, ANNOTATIONS)
@@ -97,8 +97,8 @@ def has_xml(folder: Path) -> bool:
 
 
 def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
-    """The images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
-    whatever the set, so that all its sets agree: in the order that rtdetr.json or classes.txt gives, else by name."""
+    """The images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder, so that
+    all its sets agree: in the order of rtdetr.json or classes.txt, else by name."""
     chosen = folder.sets[split]
     read: dict[Path, tuple[VocImage | None, Problems]] = {}
     for place in {each.annotations: None for each in folder.sets.values()}:
@@ -159,7 +159,7 @@ def _add(
 
 
 def _first_pixel(images: Iterable[VocImage]) -> int:
-    """0 where some box begins between 0 and 1, else 1. Negative corners are no sign of either."""
+    """0 if some box begins between 0 and 1, else 1. Negative corners indicate neither."""
     return int(not any(0 <= corner < 1 for image in images for each in image.objects for corner in each.corners[:2]))
 
 
@@ -174,8 +174,8 @@ def _class_names(root: Path, images: Iterable[VocImage]) -> list[str]:
 
 
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
-    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as those of single classes do, or in that
-    of a file name."""
+    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as those of single classes do, or in a
+    file ending."""
     if chosen.list_file is None:
         return sorted(chosen.annotations.rglob("*.xml"))
     found: dict[Path, None] = {}
@@ -200,7 +200,7 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
 
 
 def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problems: Problems) -> str | None:
-    """The image of an XML, relative to the image folder: of the XML's own name, else of the name written in it."""
+    """The image of an XML, relative to the image folder: with the XML's own name, else with the name stored in it."""
     stem = path.relative_to(chosen.annotations).with_suffix("").as_posix()
     suffix = PureWindowsPath(written).suffix
     folder = images.root
@@ -223,7 +223,7 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
 
 
 def read_image_xml(path: Path, problems: Problems) -> VocImage | None:
-    """One XML; None where it cannot be used at all."""
+    """The content of one XML; None if it cannot be used at all."""
     try:
         root = parse_xml(read_bytes(path), path)
     except DataError as error:
@@ -238,7 +238,7 @@ def read_image_xml(path: Path, problems: Problems) -> VocImage | None:
 
 
 def _size(root: Node, path: Path, problems: Problems) -> tuple[int, int]:
-    """(h, w); zeros where it is not said, or wrong and reported."""
+    """(h, w); zeros if it is missing, or wrong and reported."""
     for node in root.all("size")[:1]:
         sides = [_number(node, side, path, problems, 0.0) for side in ("height", "width")]
         if any(side is not None and (side < 0 or side != int(side)) for side in sides):
@@ -268,7 +268,7 @@ def _object(node: Node, path: Path, problems: Problems) -> VocObject | None:
 
 
 def _text(node: Node, tag: str, path: Path, problems: Problems) -> str | None:
-    """The text of the only child of that name; None where there is none, or it is given twice."""
+    """The text of the only child of that name; None if it is missing or not unique."""
     found = node.all(tag)
     if len(found) > 1:
         problems.add(path, found[1].line, "text", f"<{tag}> is given twice in one <{node.tag}>")
@@ -277,7 +277,7 @@ def _text(node: Node, tag: str, path: Path, problems: Problems) -> str | None:
 
 
 def _number(node: Node, tag: str, path: Path, problems: Problems, default: float | None = None) -> float | None:
-    """The finite number in the only child of that name; the default where there is none; None where it is reported."""
+    """The finite number in the only child of that name; the default if it is missing; None if it was reported."""
     text = _text(node, tag, path, problems)
     if not text and default is not None and len(node.all(tag)) < 2:
         return default

@@ -1,4 +1,4 @@
-"""XML as a small tree that knows its lines. Nothing outside the file is read, and no entity is expanded."""
+"""XML as a small tree with line numbers. Nothing outside the file is read, and no entity is expanded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Builder:
 
 
 def parse_xml(content: bytes, path: Path) -> Node:
-    """The root element. Raises DataError with file and line for what is no XML, declares entities or nests deeply."""
+    """The root element. Raises DataError with file and line for invalid XML, declared entities and deep nesting."""
     builder = _Builder(path)
     try:
         builder.parser.Parse(content, True)

@@ -1,5 +1,5 @@
-"""YOLO folders: a text file for each image, `class cx cy w h` relative to its size, and a data.yaml that names sets
-and classes. Ids of categories are YOLO's own numbers, from 0."""
+"""YOLO folders: a text file per image, `class cx cy w h` relative to its size, and a data.yaml with sets and classes.
+Ids of categories are YOLO's own numbers, from 0."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Line(NamedTuple):
 
 
 def find_yolo(path: Path) -> YoloFolder | None:
-    """What a data.yaml, a folder or a list of images names; None where that is nothing of YOLO's. Raises DataError
-    for a data.yaml that cannot be used."""
+    """The sets of a data.yaml, a folder or a list of images; None if it is not YOLO's. Raises DataError for an unusable
+    data.yaml."""
     if path.is_file():
         if path.suffix.lower() in (".yaml", ".yml"):
             return _of_yaml(path, _read_yaml(path))
@@ -87,7 +87,7 @@ def _of_yaml(path: Path, content: Any) -> YoloFolder:
             except DataError as error:
                 if split != "test" or not sets:
                     raise
-                notes = (str(error),)  # many exporters name a test set that they did not make
+                notes = (str(error),)  # many exporters name a test set that they did not write
     if not sets:
         sets = undeclared_sets(root)
     if not sets:
@@ -106,7 +106,8 @@ def _num_more(path: Path, keypoints: Any) -> int:
 
 
 def _root(path: Path, given: Any) -> Path:
-    """The folder that `path:` says, as seen from the file or from here; that of the file where it is gone."""
+    """The folder in `path:`, relative to the file or to the current folder; the file's own folder if it does not
+    exist."""
     if given is not None and not isinstance(given, str):
         raise DataError(f"{path}: `path` must be a folder, got {shown(given)}")
     places = [path.parent / given, Path(given)] if given else []
@@ -114,8 +115,8 @@ def _root(path: Path, given: Any) -> Path:
 
 
 def _place(path: Path, root: Path, given: str, split: str) -> Path:
-    """A folder or list file, where it is: relative to the root, to data.yaml, or without the ../ that Roboflow writes
-    too many."""
+    """A folder or list file where it exists: relative to the root, to data.yaml, or without Roboflow's superfluous
+    ../."""
     places = [root / given, path.parent / given, path.parent / given.removeprefix("../")]
     for place in places:
         if os.path.exists(place):
@@ -127,7 +128,7 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
 
 
 def _slashes(name: str) -> str:
-    """Advice on a name that was written on Windows."""
+    """Advice on a path that was written on Windows."""
     return "; write it with / instead of \\" if "\\" in name and os.sep == "/" else ""
 
 
@@ -156,7 +157,7 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
 
 
 def _names_near(folder: Path) -> dict[int, str] | None:
-    """Of one set of several, whose data.yaml lies above it."""
+    """Class names of one set of several, whose data.yaml is in a parent folder."""
     for each in list(folder.absolute().parents)[:2]:
         if (names := _names_beside(folder)) is None and (each / "data.yaml").is_file():
             content = _read_yaml(each / "data.yaml")
@@ -167,7 +168,7 @@ def _names_near(folder: Path) -> dict[int, str] | None:
 
 
 def _names_beside(root: Path) -> dict[int, str] | None:
-    """Of a classes.txt, as labelImg writes it."""
+    """Class names of a classes.txt, as labelImg writes it."""
     for name in NAME_FILES:
         if (root / name).is_file():
             return dict(enumerate(line for line in read_lines(root / name) if line)) or None
@@ -199,7 +200,7 @@ def read_yolo(
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> CocoDocument:
     """The images of a set, in the order of their paths, with ids from 1, in the size and orientation that
-    `upright_size` finds in their headers. Polygons become the boxes around them."""
+    `upright_size` reads from their headers. Polygons become their bounding boxes."""
     root = images or image_folder(folder, split)
     names = folder.names or _numbered(folder, problems)
     sidecar = read_sidecar(folder.root)
@@ -222,7 +223,7 @@ def read_yolo(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
         lines = list(_lines(label_file, names, problems, folder.num_more)) if os.path.exists(label_file) else []
-        if problems.found and problems.found[-1][:2] == (label_file, 0):  # nobody knows what is in this image
+        if problems.found and problems.found[-1][:2] == (label_file, 0):  # the content of this image is unknown
             document.images.pop()
             continue
         num_labelled += os.path.exists(label_file)
@@ -240,7 +241,7 @@ def read_yolo(
 
 
 def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Problems) -> None:
-    """Names the label files of a set whose image is not there: nothing else tells of an image that got lost."""
+    """Reports label files of a set without an image: nothing else reveals a lost image."""
     for place in places:
         labels = label_file_of(place / "x").parent
         if not place.is_dir() or labels == place:  # text files beside images may be anything
@@ -252,7 +253,7 @@ def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Probl
 
 
 def image_folder(folder: YoloFolder, split: str) -> Path:
-    """What the images of a set are named relative to: the root, or the folder that holds those outside it."""
+    """The folder that images of a set are named relative to: the root, or one that also contains images outside it."""
     places = [place if place.is_dir() else place.parent for place in folder.sets[split]]
     if all(place.is_relative_to(folder.root) for place in places):
         return folder.root
@@ -262,7 +263,7 @@ def image_folder(folder: YoloFolder, split: str) -> Path:
 def _restore(
     document: CocoDocument, entry: Mapping[str, Any], image_id: int, num_lines: int, labels: list[int]
 ) -> None:
-    """Crowds that rtdetr.json keeps of an image, and exact boxes, those where no line was added or removed since."""
+    """Crowds of an image from rtdetr.json, and exact boxes if no line was added or removed since."""
     if entry.get("boxes") == num_lines:
         for line, (*box, area) in entry.get("kept", {}).items():
             if int(line) < num_lines:
@@ -274,7 +275,7 @@ def _restore(
 
 
 def _relative(path: Path, root: Path) -> str:
-    """Whole where it does not lie below the root."""
+    """The relative path; absolute for a file that is not below the root."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
 
 
@@ -288,7 +289,7 @@ def _images(places: Iterable[Path], root: Path, problems: Problems) -> list[Path
 
 
 def _walk(folder: Path, endings: tuple[str, ...] = IMAGE_SUFFIXES) -> Iterator[Path]:
-    """Its files with these endings, and those of the folders in it."""
+    """The folder's files with these endings, and those of its subfolders."""
     seen = set()
     for root, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(root)
@@ -300,7 +301,7 @@ def _walk(folder: Path, endings: tuple[str, ...] = IMAGE_SUFFIXES) -> Iterator[P
 
 
 def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
-    """The images of a list file, relative to it or to the root. None outside the root is looked at."""
+    """The images of a list file, relative to it or to the root. Files outside the root are never opened."""
     for number, line in enumerate(read_lines(path), start=1):
         if not line:
             continue
@@ -347,7 +348,7 @@ def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: i
 
 
 def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[str, str]:
-    """The line, or the kind and sentence of what is wrong with it. num_more: numbers that may follow a box."""
+    """The line, or the kind and sentence of its defect. num_more: numbers that may follow a box."""
     try:
         label, *numbers = map(float, line.split())
     except ValueError:
@@ -381,7 +382,7 @@ def _annotation(line: _Line, image_id: int, size: tuple[int, int]) -> dict[str, 
 
 
 def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
-    """class0, class1 ... up to the largest number in the label files of all sets, for folders that name no class."""
+    """class0, class1 ... up to the largest number in the label files of all sets, for folders without class names."""
     most = -1
     for places in folder.sets.values():
         for image in _images(places, folder.root, Problems(collect=True)):
