@@ -1,4 +1,4 @@
-"""Results of whatever source: images one by one, batches of tensors, lists of files."""
+"""Detection in sources of any kind: single images, batches of tensors, lists of files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def results_of(
     predictor: Predictor, source: Source, threshold: Lowest, batch_size: int, tile: tuple[int, int] | None
 ) -> Result | list[Result] | Iterator[Result]:
-    """As `RTDETRv3.predict` says. tile: (h, w) in pixels, in which images are searched as well."""
+    """Detects in a source, see `RTDETRv3.predict`. tile: (h, w) in pixels of tiles that are searched as well."""
 
     def detect(images: list[AnyImage]) -> list[DetectionArrays]:
         if tile is None:
@@ -60,7 +60,7 @@ def _one_by_one(
 def _of_files(
     predictor: Predictor, files: Sequence[Path], threshold: Lowest, batch_size: int, tolerant: bool
 ) -> Iterator[Result]:
-    """Without their images, which `Result.image` reads again."""
+    """Yields results without images; `Result.image` reads them again."""
     readers = predictor.readers(len(files))
     logger.debug("%d files are read by %s", len(files), readers)
     who: Any = {"num_threads": readers.threads, "num_processes": readers.processes}

@@ -1,8 +1,8 @@
-"""The fastest way from images to detections: a folded model, on a GPU in 16 bits and replayed as CUDA graphs.
+"""The fastest way from images to detections: a folded model, on a GPU in float16 and replayed as CUDA graphs.
 
-Detector            the plain twin: model and postprocess, call by call
-torch.compile(...)  the same, compiled; what the compiler made lies on disk for the next process
-Graphs              either of them, recorded once per size of a batch and replayed
+Detector            the plain twin: model and postprocessing, call by call
+torch.compile(...)  the same, compiled; the compiled code is cached on disk for the next process
+Graphs              either of them, recorded once per input shape and replayed
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B
 Auto = bool | Literal["auto"]
 Compile = bool | Literal["max"]
 
-PIXEL = float(SCALE)  # here, because torch.compile does not follow numbers of NumPy
+PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy scalars
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
-MAX_GRAPHS = 8  # sizes of batches that are remembered
-RECORD_AT = 5  # the call of a size that records it, so that a few images do not wait for that
+MAX_GRAPHS = 8  # input shapes that are remembered
+RECORD_AT = 5  # a shape is recorded at this call: for a few images it does not pay
 WARM_UP = 3  # calls before a graph is recorded
 
 logger = logging.getLogger("rtdetr")
@@ -47,12 +47,12 @@ logger = logging.getLogger("rtdetr")
 class Plan(NamedTuple):
     """How a model runs.
 
-    fold: as `Network.deploy` makes it, else as it is. half: float16 with heads, boxes and results in float32; "auto":
-    on a GPU. graphs: CUDA graphs, recorded when a size comes for the fifth time ("auto"), or the first (True). compile:
-    by torch.compile, minutes once per size and model; "max" also searches for the fastest kernels. fuse_relu: see
-    `DeployOptions`; "auto": with half. resize: where images get the network's size, on the host or on the device;
-    "auto": tensors of a GPU there, all others on the host. decode: where JPEG files are decoded; on the device also
-    resized. kernels: plain is the model as it is, without all these.
+    fold: use `Network.deploy`, else the model as it is. half: float16, except heads, boxes and results in float32;
+    "auto": on a GPU. graphs: CUDA graphs, recorded at the fifth call with a shape ("auto") or at the first (True).
+    compile: torch.compile, which takes minutes per shape and model; "max" also searches for the fastest kernels.
+    fuse_relu: see `DeployOptions`; "auto": if half. resize: where images are resized to the network's input; "auto":
+    tensors of a GPU on the device, all others on the host. decode: where JPEG files are decoded; "device" also resizes
+    them there. kernels: "plain" runs the model without any of these.
     """
 
     fold: bool = True
@@ -65,7 +65,8 @@ class Plan(NamedTuple):
     kernels: Kernels = "auto"
 
     def on(self, device: torch.device) -> Plan:
-        """The plan for a device, without "auto" but for graphs. Raises ConfigError when it cannot be had there."""
+        """Returns the plan for a device, with half and fuse_relu as booleans. Raises ConfigError if it cannot run
+        there."""
         if self.kernels not in ("auto", "plain"):
             raise ConfigError(f"kernels: expected auto or plain, got {self.kernels!r}")
         if self.kernels == "plain":
@@ -113,15 +114,15 @@ class Detector(EndToEnd):
 def build_detector(
     model: Network | EndToEnd, device: torch.device, max_detections: int, plan: Plan, in_place: bool = False
 ) -> RunningModel:
-    """The model that runs and the call that runs it, both on the device; plan: as `Plan.on` returns it.
+    """Returns the model and the function that runs it, both on the device. plan: as returned by `Plan.on`.
 
-    in_place: the model at hand may be changed. What detects by itself, an exported file, say, runs as it is.
+    in_place: the given model may be modified. An `EndToEnd` model, such as an exported file, runs as it is.
     """
     if isinstance(model, EndToEnd):
         plan = Plan(fold=False, half=False, graphs=False)
     dtype = torch.float16 if plan.half else torch.float32
     running: Model = model.eval()
-    if plan.kernels == "plain" and not in_place and isinstance(model, Network):  # which may be trained meanwhile
+    if plan.kernels == "plain" and not in_place and isinstance(model, Network):  # the caller may train it
         running = copy.deepcopy(model)
     if plan.fold and isinstance(model, Network):
         options = DeployOptions(
@@ -148,8 +149,8 @@ def build_detector(
 
 @contextlib.contextmanager
 def starting_gpu(device: torch.device) -> Iterator[None]:
-    """Starts a GPU while other work is done in here: its context and the libraries of convolutions and products load
-    at their first use, and take longer than reading and folding a model."""
+    """Context manager: initialises a GPU in a thread while the block runs. Its context and the libraries for
+    convolutions and matrix products load at first use, which takes longer than reading and folding a model."""
     if device.type != "cuda":
         yield
         return
@@ -160,14 +161,14 @@ def starting_gpu(device: torch.device) -> Iterator[None]:
 
 
 class RunningModel(NamedTuple):
-    """A model on its device, and the call that runs it the fast way."""
+    """A model on its device, and the function that runs it as planned."""
 
     model: Model
     detect: Detect
 
 
 class DetectorModule(EndToEnd):
-    """`detect` for those who expect a module."""
+    """Wraps `detect` as a module."""
 
     def __init__(self, detect: Detect) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class DetectorModule(EndToEnd):
 
 
 class WithPlainKernels:
-    """`detect` with PyTorch alone."""
+    """Runs `detect` with PyTorch's operators only."""
 
     def __init__(self, detect: Detect) -> None:
         self.detect = detect
@@ -189,10 +190,10 @@ class WithPlainKernels:
 
 
 class Compiled:
-    """A Detector through torch.compile, once for each size; what that makes lies on disk for the next process.
+    """Runs a Detector with torch.compile, once per shape. The compiled code is cached on disk for the next process.
 
-    The first call of a size runs plainly before: there the model remembers what it computes once, and is not compiled
-    again when it has.
+    The first call with a shape runs uncompiled before: it fills the caches of the model, which would cause a second
+    compilation otherwise.
     """
 
     def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -209,14 +210,14 @@ class Compiled:
         return found
 
 
-# One for all models: `WithFastProducts` changes settings of the process, which must not reach a float32 model that
-# another thread runs. It is held while kernels are launched, not while they run.
+# One lock for all models: `WithFastProducts` changes settings of the process, which must not affect a float32 model
+# in another thread. It is held while kernels are launched, not while they run.
 _launching = threading.RLock()
 
 
 class WithFastProducts:
-    """`detect` with TF32 in its float32 matrix products, as heads that read 16-bit features lose nothing by it, and
-    without cuDNN's attention, whose kernel needs memory set to zero before and waits for that."""
+    """Runs `detect` with TF32 in float32 matrix products, which costs no accuracy in heads that read 16-bit features,
+    and without cuDNN's attention, whose kernel waits for its memory to be set to zero."""
 
     def __init__(self, detect: Detect) -> None:
         self.detect = detect
@@ -234,28 +235,28 @@ class WithFastProducts:
 
 
 class Size(NamedTuple):
-    """What a graph is recorded for."""
+    """The input for which a graph is recorded."""
 
     batch: int
     height: int
     width: int
-    dtype: torch.dtype  # of the images as they are kept: uint8, or the model's
+    dtype: torch.dtype  # of the graph's input: uint8, or that of the model
 
 
 class CannotRecord(RuntimeError):
-    """Why a CUDA graph cannot be had."""
+    """Raised with the reason if a CUDA graph cannot be recorded."""
 
 
 class Recordings:
-    """Which recording takes a batch: one is made when a size has come often enough to be worth a second or two, or at
-    once, unless one for more images of that size is there to take them. The sizes seen last are remembered."""
+    """Chooses the recording that runs a batch. A shape is recorded once it has come often enough to be worth a second
+    or two; with `at_once` at its first call, unless a recording for more images fits. Keeps the latest shapes."""
 
     def __init__(self, record: Callable[[Size], Recording], at_once: bool) -> None:
         self.record, self.at_once = record, at_once
-        self.known: OrderedDict[Size, Recording | int] = OrderedDict()  # or how often it came; the last one at the end
+        self.known: OrderedDict[Size, Recording | int] = OrderedDict()  # or the number of calls; the most recent last
 
     def find(self, size: Size) -> Recording | None:
-        """None where it is too early. Raises CannotRecord."""
+        """Returns a recording, or None if it is too early for one. Raises CannotRecord."""
         known = self.known.setdefault(size, 0)
         self.known.move_to_end(size)
         if not isinstance(known, int):
@@ -271,14 +272,14 @@ class Recordings:
 
 
 class Graphs:
-    """`detect` on a GPU, replayed as CUDA graphs; safe among threads.
+    """Runs `detect` on a GPU as replayed CUDA graphs; thread-safe.
 
-    Where recording fails, one sentence is logged and all goes on plainly; with `at_once` the error is raised.
+    If recording fails, it logs one sentence and runs without graphs; with `at_once` it raises the error.
     """
 
     def __init__(self, detect: Detect, device: torch.device, dtype: torch.dtype, at_once: bool) -> None:
         self.detect, self.device, self.dtype = detect, device, dtype
-        # one memory for all, as only one runs at a time; it is kept by stream
+        # one memory pool for all, as only one graph runs at a time; pools are bound to a stream
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
         self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), at_once)
         self.possible = True
@@ -291,12 +292,12 @@ class Graphs:
         size = Size(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
         with _launching, self.here:
             recording = self._recording(size) if self.possible else None
-            if recording is None:  # as a recording keeps them, so that the compiler sees one kind of tensor
+            if recording is None:  # with a recording's dtype and layout, so that the compiler sees one kind
                 kept = images.to(size.dtype).contiguous(memory_format=torch.channels_last)
                 return self.detect(kept, sizes)
-            # All before the launch is time in which the GPU idles, when the caller waits for each result.
+            # If the caller waits for each result, the GPU idles until the launch.
             stream = torch.cuda.current_stream()
-            if stream != self.stream:  # a thread of its own stream
+            if stream != self.stream:  # a thread that uses another stream
                 self.done.wait(stream)
             self.stream = stream
             found = recording.replay(images, sizes)
@@ -318,7 +319,7 @@ class Recording:
     """A CUDA graph, and the tensors that it reads and writes."""
 
     def __init__(self, detect: Detect, size: Size, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Raises CannotRecord; errors of the model itself, which warm-up finds, are raised as they are."""
+        """Raises CannotRecord; the warm-up raises errors of the model itself, unchanged."""
         self.size = size
         shape = (size.batch, 3, size.height, size.width)
         images = torch.zeros(shape, dtype=size.dtype, device=stream.device)
@@ -326,7 +327,7 @@ class Recording:
         self.sizes = torch.ones(size.batch, 2, device=stream.device)
         self.graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
-        # The outer context puts the stream back where the inner one, after a failure, does not.
+        # The outer context restores the stream, as the inner one does not do so after a failure.
         with _fastest_convolutions(), torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 detect(self.images, self.sizes)
@@ -342,7 +343,7 @@ class Recording:
         torch.cuda.current_stream().wait_stream(stream)
 
     def takes(self, size: Size) -> bool:
-        """Whether so many images go through it, the rest of its batch idle."""
+        """Whether the recording can run a batch of this size, with the rest of its own batch unused."""
         return size.batch <= self.size.batch and size[1:] == self.size[1:]
 
     def replay(self, images: Tensor, sizes: Tensor) -> Detections:
@@ -351,13 +352,13 @@ class Recording:
         (self.images[:number] if fewer else self.images).copy_(images, non_blocking=True)
         (self.sizes[:number] if fewer else self.sizes).copy_(sizes, non_blocking=True)
         self.graph.replay()
-        # copies, because the next call writes there
+        # copies, because the next call overwrites the outputs
         return Detections(*(each[:number].clone() for each in self.found))
 
 
 @contextlib.contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """cuDNN tries its kernels and remembers the fastest for each size."""
+    """Context manager: inside, cuDNN tries its kernels and remembers the fastest for each size."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:

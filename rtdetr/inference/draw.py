@@ -1,4 +1,4 @@
-"""Detections as people see them: boxes with names and scores on an image."""
+"""Drawing of boxes, names and scores on images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 from rtdetr.foreign_names import no_attribute
 from rtdetr.inference.fonts import RenderedText, rendered
 
-VIEW = 640  # pixels that a person likes the longer side of an image to have
+VIEW = 640  # pixels of an image's longer side for which lines and fonts are sized
 MARGIN = 2  # pixels around the text of a label
 
 Area = tuple[float, float, float, float]  # xyxy, pixels
@@ -33,8 +33,8 @@ class Detection(NamedTuple):
 
 
 def draw(image: Image.Image, detections: Sequence[Detection], enlarge: bool = True) -> Image.Image:
-    """A copy of the image with boxes, names and scores on it; one colour per class. A tiny image comes back
-    enlarged by a whole number, if that is wanted."""
+    """Returns a copy of the image with boxes, names and scores; one colour per class. enlarge: scale a tiny image up by
+    a whole number."""
     zoom = max(1, round(VIEW / max(image.size))) if enlarge else 1
     size = (image.width * zoom, image.height * zoom)
     drawn = image.resize(size, Image.Resampling.BICUBIC) if zoom > 1 else image.copy()
@@ -44,7 +44,7 @@ def draw(image: Image.Image, detections: Sequence[Detection], enlarge: bool = Tr
     texts = [fitting_text(each, max(10.0, 14 * unit), drawn.width) for each in detections]
     labels = place_labels(boxes, [(each.right + 2 * MARGIN, each.bottom + MARGIN) for each in texts], drawn.size)
     colours = [_colour(each.category_id) for each in detections]
-    for box, colour in reversed([*zip(boxes, colours)]):  # the best ones on top
+    for box, colour in reversed([*zip(boxes, colours)]):  # the best on top
         pen.rectangle(box, outline=colour, width=max(2, round(2 * unit)))
     for (x, y, right, bottom), text, colour in reversed([*zip(labels, texts, colours)]):
         pen.rectangle((x, y, right, bottom), fill=colour)
@@ -53,8 +53,8 @@ def draw(image: Image.Image, detections: Sequence[Detection], enlarge: bool = Tr
 
 
 def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], image: tuple[int, int]) -> list[Area]:
-    """Where the label of each box goes: inside the image, and off the earlier labels where a place beside or in a
-    corner of the box allows it. sizes: (width, height) of the labels; image: (width, height)."""
+    """Returns the area of each label: inside the image, and off the earlier labels if a place next to or in a corner of
+    its box allows that. sizes: (width, height) of the labels; image: (width, height)."""
     placed = np.zeros((len(boxes), 4))
     for i, ((x1, y1, x2, y2), (width, height)) in enumerate(zip(boxes, sizes)):
         lefts = (x1, x2 - width)
@@ -66,19 +66,19 @@ def place_labels(boxes: list[Area], sizes: list[tuple[float, float]], image: tup
             if 0 <= top <= image[1] - 1 - height
         ] or [(min(max(x1, 0.0), max(image[0] - 1 - width, 0.0)), max(0.0, min(y1, image[1] - 1 - height)))]
         areas = np.array([(left, top, left + width, top + height) for left, top in places])
-        placed[i] = areas[np.argmin(_hidden(areas, placed[:i]))]  # the first of equal ones
+        placed[i] = areas[np.argmin(_hidden(areas, placed[:i]))]  # of equal ones the first
     return [(x1, y1, x2, y2) for x1, y1, x2, y2 in placed.tolist()]
 
 
 def _hidden(areas: np.ndarray[Any, Any], placed: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Square pixels (n,) of other labels that each of the areas (n, 4) would cover."""
+    """Pixels (n,) of other labels that each of the areas (n, 4) would cover."""
     corners = np.minimum(areas[:, None, 2:], placed[None, :, 2:]) - np.maximum(areas[:, None, :2], placed[None, :, :2])
     widths, heights = np.maximum(corners, 0).transpose(2, 0, 1)
     return np.asarray((widths * heights).sum(axis=1))
 
 
 def fitting_text(detection: Detection, size: float, width: int) -> RenderedText:
-    """Name and score, the name cut where the image is too narrow for it. size: of the font."""
+    """Renders name and score, and cuts the name if the image is too narrow for it. size: of the font."""
     name = detection.name
     text = rendered(f"{name} {detection.score:.2f}", detection.name, size)
     while len(name) > 1 and text.right > width - 1 - 2 * MARGIN:
@@ -100,7 +100,7 @@ def save_drawn(
     target: Path,
     crops: Path | None = None,
 ) -> None:
-    """Writes the image with boxes, and what is in each box to a folder, if there is one. Raises OSError."""
+    """Writes the image with boxes and, if `crops` is given, the content of each box to that folder. Raises OSError."""
     image = image if isinstance(image, Image.Image) else Image.fromarray(image)
     save_jpeg(draw(image, detections), target)
     if crops is not None:
@@ -108,7 +108,7 @@ def save_drawn(
 
 
 def save_jpeg(image: Image.Image, target: Path) -> None:
-    """A whole file or none, in place of what is there under that name; what a link leads to is left alone."""
+    """Writes a whole file or none, and replaces an existing one; the target of a symbolic link is not changed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name}.part")
     try:
@@ -120,6 +120,6 @@ def save_jpeg(image: Image.Image, target: Path) -> None:
 
 
 def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:
-    """1.jpg, 2.jpg, ...: what is in the box of each detection, in their order. Raises OSError."""
+    """Writes the content of each detection's box as 1.jpg, 2.jpg, ..., in their order. Raises OSError."""
     for number, (x1, y1, x2, y2) in enumerate((each.box for each in detections), start=1):
         save_jpeg(image.crop((floor(x1), floor(y1), ceil(x2), ceil(y2))), folder / f"{number}.jpg")

@@ -1,7 +1,8 @@
-"""Exported files of phones and small boards: ExecuTorch, LiteRT, Core ML, ncnn. One image at a time, of one size.
+"""Exported files for phones and small boards: ExecuTorch, LiteRT, Core ML, ncnn. One image at a time, of one size.
 
-An ExecuTorch or LiteRT file ends with a zip of one part, which those runtimes do not read: METADATA_FILE, the metadata
-and the hash of all bytes before it. These runtimes trust what they are given, so it is checked before they see it.
+An ExecuTorch or LiteRT file ends with a zip archive, which those runtimes ignore. Its only member, METADATA_FILE, holds
+the metadata and the hash of all bytes before it. These runtimes do not check a file, so it is checked before they load
+it.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, file_sha256, read_metadata
 from rtdetr.weights.checkpoint import CheckpointError
 
-RUNTIMES = {".pte": "executorch", ".tflite": "litert", ".mlpackage": "coreml"}  # by the ending of the name
-CONTENT = "content_sha256"  # entry: of what the runtime reads
+RUNTIMES = {".pte": "executorch", ".tflite": "litert", ".mlpackage": "coreml"}  # by suffix
+CONTENT = "content_sha256"  # metadata entry: hash of what the runtime reads
 COREML_WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
-NCNN_FILES = ("model.ncnn.param", "model.ncnn.bin")  # in a folder, with METADATA_FILE
-Opened = tuple[Metadata, Callable[[dict[str, Tensor]], Sequence[Tensor]]]  # and what runs it
+NCNN_FILES = ("model.ncnn.param", "model.ncnn.bin")  # in a folder with METADATA_FILE
+Opened = tuple[Metadata, Callable[[dict[str, Tensor]], Sequence[Tensor]]]  # and the function that runs the model
 
 
 def append_metadata(path: Path, entries: dict[str, str]) -> None:
-    """Puts the metadata at the end of a file; `unzip -p FILE rtdetr.json` shows them."""
+    """Appends the metadata to a file; `unzip -p FILE rtdetr.json` prints them."""
     noted = {**entries, CONTENT: file_sha256(path)}
     with zipfile.ZipFile(path, "a") as parts:
         parts.writestr(METADATA_FILE, json.dumps(noted, indent=1))
 
 
 def appended_metadata(path: Path) -> dict[str, str]:
-    """What `append_metadata` wrote; empty for a file of other origin. Raises CheckpointError for a damaged one."""
+    """Returns what `append_metadata` wrote; empty for other files. Raises CheckpointError if the file is damaged."""
     if not zipfile.is_zipfile(path):
         return {}
     try:
@@ -65,7 +66,7 @@ def open_executorch(path: Path, device: torch.device) -> Opened:
     except RuntimeError as error:
         raise CheckpointError(f"{path}: ExecuTorch cannot load it ({error}); export it again") from error
 
-    def run(feed: dict[str, Tensor], program: Any = program) -> Sequence[Tensor]:  # the method needs its program
+    def run(feed: dict[str, Tensor], program: Any = program) -> Sequence[Tensor]:  # keeps the program alive
         return method.execute([*feed.values()])
 
     return metadata, run
@@ -88,7 +89,7 @@ def open_litert(path: Path, device: torch.device) -> Opened:
 
 
 def in_32_bits(tensor: Tensor) -> Tensor:
-    """LiteRT and Core ML take no int64."""
+    """Casts int64 to int32, as LiteRT and Core ML have no int64."""
     return tensor.to(torch.int32) if tensor.dtype == torch.int64 else tensor
 
 
@@ -97,14 +98,14 @@ def in_64_bits(tensor: Tensor) -> Tensor:
 
 
 def why_not_run(path: Path) -> str:
-    """Why this machine cannot run a file, whatever is installed; empty where it can."""
+    """Returns the reason why this machine cannot run a file, whatever is installed; empty if it can."""
     if RUNTIMES.get(path.suffix) == "coreml" and platform.system() != "Darwin":
         return "Core ML runs on macOS alone"
     return ""
 
 
 def open_coreml(path: Path, device: torch.device) -> Opened:
-    """Elsewhere than on macOS the file can be opened, and says what it is, but not run."""
+    """Opens a Core ML package. On systems other than macOS its metadata can be read, but it does not run."""
     models = optional("coremltools", "coreml", str(path)).models
     damage = importlib.import_module("google.protobuf.message").DecodeError
     reason = why_not_run(path)
@@ -136,7 +137,7 @@ def open_coreml(path: Path, device: torch.device) -> Opened:
 
 
 def note_ncnn(folder: Path, entries: dict[str, str]) -> None:
-    """Puts the metadata and the hash of NCNN_FILES beside them."""
+    """Writes the metadata and the hash of NCNN_FILES to their folder."""
     noted = {**entries, CONTENT: _ncnn_sha256(folder)}
     (folder / METADATA_FILE).write_text(json.dumps(noted, indent=1), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What an exported file says about itself: enough to use it without the checkpoint it came from."""
+"""The metadata of an exported file, which make it usable without its checkpoint."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.weights.checkpoint import CheckpointError
 
-FORMAT = "1"  # of these entries
-METADATA_FILE = "rtdetr.json"  # inside files that are a zip
+FORMAT = "1"  # version of these entries
+METADATA_FILE = "rtdetr.json"  # inside archives and folders
 TRITON_MODEL = Path("rtdetr", "1", "model.onnx")  # in a model repository of Triton
-CLASS_KEYS = ("names", "category_ids", "thresholds")  # the last one where somebody has chosen them
+CLASS_KEYS = ("names", "category_ids", "thresholds")  # the last one only if the user chose them
 InputType = Literal["uint8", "float"]
 Precision = Literal["fp32", "fp16", "int8"]
 
-# How others are told to resize, by data.interpolation.
+# The resize, described for other programs, by data.interpolation.
 RESIZES = {
     **{"cubic": "OpenCV cubic", "bilinear": "bilinear with smoothing (Pillow, torchvision)"},
     **{"bicubic": "bicubic with smoothing (Pillow, torchvision)"},
@@ -30,20 +30,20 @@ RESIZES = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """config and classes are those of the checkpoint; the rest says how the file is to be fed and read."""
+    """config and classes are those of the checkpoint; the rest states how to feed the file and read its outputs."""
 
     config: Config
     classes: Classes
     input: InputType  # uint8 images, or float32 in [0, 1]
-    raw: bool  # logits and boxes as the model says them, or detections
+    raw: bool  # the outputs are the model's logits and boxes, else detections
     precision: Precision
-    weights_sha256: str  # of the weights' names and numbers, see rtdetr/weights/digest.py
-    checkpoint_sha256: str = ""  # of the weight file; empty for a model that came from none
+    weights_sha256: str  # of the weights' names and values, see rtdetr/weights/digest.py
+    checkpoint_sha256: str = ""  # of the weight file; empty for a model without one
     version: str = rtdetr.__version__
-    fixed: bool = False  # one image at a time, of the config's size alone
+    fixed: bool = False  # takes one image at a time, of the config's size only
 
     def entries(self) -> dict[str, str]:
-        """Text for every key, as files of all formats can carry it."""
+        """Returns the metadata as text, which files of all formats can store."""
         height, width = self.config.data.image_size
         preprocess = {
             "size": [height, width],
@@ -67,7 +67,7 @@ class Metadata:
 
 
 def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:
-    """What `Metadata.entries` wrote. Raises CheckpointError for a file of other origin or with damaged entries."""
+    """Parses what `Metadata.entries` returned. Raises CheckpointError if the entries are missing or damaged."""
     if entries.get("rtdetr.format") != FORMAT:
         raise CheckpointError(
             f"{path}: not an export of this program, which would name its classes and preprocessing; "
@@ -85,7 +85,7 @@ def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:
             entries["weights_sha256"],
             entries["checkpoint_sha256"],
             entries["rtdetr.version"],
-            {"yes": True, "no": False}[entries.get("fixed", "no")],  # older files do not say it
+            {"yes": True, "no": False}[entries.get("fixed", "no")],  # missing in older files
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: its metadata are damaged ({error}); export it again") from error
@@ -101,7 +101,7 @@ def _one_of(kind: Any, value: str) -> Any:
 
 
 def file_sha256(path: Path) -> str:
-    """Hash of a file; of a folder, that of its files in the order of their names."""
+    """Returns the SHA-256 of a file; for a folder, that of its files in the order of their names."""
     digest = hashlib.sha256()
     for each in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
         with open(each, "rb") as file:

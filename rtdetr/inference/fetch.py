@@ -1,4 +1,4 @@
-"""A file from the web, with limits: how large it may be, how long it may take, and whose machine it may come from."""
+"""Downloads with limits: the size, the time, and the hosts that may be contacted."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 from rtdetr import __version__
 from rtdetr.data.classes import DataError
 
-SILENCE = 10.0  # seconds without a byte after which a server counts as gone
-ANY_BYTES = ("application/octet-stream", "binary/octet-stream")  # what stores say that do not know
+SILENCE = 10.0  # seconds without a byte before a download fails
+ANY_BYTES = ("application/octet-stream", "binary/octet-stream")  # sent by stores that do not know the type
 NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # its last 32 bits are an IPv4 address
-UNICAST = ipaddress.IPv6Network("2000::/3")  # where every public IPv6 address lies
-NOT_PUBLIC = ("192.0.0.0/24", "3fff::/20")  # though some versions of Python count them as global
+UNICAST = ipaddress.IPv6Network("2000::/3")  # contains every public IPv6 address
+NOT_PUBLIC = ("192.0.0.0/24", "3fff::/20")  # some versions of Python count them as global
 
 
 class Limits(NamedTuple):
-    what: str  # with its article
+    what: str  # a noun with its article, for messages
     max_bytes: int
-    seconds: float  # for all of it, names and redirects included
-    types: tuple[str, ...]  # how its Content-Type may begin
+    seconds: float  # for the whole download, including name resolution and redirects
+    types: tuple[str, ...]  # allowed prefixes of Content-Type
 
 
 IMAGE = Limits("an image", 100_000_000, 30.0, ("image/", *ANY_BYTES))
@@ -38,9 +38,9 @@ VIDEO = Limits("a video", 2_000_000_000, 600.0, ("video/", *ANY_BYTES))
 
 
 def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -> None:
-    """Writes what an http(s) address holds to the file `target`.
+    """Downloads an http(s) URL to the file `target`.
 
-    Addresses of this machine and of private networks are refused, those of redirects too, unless `allow_private`.
+    Refuses addresses of this machine and of private networks, also after redirects, unless `allow_private`.
     Raises DataError with one sentence.
     """
     outcome: Future[None] = Future()
@@ -53,7 +53,7 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
         except BaseException as error:  # raised again below
             outcome.set_exception(error)
 
-    # In a thread, because no timeout of a socket ends a server that sends its head letter by letter.
+    # In a thread, because a socket timeout does not stop a server that sends its headers byte by byte.
     threading.Thread(target=work, daemon=True).start()
     try:
         outcome.result(limits.seconds)
@@ -64,20 +64,20 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
 
 
 def host_of(url: str) -> str:
-    """The machine that a URL names, in ASCII. Raises DataError, also for spellings that programs read differently:
-    127.1, 0x7f.0.0.1, %31, digits of other scripts."""
+    """Returns the host of a URL in ASCII. Raises DataError, also for spellings that programs read differently: 127.1,
+    0x7f.0.0.1, %31, digits of other scripts."""
     try:
         parts = urllib.parse.urlsplit(url)
-        host, _ = parts.hostname or "", parts.port  # which raises ValueError, too
+        host, _ = parts.hostname or "", parts.port  # port may raise ValueError, too
         if host:
             return _plain_host(host, parts)
-    except ValueError as error:  # UnicodeError is one
+    except ValueError as error:  # includes UnicodeError
         raise DataError(f"{url}: not an address ({_line(error)})") from error
     raise DataError(f"{url}: not an address, it names no machine")
 
 
 def _plain_host(host: str, parts: urllib.parse.SplitResult) -> str:
-    """Raises ValueError."""
+    """Returns the host in canonical form. Raises ValueError."""
     if parts.scheme in ("http", "https") and "@" in parts.netloc:
         raise ValueError("a user or password before the host is not sent; leave it out")
     if "[" in parts.netloc:
@@ -87,14 +87,14 @@ def _plain_host(host: str, parts: urllib.parse.SplitResult) -> str:
     name = host.encode("idna").decode()
     if not re.fullmatch(r"[a-z0-9._-]+", name) or any(each.isdigit() and not each.isascii() for each in host):
         raise ValueError(f"its host {host!r} is neither a name nor four decimal numbers")
-    if re.fullmatch(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?", name):  # such names mean numbers to many programs
+    if re.fullmatch(r"(.*\.)?([0-9]+|0x[0-9a-f]*)\.?", name):  # many programs read such names as numbers
         return str(ipaddress.IPv4Address(host))
     return name
 
 
 def public_addresses(host: str) -> list[str]:
-    """The addresses of a machine, each once. Raises DataError when one of them is of this machine or of a private
-    network, and OSError for a name that is not known."""
+    """Returns the distinct addresses of a host. Raises DataError if one of them is on this machine or in a private
+    network, and OSError if the name is unknown."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     for each in addresses:
@@ -123,32 +123,32 @@ def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 class Connections:
-    """What a fetch has opened, so that whoever gives it up can close it: the thread may be waiting for a byte."""
+    """The open sockets of a download, which the caller closes on a timeout: the thread may be waiting for a byte."""
 
     def __init__(self) -> None:
         self.lock, self.ended = threading.Lock(), False
         self.sockets: list[socket.socket] = []
 
     def add(self, connected: socket.socket) -> None:
-        """Raises OSError after the end."""
+        """Raises OSError after `end`."""
         with self.lock:
             if self.ended:
                 connected.close()
                 raise OSError("given up")
-            self.sockets.append(connected.dup())  # TLS takes the socket itself
+            self.sockets.append(connected.dup())  # TLS takes over the socket itself
 
     def end(self) -> None:
         with self.lock:
             self.ended = True
             for each in self.sockets:
-                with suppress(OSError):  # the other end was first
+                with suppress(OSError):  # closed by the server already
                     each.shutdown(socket.SHUT_RDWR)
                 each.close()
 
 
 class _Connection(http.client.HTTPConnection):
-    """Looks its machine up once, and connects to an address that it found, if `public` to none that is private. Its
-    host stays the name, for which TLS verifies the certificate."""
+    """Resolves its host once and connects to one of the addresses; if `public`, to none that is private. `host` remains
+    the name, for which TLS verifies the certificate."""
 
     opened: Connections
     public = True
@@ -181,7 +181,7 @@ class _TlsConnection(http.client.HTTPSConnection, _Connection):
 
 
 class _Web(urllib.request.AbstractHTTPHandler):
-    """http and https. Looks at every request before it is sent, those after a redirect included."""
+    """Handles http and https. Checks every request before it is sent, also after a redirect."""
 
     def __init__(self, opened: Connections, public: bool) -> None:
         super().__init__()
@@ -212,7 +212,8 @@ class _Web(urllib.request.AbstractHTTPHandler):
         return self.do_open(connection, request)
 
     def _check_before_proxy(self, host: str) -> None:
-        """A proxy looks the name up again, and may know private names that nobody here knows."""
+        """Raises DataError for a private or unknown host: the proxy resolves the name again, and may know private
+        ones."""
         try:
             public_addresses(host)
         except OSError as error:
@@ -223,7 +224,7 @@ class _Web(urllib.request.AbstractHTTPHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Reads nothing of a redirect but its head: the rest may be endless."""
+    """Reads only the headers of a redirect: its body may be endless."""
 
     def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
         fp.close()
@@ -233,7 +234,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _opener(opened: Connections, public: bool) -> urllib.request.OpenerDirector:
-    """Knows http and https and nothing else: no file:, no ftp:."""
+    """Returns an opener for http and https only: no file:, no ftp:."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -265,13 +266,13 @@ def _download(url: str, target: Path, limits: Limits, opener: urllib.request.Ope
     except urllib.error.HTTPError as error:
         error.close()
         raise DataError(f"{url}: the server answers {error.code} ({_line(error.reason)}); check the address") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an address that a server made up
+    except (OSError, ValueError, http.client.HTTPException) as error:  # ValueError: an invalid URL from a server
         reason = getattr(error, "reason", error)
         raise DataError(f"{url}: cannot be fetched ({_line(reason)}); check the address and the network") from error
 
 
 def _plain(url: str) -> str:
-    """A URL as it is sent: its host in ASCII, letters beyond ASCII and spaces escaped. Raises DataError."""
+    """Returns a URL as it is sent: host in ASCII, spaces and non-ASCII characters escaped. Raises DataError."""
     host, parts = host_of(url), urllib.parse.urlsplit(url)
     place = f"[{host}]" if ":" in host else host
     place += f":{parts.port}" if parts.port is not None else ""
@@ -279,7 +280,7 @@ def _plain(url: str) -> str:
 
 
 def _line(reason: object) -> str:
-    """What a server or a library says, which may be pages, as part of a sentence."""
+    """Returns the first line of an error, which may be pages long, for use in a sentence."""
     return next(iter(str(reason).strip().splitlines()), "")[:200]
 
 

@@ -1,4 +1,4 @@
-"""Which files a list of images, folders and globs means, and what of the folders was left out."""
+"""Finds the image files that a list of paths, folders and globs names, and what was left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rtdetr.data.classes import DataError
 
-# What folders are searched for. A file that is named itself may have any ending.
+# Searched for in folders. A file that is named itself may have any suffix.
 ENDINGS = {
     ".avif", ".bmp", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm",
     ".ppm", ".tga", ".tif", ".tiff", ".webp",
@@ -21,14 +21,14 @@ ENDINGS = {
 
 @dataclass
 class Listing:
-    """Images in the order of the sources, sorted within each; what folders held besides."""
+    """Images in the order of the sources, sorted within each, and what else the folders contain."""
 
     images: dict[Path, Path] = field(default_factory=dict)  # file -> its name relative to its source
     endings: Counter[str] = field(default_factory=Counter)  # of the files that were left out
-    folders: list[Path] = field(default_factory=list)  # that were not looked into
+    folders: list[Path] = field(default_factory=list)  # that were not searched
 
     def left_out(self) -> str:
-        """One line, empty when nothing was left out."""
+        """Returns one line, empty if nothing was left out."""
         parts = []
         if self.endings:
             kinds = ", ".join(f"{ending or 'none'} {number}" for ending, number in self.endings.most_common(5))
@@ -41,15 +41,15 @@ class Listing:
 
 
 def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path | None = None) -> Listing:
-    """Image files named by files, folders and globs; each once.
+    """Finds the image files that files, folders and globs name, each once.
 
-    recursive: sub-folders too, except the folder `except_in`, where the results go. A folder that has the ending of an
-    image is listed as one, so that somebody says that it cannot be read. Raises DataError for a source that yields
-    no image, and for a folder that cannot be listed.
+    recursive: include sub-folders, except `except_in`, the folder of the results. A folder that has the suffix of an
+    image is listed as one, so that it is reported as unreadable. Raises DataError if a source yields no image, or a
+    folder cannot be listed.
     """
     listing = Listing()
     for source in sources:
-        if not source:  # a variable of the shell that is not set, and no wish to search this folder
+        if not source:  # an unset shell variable, not a request to search this folder
             raise DataError("source: got an empty name; expected an image, a folder of images or a glob")
         path = Path(source)
         found = Listing()
@@ -70,23 +70,23 @@ def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path
 
 
 def look_at(path: Path) -> None:
-    """Raises DataError for paths that cannot be checked: a name too long, a folder without permission."""
+    """Raises DataError if a path cannot be checked: its name is too long, or a folder denies permission."""
     try:
         path.stat()
-    except FileNotFoundError:  # a glob, perhaps
+    except FileNotFoundError:  # it may be a glob
         pass
     except OSError as error:
         raise DataError(f"{path}: cannot be accessed ({error.strerror})") from error
 
 
 def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing:
-    """The images of a folder, and what it holds besides."""
+    """Lists the images of a folder and its other contents."""
 
     def cannot_list(error: OSError) -> NoReturn:
         raise DataError(f"{error.filename}: this folder cannot be listed ({error.strerror})") from error
 
     listing, found = Listing(), []
-    seen = {folder.resolve(), *([except_in.resolve()] if except_in is not None else [])}  # links may lead in circles
+    seen = {folder.resolve(), *([except_in.resolve()] if except_in is not None else [])}  # links may form a cycle
     for place, folders, files in os.walk(folder, onerror=cannot_list, followlinks=True):
         here = Path(place)
         for name in files:

@@ -1,4 +1,4 @@
-"""A font that can show a name: Pillow's own, which knows Latin letters, or one that is installed."""
+"""Fonts that can show a name: Pillow's own, which has Latin letters, or an installed one."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ FOLDERS = (
     os.path.join(os.environ.get("WINDIR", "C:/Windows"), "Fonts"),
 )
 SUFFIXES = (".ttf", ".otf", ".ttc")
-TRIED = 16  # pixels; a font of one fixed size, as of coloured emoji, cannot have it and is left out
-UNKNOWN = "\U0010ffff"  # no character
+TRIED = 16  # pixels; fonts of one fixed size, such as coloured emoji, do not have it and are skipped
+UNKNOWN = "\U0010ffff"  # not a character
 
 
 class RenderedText(NamedTuple):
-    """A text as it is drawn; in pixels from where it begins."""
+    """A rendered text; coordinates in pixels from its origin."""
 
-    ink: Image.Image  # mode L: how far each pixel takes the colour of the text
-    left: int  # where the ink lies
+    ink: Image.Image  # mode L: coverage of each pixel by the text
+    left: int  # left and top of the ink
     top: int
-    right: float  # where the text ends
+    right: float  # right and bottom of the text
     bottom: float
 
 
 def rendered(text: str, name: str, size: float) -> RenderedText:
-    """The text in the font for the name. Texts come again, and FreeType takes longer for one than drawing all else."""
+    """Renders a text in the font for the name. Cached, as FreeType takes longer for one text than all other drawing."""
     return _rendered(text, font_file(name), size)
 
 
@@ -57,30 +57,30 @@ def _rendered(text: str, path: Path | None, size: float) -> RenderedText:
 
 
 def font_for(name: str, size: float) -> Any:
-    """The first font that shows every character of the name, else the one that shows most, with a warning once in a
+    """Returns the first font that shows every character of the name, else the one that shows most, with one warning per
     process."""
     return _font(font_file(name), size, threading.get_ident())
 
 
 @lru_cache(maxsize=256)
 def _font(path: Path | None, size: float, thread: int) -> Any:
-    """Reading it takes as long as drawing. thread: of which it is, as FreeType shares none."""
+    """Loads a font. Cached, as loading takes as long as drawing. thread: owner of the font, as FreeType shares none."""
     return ImageFont.load_default(size=size) if path is None else ImageFont.truetype(path, size)
 
 
 def font_file(name: str) -> Path | None:
-    """Of `font_for`; None: Pillow's own."""
+    """Returns the file of `font_for`, None for Pillow's own font."""
     return _file_for(frozenset(name))
 
 
 @cache
 def _file_for(characters: frozenset[str]) -> Path | None:
-    """None: Pillow's own."""
+    """Returns the font file for these characters, None for Pillow's own font."""
     best, missing = None, _missing(ImageFont.load_default(size=TRIED), characters)
     for path in _installed() if missing else ():
         try:
             left = _missing(ImageFont.truetype(path, TRIED), characters | set("0123456789. "))
-        except OSError:  # it is none of ours to complain about a font that nobody asked for
+        except OSError:  # not reported, as the user did not choose this font
             continue
         if len(left) < len(missing):
             best, missing = path, left
@@ -92,7 +92,7 @@ def _file_for(characters: frozenset[str]) -> Path | None:
 
 
 def _missing(font: Any, characters: frozenset[str]) -> set[str]:
-    """Those for which the font draws what it draws for no character."""
+    """Returns the characters that the font draws like one it does not have."""
 
     def drawn(character: str) -> tuple[tuple[int, int], bytes]:
         mask = font.getmask(character)
@@ -104,16 +104,16 @@ def _missing(font: Any, characters: frozenset[str]) -> set[str]:
 
 @cache
 def _installed() -> list[Path]:
-    """All font files of this machine, and those that Matplotlib brings along."""
+    """Lists the font files of this machine, and those of Matplotlib."""
     found = [path for folder in FOLDERS for path in _fonts_in(Path(folder).expanduser())]
-    matplotlib = importlib.util.find_spec("matplotlib")  # which is slow to import
+    matplotlib = importlib.util.find_spec("matplotlib")  # not imported, as that is slow
     if matplotlib is not None and matplotlib.origin is not None:
         found += _fonts_in(Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf")
     return found
 
 
 def _fonts_in(folder: Path) -> Iterator[Path]:
-    """Upright ones of usual weight first."""
+    """Yields upright fonts of regular weight first."""
     files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     yield from sorted(files, key=lambda path: ("Bold" in path.name or "Italic" in path.name, len(path.name), path))
 

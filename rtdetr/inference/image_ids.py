@@ -1,4 +1,4 @@
-"""The numbers of images in COCO results, under which annotations know them."""
+"""The image ids in COCO results, which match those of the annotations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rtdetr.inference.predictor import File
 
 
 def file_number(name: File) -> int | None:
-    """The number by which a file is called, as COCO's are: 000000000139.jpg is 139."""
+    """Returns the number in a file name such as COCO's (000000000139.jpg is 139), else None."""
     stem = Path(name).stem
     return int(stem) if stem.isdecimal() and stem.isascii() else None
 
 
 def image_ids(files: Collection[File], annotations: Path | None = None) -> dict[File, int]:
-    """The ids that the annotations give; without annotations the numbers of the files, or, where one has none or two
-    have the same, their places in the list, from 1. Raises DataError for files that the annotations do not name."""
+    """Returns the ids in the annotations; without annotations the numbers of the files or, if one has none or two are
+    equal, their positions in the list, from 1. Raises DataError for files that the annotations do not name."""
     if annotations is not None:
         return _annotated(files, annotations)
     numbers = {each: file_number(each) for each in files}
@@ -44,7 +44,7 @@ def _annotated(files: Collection[File], annotations: Path) -> dict[File, int]:
 
 
 def _id_of(file: File, candidates: list[tuple[tuple[str, ...], int]]) -> int | None:
-    """That of the only image of its name, or of the only one whose folders are the file's, too."""
+    """Returns the id of the only image in the same folders, else of the only one with this name, else None."""
     path = Path(os.path.abspath(file)).parts
     same = [number for parts, number in candidates if path[-len(parts) :] == parts]
     chosen = same or [number for _, number in candidates]

@@ -1,4 +1,4 @@
-"""Images as they come, PIL's, arrays and tensors, and batches of them on their way to the network.
+"""Images of all accepted types (PIL, arrays, tensors), and batches of them for the network.
 
 Letters: B images, H, W their height and width, h, w those of the network's input.
 """
@@ -41,13 +41,13 @@ def as_pixels(image: AnyImage) -> Pixels:
 
 
 def as_image(image: AnyImage) -> Image.Image:
-    """As PIL has it, RGB."""
+    """Converts an image to PIL, RGB."""
     return image if isinstance(image, Image.Image) else Image.fromarray(as_pixels(image))
 
 
 def pixels_of_array(array: NDArray[Any], bgr: bool = False) -> Pixels:
-    """RGB pixels of an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or floats in [0, 1], which are rounded to
-    8 bits. Grey becomes RGB, transparency is dropped. bgr: the channels are in OpenCV's order. Raises DataError."""
+    """Converts an array (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), uint8 or floats in [0, 1], to RGB pixels, 8 bits.
+    Grey becomes RGB, transparency is dropped. bgr: the channels are in OpenCV's order. Raises DataError."""
     planes = array[..., None] if array.ndim == 2 else array
     if planes.ndim != 3 or planes.shape[2] not in (1, 3, 4) or 0 in planes.shape:
         raise DataError(
@@ -55,7 +55,7 @@ def pixels_of_array(array: NDArray[Any], bgr: bool = False) -> Pixels:
         )
     if planes.dtype.kind == "f":
         low, high = float(planes.min()), float(planes.max())
-        if not 0 <= low <= high <= 1:  # not a number, too
+        if not 0 <= low <= high <= 1:  # NaN, too
             raise DataError(f"array: expected floats from 0 to 1, not yet normalised, got {low:.3g} to {high:.3g}")
         planes = np.rint(planes * 255).astype(np.uint8)
     if planes.dtype != np.uint8:
@@ -66,7 +66,7 @@ def pixels_of_array(array: NDArray[Any], bgr: bool = False) -> Pixels:
 
 
 def crop(image: AnyImage, area: tuple[int, int, int, int]) -> AnyImage:
-    """A part of the image; area: xyxy in pixels."""
+    """Returns a part of the image; area: xyxy in pixels."""
     x1, y1, x2, y2 = area
     if isinstance(image, Image.Image):
         return image.crop(area)
@@ -74,9 +74,9 @@ def crop(image: AnyImage, area: tuple[int, int, int, int]) -> AnyImage:
 
 
 class HostPixels:
-    """A batch of images that get the network's size on the host.
+    """A batch of images that are resized to the network's size on the host.
 
-    They lie in memory that a GPU copies from by itself, where there is one (`pinned`).
+    pinned: in memory from which a GPU copies directly.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class HostPixels:
         interpolation: Resize = "cubic",
         pixels: Tensor | None = None,
     ) -> None:
-        """pixels: (B, h, w, 3) uint8, where others have put them already."""
+        """pixels: (B, h, w, 3) uint8, if the images are in there already."""
         self.interpolation = interpolation
         if pixels is None:
             pixels = torch.empty(number, *size, 3, dtype=torch.uint8, pin_memory=pinned)
         self.pixels = pixels
         self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
-        self._places, self._sizes = self.pixels.numpy(), self.sizes.numpy()  # a view of a view of torch's takes 20 us
+        self._places, self._sizes = self.pixels.numpy(), self.sizes.numpy()  # views of torch's tensors take 20 us
 
     def put(self, index: int, image: AnyImage) -> None:
         place = self._places[index]
@@ -107,12 +107,12 @@ class HostPixels:
         resize(as_rgb_array(image), (place.shape[0], place.shape[1]), self.interpolation, place)
 
     def on(self, device: torch.device) -> Tensor:
-        """(B, 3, h, w) uint8; a place without an image holds anything."""
+        """(B, 3, h, w) uint8; places without an image are undefined."""
         return self.pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
 
 
 class DevicePixels:
-    """A batch of images of the host that get the network's size on the device."""
+    """A batch of images on the host that are resized to the network's size on the device."""
 
     def __init__(self, number: int, size: tuple[int, int], pinned: bool, interpolation: Resize = "cubic") -> None:
         self.size, self.pinned, self.interpolation = size, pinned, interpolation
@@ -126,13 +126,13 @@ class DevicePixels:
         self.sizes[index].numpy()[:] = pixels.shape[:2]
 
     def on(self, device: torch.device) -> Tensor:
-        """(B, 3, h, w) uint8; a place without an image is black."""
+        """(B, 3, h, w) uint8; places without an image are black."""
         there = (each.to(device, non_blocking=True) for each in self.images)
         return torch.stack([resize_there(each, self.size, self.interpolation) for each in there]).permute(0, 3, 1, 2)
 
 
 class DeviceTensors:
-    """A batch of tensors that lie on the device, and get the network's size there."""
+    """A batch of tensors on the device that are resized to the network's size there."""
 
     def __init__(
         self, images: Tensor | Sequence[Tensor], size: tuple[int, int], interpolation: Resize = "cubic"
@@ -151,8 +151,8 @@ class DeviceTensors:
 
 
 class DeviceJpegs:
-    """A batch of files. JPEGs come as they are stored; torchvision decodes them on the device by nvJPEG. All get the
-    network's size there."""
+    """A batch of files. JPEGs are copied as stored, and decoded on the device by torchvision with nvJPEG. All images
+    are resized to the network's size there."""
 
     def __init__(self, number: int, size: tuple[int, int], interpolation: Resize = "cubic") -> None:
         self.size, self.interpolation = size, interpolation
@@ -164,11 +164,11 @@ class DeviceJpegs:
         self.sizes[index].numpy()[:] = image.size[::-1] if isinstance(image, Jpeg) else image.shape[:2]
 
     def on(self, device: torch.device) -> Tensor:
-        """(B, 3, h, w) uint8; a place without an image is black."""
-        from torchvision.io import ImageReadMode, decode_jpeg  # here: it takes as long as torch to import
+        """(B, 3, h, w) uint8; places without an image are black."""
+        from torchvision.io import ImageReadMode, decode_jpeg  # here, as it takes as long as torch to import
 
         stored = [each for each in self.images if each is not None and each.dim() == 1]
-        # The decoder has a stream of its own, and does not wait for this one before it writes into memory of this one.
+        # The decoder uses its own stream, and does not wait for this one before it writes to this stream's memory.
         torch.cuda.current_stream(device).synchronize()
         try:
             decoded = iter(decode_jpeg(stored, ImageReadMode.RGB, device) if stored else [])
@@ -184,7 +184,7 @@ class DeviceJpegs:
 
 
 def check_decoder(device: torch.device) -> None:
-    """Raises ConfigError where torchvision decodes no JPEG on the device."""
+    """Raises ConfigError if torchvision cannot decode JPEG files on the device."""
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
     try:

@@ -14,15 +14,15 @@ BLOCK = 1 << 20  # bytes
 
 
 class Done(NamedTuple):
-    """What a file of results holds already."""
+    """Counts of the results that a file contains already."""
 
     images: int = 0
-    errors: int = 0  # of those
+    errors: int = 0  # of these
     objects: int = 0
 
 
 def manifest_paths(manifest: Path) -> Iterator[Path]:
-    """The paths of a text file, one per line, as written; empty lines are skipped. Raises DataError."""
+    """Yields the paths of a text file, one per line, unchanged; skips empty lines. Raises DataError."""
     try:
         with open(manifest, "rb") as file:
             for line in file:
@@ -35,7 +35,7 @@ def manifest_paths(manifest: Path) -> Iterator[Path]:
 
 
 def cut_partial_line(results: Path) -> None:
-    """Takes the last line off a file, unless it is whole. Raises OSError."""
+    """Removes the last line of a file if it is incomplete. Raises OSError."""
     with open(results, "r+b") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -50,10 +50,10 @@ def cut_partial_line(results: Path) -> None:
 
 
 def already_done(results: Path, manifest: Path) -> Done:
-    """What whole lines of results there are; they belong to the first images of the manifest, in its order. A last
-    line that is cut off does not count.
+    """Counts the complete lines of results, which belong to the first images of the manifest, in its order. An
+    incomplete last line does not count.
 
-    Raises DataError when they are those of other images, and OSError.
+    Raises DataError if they belong to other images, and OSError.
     """
     done = Done()
     paths = manifest_paths(manifest)

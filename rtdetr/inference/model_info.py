@@ -1,4 +1,4 @@
-"""What a model is: its size, its work per image, its classes, and where it came from."""
+"""Description of a model: size, work per image, classes and origin."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TRAINING_PARTS = ("query_groups.", "dense_head.")
 
 
 class ModelInfo(NamedTuple):
-    """`print` shows it as lines."""
+    """Description of a model, printed as lines."""
 
     name: str  # of the config
-    parameters: int  # that detect
-    training_parameters: int  # of the parts that are there for training alone
-    gflops: float  # of one image of `size`, 2 for a multiplication with its addition, as papers count
+    parameters: int  # used in detection
+    training_parameters: int  # of the parts used in training only
+    gflops: float  # per image of `size`; a multiply-add counts as 2, as in papers
     size: tuple[int, int]  # (h, w) of the network's input
     classes: tuple[str, ...]
-    weights: Path | None  # None: random ones
+    weights: Path | None  # None: random weights
     megabytes: float | None  # of that file
-    source: dict[str, str]  # licence, original file and hashes, as far as they are known
+    source: dict[str, str]  # licence, original file and hashes, if known
 
     def __str__(self) -> str:
         where = f"{self.weights}, {self.megabytes:.1f} MB" if self.megabytes is not None else "random weights"
@@ -43,7 +43,7 @@ class ModelInfo(NamedTuple):
 
 
 def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict[str, str] | None) -> ModelInfo:
-    """Counted on a model without numbers: an exported file has no parameters to look at."""
+    """Counts on fake tensors: an exported file has no parameters to count."""
     with FakeTensorMode():
         model = build_model(cfg.model, len(classes)).eval()
         counts = {name: each.numel() for name, each in model.named_parameters()}
@@ -64,6 +64,6 @@ def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict
 
 
 def _megabytes(path: Path) -> float:
-    """Of a file, or of all in a folder."""
+    """Size of a file, or of all files in a folder."""
     files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
     return sum(each.stat().st_size for each in files) / 1e6
