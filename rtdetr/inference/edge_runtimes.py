@@ -1,8 +1,7 @@
 """Exported files for phones and small boards: ExecuTorch, LiteRT, Core ML, ncnn. One image at a time, of one size.
 
-An ExecuTorch or LiteRT file ends with a zip archive, which those runtimes ignore. Its only member, METADATA_FILE, holds
-the metadata and the hash of all bytes before it. These runtimes do not check a file, so it is checked before they load
-it.
+An ExecuTorch or LiteRT file ends with a zip archive, which those runtimes ignore. Its member METADATA_FILE holds the
+metadata and the hash of all bytes before it. These runtimes do not check a file, so it is checked before loading.
 """
 
 from __future__ import annotations

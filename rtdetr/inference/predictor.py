@@ -1,4 +1,4 @@
-"""Detection with a checkpoint alone: it knows its model, classes and preprocessing."""
+"""Detection from a checkpoint alone, which contains the model, its classes and its preprocessing."""
 
 from __future__ import annotations
 
@@ -46,37 +46,37 @@ from rtdetr.weights.load import model_from_checkpoint
 
 
 class FileResult(NamedTuple):
-    """What became of one file: an image with detections, or the sentence why there is none."""
+    """The result of one file: an image with detections, or the error that prevented them."""
 
-    file: Path | str  # str: an address
-    image: AnyImage | None  # also None if a process keeps it, and if it is not needed
+    file: Path | str  # str: a URL
+    image: AnyImage | None  # None after an error, if a process keeps it, or if not requested
     detections: Sequence[Detection]
-    best_score: float = 0.0  # of all detections, those below the threshold included
+    best_score: float = 0.0  # of all detections, including those below the threshold
     error: str = ""
-    size: tuple[int, int] = (0, 0)  # width, height of the image, where it was searched whole
+    size: tuple[int, int] = (0, 0)  # width, height of the image; (0, 0) after an error
     kept: KeptImage | None = None  # the image in the process that read it
 
     @property
     def as_pil(self) -> Image.Image | None:
-        """The image as PIL has it, made now."""
+        """The image converted to PIL, once per access."""
         return None if self.image is None else as_image(self.image)
 
 
-MAX_SIZES = 256  # of batches, that are kept on the device
-AT_ONCE = 4  # images per task of a thread, at most
+MAX_SIZES = 256  # number of tensors of image sizes that are cached on the device
+AT_ONCE = 4  # largest number of images per task of a thread
 File = Path | str
-Read = Callable[[File], Any]  # Pixels, or what a batch takes in their place; raises DataError
+Read = Callable[[File], Any]  # returns Pixels, or a Jpeg if the device decodes; raises DataError
 
 
 class PendingBatch(NamedTuple):
-    """Detections on the host, complete once `done` has happened."""
+    """Detections on the host, complete once the event `done` has occurred."""
 
     found: Detections
     sizes: Tensor  # (B, 2)
     done: torch.cuda.Event | None
 
 
-# Files, their pixels at the network's size, and their images, where they are wanted, or why there is none.
+# Files, their pixels at the network's size, and for each file its image, None if not requested, or its error.
 ReadImage = Pixels | KeptImage | DataError | None
 Batches = Generator[tuple[list[File], Batch, Sequence[ReadImage]], None, None]
 
@@ -88,12 +88,12 @@ def _when_read(
 
 
 class Predictor:
-    """Finds objects in images. Several threads may use one.
+    """Detects objects in images; thread-safe.
 
-    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1, or one for each class;
-    None: those that the file carries, else 0.5. options: how the model runs, see `deploy.Plan`; by default folded, on a
-    GPU in float16 and with CUDA graphs.
-    Raises CheckpointError, ConfigError, also for options that cannot be had, or ValueError for the threshold.
+    device: "cpu", "cuda" or a torch.device. threshold: lowest score that is reported, 0 to 1, or one per class; None:
+    those in the file, else 0.5. options: how the model runs, see `deploy.Plan`; default: folded, on a GPU in float16
+    and with CUDA graphs.
+    Raises CheckpointError, ConfigError, also for unsupported options, or ValueError for the threshold.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class Predictor:
         threshold: Lowest | None = None,
         **options: Any,
     ) -> Predictor:
-        """The predictor of a model at hand, which is left as it is, unless fold=False; what detects by itself, an
-        exported file, say, runs without options. Raises as the class does."""
+        """Creates a predictor from a model, which is not changed unless fold=False. An `EndToEnd` model, such as an
+        exported file, runs without options. Raises the errors of the class."""
         predictor = cls.__new__(cls)
         predictor._set_up(model, cfg, classes, device, threshold, options)
         return predictor
@@ -142,17 +142,17 @@ class Predictor:
         self.model, self._detect = build_detector(model, self.device, cfg.eval.max_detections, self.plan, in_place)
         self._upload = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._known_sizes: dict[bytes, Tensor] = {}
-        self.processes = ReadingProcesses()  # none, until a long list comes
+        self.processes = ReadingProcesses()  # started for the first long list
         if self.plan.decode == "device":
             check_decoder(self.device)
 
     def predict(self, images: Sequence[AnyImage], threshold: Lowest | None = None) -> list[list[Detection]]:
-        """Detections of each image of one batch, best first. Boxes end where the image ends; what lies wholly
-        outside is left out. threshold: for this call, in place of the predictor's; several threads may call."""
+        """Detections of each image of one batch, best first. Boxes are clipped to the image; those outside it are
+        dropped. threshold: for this call, instead of the predictor's. Thread-safe."""
         return [each.detections for each in self.find(images, threshold)]
 
     def find(self, images: Sequence[AnyImage] | Tensor, threshold: Lowest | None = None) -> list[DetectionArrays]:
-        """As `predict`. images: or a tensor (B, 3, H, W) uint8. Tensors of the predictor's device stay there."""
+        """Like `predict`. images: or a tensor (B, 3, H, W) uint8. Tensors on the predictor's device stay there."""
         if len(images) == 0:
             return []
         return self._reported(self._start(self._batch_of(images)), self.threshold if threshold is None else threshold)
@@ -167,14 +167,14 @@ class Predictor:
         threshold: Lowest | None = None,
         with_images: bool = True,
     ) -> Iterator[FileResult]:
-        """One after the other. A file that is no image is skipped and reported.
+        """Yields the result of each file in order. A file that is not an image is skipped and reported.
 
-        read: makes RGB pixels (H, W, 3) of each, by default of a file.
-        num_threads: that read the next batches while the present one is at work; by default as `Readers.choose` says.
-        num_processes: that do so instead, unless they serve another call; they do not share Python's lock, know no
-        `read`, and stay for the next call.
-        threshold: for this call, in place of the predictor's. with_images: keep them for what is found, here or in the
-        process that read it. Where the device decodes, threads only read, and what is found comes without its image.
+        read: returns the RGB pixels (H, W, 3) of a file; default: `read_file`.
+        num_threads: threads that read the next batches during the current one; default: see `Readers.choose`.
+        num_processes: processes that read instead, unless they serve another call. They do not share Python's lock, do
+        not support `read`, and stay for the next call.
+        threshold: for this call, instead of the predictor's. with_images: keep the images of results, here or in the
+        process that read them. If the device decodes, threads only read, and results have no image.
         """
         if read is not None and num_processes:
             raise ValueError(f"read: only threads call it, expected num_processes=0, got {num_processes}")
@@ -197,11 +197,11 @@ class Predictor:
                 yield from self._found(*waiting.popleft(), threshold)
         finally:
             if self._upload is not None:
-                self._upload.synchronize()  # it may copy from memory that goes with what has begun
+                self._upload.synchronize()  # it may still copy from memory that closing `begun` releases
             begun.close()
 
     def warm_up(self, batch_size: int = 1) -> None:
-        """Does at once what the first calls of a batch size would: compiling, and recording a CUDA graph."""
+        """Does the work of the first calls with a batch size now: compiling, and recording a CUDA graph."""
         images = torch.zeros(batch_size, 3, *self.cfg.data.image_size, dtype=torch.uint8, device=self.device)
         for _ in range(RECORD_AT + 1 if self._upload else 1):
             self.predict_tensors(images)
@@ -211,9 +211,9 @@ class Predictor:
     def predict_tensors(self, images: Tensor, sizes: Tensor | None = None) -> Detections:
         """Scores, labels and boxes of every image, on the predictor's device, without threshold and not clipped.
 
-        images: (B, 3, H, W) RGB on any device, uint8 or floats in [0, 1], resized already; sizes: (B, 2) height and
-        width in pixels that the boxes shall refer to, by default H and W. Labels count from 0 in the order of
-        `classes`. Raises ValueError for other shapes or types.
+        images: (B, 3, H, W) RGB on any device, uint8 or floats in [0, 1], already resized; sizes: (B, 2) height and
+        width in pixels to which the boxes refer, default: H and W. Labels count from 0 in the order of `classes`.
+        Raises ValueError for other shapes or types.
         """
         shape = images.shape
         if len(shape) != 4 or shape[1] != 3 or 0 in shape:
@@ -224,7 +224,7 @@ class Predictor:
             sizes = torch.tensor([shape[2:]], dtype=torch.float32).expand(shape[0], 2)
         if sizes.shape != (shape[0], 2):
             raise ValueError(f"sizes: expected ({shape[0]}, 2) for so many images, got {tuple(sizes.shape)}")
-        if torch.is_inference_mode_enabled():  # what is made in it stays in it, and much is kept here from call to call
+        if torch.is_inference_mode_enabled():  # tensors created in it cannot leave it, and the model caches tensors
             with torch.inference_mode(False):
                 return self.predict_tensors(images, sizes)
         with torch.no_grad():
@@ -241,8 +241,8 @@ class Predictor:
         return self._empty_batch(number)
 
     def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
-        """Tensors of the device as they are, if all images are that; else what the host makes of them. An array that
-        needs no resize is copied to the device from where it lies."""
+        """Builds a batch: from the tensors if all images are tensors on the device, else from pixels prepared on the
+        host. A single array that needs no resize is copied to the device directly."""
         if (array := self._fitting(images)) is not None:
             planes = torch.from_numpy(array.reshape(1, *array.shape).transpose(0, 3, 1, 2))
             return DeviceTensors(planes.to(self.device, non_blocking=True), self.cfg.data.image_size)
@@ -255,13 +255,13 @@ class Predictor:
         return batch
 
     def _stays(self, image: AnyImage | Tensor) -> bool:
-        """Whether it is a tensor of this device; OpenCV resizes better than torch on a CPU."""
+        """Whether an image is a tensor on this device; on a CPU, OpenCV resizes better than torch."""
         if not isinstance(image, Tensor) or image.device != self.device:
             return False
         return self._upload is not None or image.shape[-2:] == self.cfg.data.image_size
 
     def _fitting(self, images: Sequence[AnyImage] | Tensor) -> Pixels | None:
-        """The only image, if that is an array of the network's size; torch warns of arrays that are read-only."""
+        """Returns the only image if it is an array of the network's size. Read-only arrays make torch warn."""
         if isinstance(images, Tensor) or len(images) > 1 or not isinstance(array := images[0], np.ndarray):
             return None
         usual = array.dtype == np.uint8 and array.flags.c_contiguous and array.flags.writeable
@@ -271,8 +271,8 @@ class Predictor:
     def _read_ahead(
         self, files: Iterator[File], batch_size: int, num_threads: int, read: Read, with_images: bool
     ) -> Batches:
-        """Batches of files, what becomes of their pixels and the images; so many are begun before the first one is
-        asked for that every thread has two images to go on with."""
+        """Yields batches of files, their pixels and their images, read by threads. Starts so many batches in advance
+        that every thread has two more images to read."""
         begun: deque[tuple[list[File], Batch, list[Future[list[Pixels | DataError | None]]]]] = deque()
         pool = ThreadPoolExecutor(num_threads, "rtdetr-read")
         try:
@@ -290,7 +290,7 @@ class Predictor:
             pool.shutdown(cancel_futures=True)
 
     def _read_by_processes(self, files: Iterator[File], batch_size: int, with_images: bool) -> Batches:
-        """`_read_ahead` by processes that were taken, which keep the images."""
+        """Like `_read_ahead`, by processes reserved with `taken`, which keep the images."""
         data, pinned = self.cfg.data, self._upload is not None
         task = Task(data.image_size, data.interpolation, data.max_megapixels, with_images, working_folder())
         with contextlib.closing(self.processes.batches(files, batch_size, task, pinned)) as batches:
@@ -302,25 +302,25 @@ class Predictor:
                 yield names, batch, [each.size if isinstance(each.size, DataError) else each.kept for each in read]
 
     def readers(self, num_files: int) -> Readers:
-        """Who reads so many files. A resize that only torch has would keep processes waiting until they have it."""
+        """Chooses the readers of so many files. If only torch can resize, processes would have to import it first."""
         suited = self.device.type == "cuda" and self.cfg.data.interpolation == "cubic" and self.plan.decode == "host"
         return Readers.choose(num_files, suited, bool(self.processes.running))
 
     def read_file(self, file: File) -> Pixels:
         """The RGB pixels of a file. Raises DataError."""
-        path = file if isinstance(file, Path) else Path(file)  # making one takes as long as opening the file
+        path = file if isinstance(file, Path) else Path(file)  # creating a Path takes as long as opening the file
         return read_pixels(path, max_megapixels=self.cfg.data.max_megapixels)
 
     def _read_stored(self, file: File) -> Jpeg | Pixels:
-        """A JPEG as it is stored, the pixels of any other file. Raises DataError."""
+        """Returns a JPEG as stored, the pixels of any other file. Raises DataError."""
         return ordinary_jpeg(Path(file), self.cfg.data.max_megapixels) or self.read_file(file)
 
     @staticmethod
     def _read(
         read: Read, files: list[File], batch: FileBatch, first: int, with_images: bool
     ) -> list[Pixels | DataError | None]:
-        """The images, if they are wanted, after their pixels were put in their places; a place without one stays as it
-        is."""
+        """Puts the pixels of files into the batch, and returns the images, None if not requested, or errors. After an
+        error, the place in the batch is not written."""
         images: list[Pixels | DataError | None] = []
         for index, file in enumerate(files, first):
             try:
@@ -333,12 +333,12 @@ class Predictor:
         return images
 
     def _start(self, batch: Batch, ahead: bool = False) -> PendingBatch:
-        """Detects in a batch; on a GPU this returns before anything is done. ahead: while the batch before is at
-        work."""
+        """Starts detection in a batch; on a GPU it returns immediately. ahead: upload while the previous batch is
+        processed."""
         if self._upload is None:
             return PendingBatch(self.predict_tensors(batch.on(self.device), batch.sizes), batch.sizes, None)
         here = torch.cuda.current_stream(self.device)
-        if ahead and not isinstance(batch, DeviceTensors):  # which was made on this stream
+        if ahead and not isinstance(batch, DeviceTensors):  # DeviceTensors were created on this stream
             with torch.cuda.stream(self._upload):
                 pixels, sizes = batch.on(self.device), batch.sizes.to(self.device, non_blocking=True)
             here.wait_stream(self._upload)
@@ -351,7 +351,7 @@ class Predictor:
         return PendingBatch(Detections(*on_host), batch.sizes, here.record_event())
 
     def _sizes_of(self, batch: Batch) -> Tensor:
-        """(B, 2) on the device; sizes that came before lie there still, as copying them takes as long as an image."""
+        """(B, 2) on the device; known sizes are cached there, as copying them takes as long as copying an image."""
         key = batch.sizes.numpy().tobytes()
         there = self._known_sizes.get(key)
         if there is None:
@@ -364,13 +364,13 @@ class Predictor:
         """Detections of each image that reach the threshold, clipped; waits for the GPU."""
         if pending.done is not None:
             pending.done.synchronize()
-        # by NumPy: torch would start threads that compete with those that read
+        # in NumPy, as torch would start threads that compete with the readers
         scores, labels, boxes = (each.numpy() for each in pending.found)
         ends = pending.sizes.numpy()[:, None, [1, 0, 1, 0]]  # width, height, width, height
         boxes = np.minimum(np.maximum(boxes, 0), ends)  # several times as fast as clip
         inside = (boxes[..., 0] < boxes[..., 2]) & (boxes[..., 1] < boxes[..., 3])
         lowest = threshold[labels] if isinstance(threshold, np.ndarray) else threshold
-        shown = inside & (scores.astype(np.float64) >= lowest)  # compared with the threshold as it was given
+        shown = inside & (scores.astype(np.float64) >= lowest)  # in float64, as the threshold was given
         best = scores.max(axis=1, initial=0, where=inside).tolist()
         return [
             DetectionArrays(

@@ -1,4 +1,4 @@
-"""The predictors of a model that may be trained, loaded and edited meanwhile."""
+"""The predictors of a model that may be trained, loaded and modified at the same time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rtdetr.inference.processes import ReadingProcesses
 
 Half = bool | Literal["auto"]
 Compile = bool | Literal["max"]
-Size = int | tuple[int, int] | None  # of the network's input, (h, w) or one side; None: that of the config
-Key = tuple[int, Compile, tuple[int, ...], Half]  # changes of the weights so far, options, (h, w) of the input, half
+Size = int | tuple[int, int] | None  # of the network's input, (h, w) or one side; None: from the config
+Key = tuple[int, Compile, tuple[int, ...], Half]  # version of the weights, compile, (h, w) of the input, half
 
 
 class LoadCounter:
-    """Counts how often a module has loaded a state dict: a hook, which costs a call of the network nothing."""
+    """Counts how often a module has loaded a state dict, by a hook that adds no cost to a call of the network."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -32,39 +32,39 @@ class LoadCounter:
         self.number += 1
 
     def watch(self, network: nn.Module) -> None:
-        """Every module tells by itself, as a part of a network may load without the whole."""
+        """Registers the hook with every module, as a part of a network may be loaded alone."""
         for module in network.modules():
             if self not in module._load_state_dict_post_hooks.values():
                 module.register_load_state_dict_post_hook(self)
 
 
 class Predictors:
-    """One for each input size and precision, made when it is asked for; safe among threads.
+    """One predictor per input size and precision, created on demand; thread-safe.
 
-    They work with folded copies. Those of older weights go when a new one is made.
+    They use folded copies of the model. Those of old weights are removed when a new one is created.
     """
 
     def __init__(
         self, model: Any, cfg: Config, classes: Classes, device: torch.device, compile: Compile, half: Half
     ) -> None:
-        """model: a network, or what detects by itself. half: what "auto" means in a call."""
+        """model: a network or an `EndToEnd` model. half: the meaning of "auto" in a call."""
         self.model, self.cfg, self.classes, self.device = model, cfg, classes, device
         self.compile, self.half = compile, checked_half(half)
         self.told, self.lock = LoadCounter(), threading.Lock()
         self.made: dict[Key, Predictor] = {}
         self.told.watch(model)
-        self.processes = ReadingProcesses()  # of all predictors
+        self.processes = ReadingProcesses()  # shared by all predictors
         self.get()
 
     def refresh(self, model: Any) -> None:
-        """The weights are others now, or they are in another network."""
+        """Notes that the weights have changed, or that they are in another network."""
         self.model = model
         if model is not None:
             self.told.watch(model)
         self.told()
 
     def get(self, size: Size = None, half: Half = "auto") -> Predictor:
-        """Raises ConfigError or DataError."""
+        """Returns the predictor for a size and precision. Raises ConfigError or DataError."""
         sides: Any = self.cfg.data.image_size
         if size is not None:
             sides = size if isinstance(size, (list, tuple)) else [size, size]
@@ -99,7 +99,7 @@ class Predictors:
 
 
 def checked_half(half: Any) -> Half:
-    """Raises DataError."""
+    """Returns a valid `half`. Raises DataError."""
     if not isinstance(half, (bool, np.bool_)) and half != "auto":
         raise DataError(f'half: expected True, False or "auto", got {half!r}')
     return "auto" if half == "auto" else bool(half)

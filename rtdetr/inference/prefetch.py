@@ -1,4 +1,4 @@
-"""Threads that work while the network does: they read the next items and write the finished ones."""
+"""Threads that read the next items and write the finished ones while the network runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END = object()
 
 
 def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
-    """The same items. A thread takes up to `number` of them ahead; what that raises is raised in its turn."""
+    """Yields the same items. A thread prefetches up to `number` of them; an exception of it is raised in its turn."""
     pool = ThreadPoolExecutor(1, "rtdetr-ahead")
     waiting = deque(pool.submit(next, items, END) for _ in range(number))
     try:
@@ -32,7 +32,7 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
 
 
 class FutureLike(Protocol[MadeThere]):
-    """Work that is done elsewhere: a future, say."""
+    """A result that is computed elsewhere, such as a future."""
 
     def done(self) -> bool: ...
 
@@ -42,8 +42,8 @@ class FutureLike(Protocol[MadeThere]):
 def in_order(
     begin: Callable[[Item], FutureLike[Made]], items: Iterable[Item], number: int
 ) -> Iterator[tuple[Item, Made]]:
-    """Each item and what comes of the work on it, in their order. number: items that wait for it at most; what the work
-    raises is raised in its turn."""
+    """Yields each item with the result of its work, in the order of the items. number: items that may wait for their
+    result; an exception of the work is raised in its turn."""
     waiting: deque[tuple[Item, FutureLike[Made]]] = deque()
     for item in items:
         waiting.append((item, begin(item)))
@@ -56,7 +56,7 @@ def in_order(
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Lists of `size` items. A DataError of the items comes after those that came before it."""
+    """Yields lists of `size` items. If the items raise DataError, it is raised after the items before it."""
     batch: list[Item] = []
     failed: DataError | None = None
     try:
@@ -74,13 +74,13 @@ def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
 
 
 _opencv = threading.Lock()
-_readers: list[int] = []  # the number of OpenCV's threads before each of them began
+_readers: list[int] = []  # the number of OpenCV's threads before the first of them began
 
 
 @contextlib.contextmanager
 def one_opencv_thread() -> Iterator[None]:
-    """In here OpenCV works in the thread that calls it. Its own threads, one team for the process, wait for work
-    spinning, and take the CPUs from threads that read images side by side."""
+    """Context manager: inside, OpenCV uses only the calling thread. Its own threads, one team per process, spin while
+    they wait, and take the CPUs from threads that read images in parallel."""
     with _opencv:
         _readers.append(_readers[0] if _readers else cv2.getNumThreads())
         cv2.setNumThreads(1)
@@ -94,8 +94,8 @@ def one_opencv_thread() -> Iterator[None]:
 
 
 class BackgroundCalls:
-    """Calls that a thread makes one after the other while at most `number` wait. What one raises is raised by a later
-    call, or at the end; nothing is called after it."""
+    """Runs calls in order in a thread; at most `number` of them wait. An exception of one is raised by a later call, or
+    at the end; calls that have not begun by then are cancelled."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""Processes that read images, and work on them where they lie. Threads share Python's lock, and with many of them each
+"""Processes that read images, and work on the images they keep. Threads share Python's lock: if there are many, each
 waits for it at every call."""
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rtdetr.data.workers import signals_held_back
 from rtdetr.inference.reading import Task, on_kept, read
 from rtdetr.outputs import RunFailed
 
-AHEAD = 2  # images that each process is asked for before the first one is needed
-SECONDS = 10.0  # that processes may take to end
+AHEAD = 2  # images requested from each process before the first one is needed
+SECONDS = 10.0  # for processes to end
 LOST = "a process that reads images was lost, for want of memory, say; 0 processes read in threads"
-# The C library gives the memory of each image back to the system, and gets it for the next one with every page cleared:
-# 3 of 6.4 ms for reading and drawing one of 640 x 480. Only glibc knows these; a process holds on to 64 MB at most.
+# By default, glibc returns the memory of each image to the system, which clears every page for the next image: 3 of the
+# 6.4 ms for reading and drawing 640 x 480 pixels. Only glibc has these settings; a process keeps 64 MB at most.
 FOR_IMAGES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 # NumPy would start threads, which do not survive a fork.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -47,22 +47,22 @@ CODE = (
 
 
 def can_start() -> bool:
-    """Whether there is a Python that can be started again, and hands on what is open."""
+    """Whether Python can be started again, and can pass open files on to the new process."""
     return os.name == "posix" and bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 class Process:
-    """One process and what it was asked; it does one after the other. Several threads may ask."""
+    """The connection to one process, which answers requests in order; thread-safe."""
 
     def __init__(self, connection: Connection[Any, Any]) -> None:
         self.connection = connection
         self.asking, self.receiving = threading.Lock(), threading.Lock()
         self.asked = self.answered = 0
         self.answers: dict[int, Any] = {}
-        self.forgotten: deque[int] = deque()  # images that it no longer has to keep
+        self.forgotten: deque[int] = deque()  # images that it may release
 
     def ask(self, work: Callable[..., Any], *arguments: Any) -> Answer:
-        """work: a function of a module that imports no torch."""
+        """Sends a request. work: a function of a module that does not import torch."""
         with self.asking:
             forgotten = [self.forgotten.popleft() for _ in range(len(self.forgotten))]
             try:
@@ -84,14 +84,14 @@ class Process:
             return self.answers.pop(number)
 
     def end(self) -> None:
-        """After what it is doing."""
+        """Ends the process after its current request."""
         with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as pipe:
-            pipe.shutdown(socket.SHUT_WR)  # closing is not seen where a process was forked that has a copy
+            pipe.shutdown(socket.SHUT_WR)  # closing has no effect while a forked process has a copy
         self.connection.close()
 
 
 class Memory:
-    """Memory that processes share: a file that nobody else sees."""
+    """Memory shared with the processes: a file without a name."""
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):  # /dev/shm is small in containers
@@ -101,7 +101,7 @@ class Memory:
         self.mapped, self.pinned = np.empty(0, np.uint8), False
 
     def slots(self, shape: tuple[int, int, int, int], pinned: bool) -> NDArray[np.uint8]:
-        """pinned: a GPU copies from it by itself."""
+        """Returns memory of a shape. pinned: a GPU copies from it directly."""
         size = math.prod(shape)
         if size > len(self.mapped) or pinned > self.pinned:
             self.unpin()
@@ -135,7 +135,7 @@ class Team(NamedTuple):
     def of(cls, number: int) -> Team:
         memory, pipes = Memory(), [multiprocessing.Pipe() for _ in range(number)]
         given = [memory.file.fileno(), *(there.fileno() for _, there in pipes)]
-        with signals_held_back():  # for good: only the main process decides what Ctrl-C means
+        with signals_held_back():  # permanently: only the main process handles Ctrl-C
             parent = subprocess.Popen(
                 [sys.executable, "-c", CODE, *map(str, given)],
                 stdin=subprocess.DEVNULL,
@@ -158,7 +158,7 @@ class Team(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """As a future."""
+    """The future answer to a request."""
 
     process: Process
     number: int
@@ -174,13 +174,13 @@ class Answer(NamedTuple):
 
 
 class KeptImage:
-    """An image in the process that read it, until this object goes."""
+    """An image in the process that read it, which releases it when this object is deleted."""
 
     def __init__(self, process: Process, number: int) -> None:
         self.process, self.number = process, number
 
     def ask(self, work: Callable[..., Any], *arguments: Any) -> Answer:
-        """work(pixels, *arguments), done there. work: as in `Process.ask`."""
+        """Runs work(pixels, *arguments) in that process. work: as in `Process.ask`."""
         return self.process.ask(on_kept, self.number, work, *arguments)
 
     def __del__(self) -> None:
@@ -193,7 +193,7 @@ class Read(NamedTuple):
 
 
 class ReadingProcesses:
-    """Processes that stay for the next list, until this object goes or the program ends. They serve one list at a
+    """Processes that stay for the next list, until this object is deleted or the program ends. They serve one list at a
     time."""
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class ReadingProcesses:
         return self._teams[0].processes if self._teams else []
 
     def start(self, number: int) -> None:
-        """So many, if they do not run yet. Raises ConfigError where they cannot be started."""
+        """Starts so many processes if they are not running. Raises ConfigError if that is not possible."""
         if len(self.running) == number and all(each.parent.poll() is None for each in self._teams):
             return
         self.end()
@@ -220,7 +220,7 @@ class ReadingProcesses:
         _end(self._teams, os.getpid())
 
     def taken(self, number: int) -> bool:
-        """Whether so many now serve who asks, who calls `batches` then: not while they serve somebody else."""
+        """Reserves so many processes for the caller, who then calls `batches`; False if another call uses them."""
         if not self._serving.acquire(blocking=False):
             return False
         try:
@@ -233,8 +233,8 @@ class ReadingProcesses:
     def batches(
         self, files: Iterator[Path | str], number: int, task: Task, pinned: bool
     ) -> Generator[tuple[list[Path | str], NDArray[np.uint8], list[Read]], None, None]:
-        """So many files at a time, their pixels (B, h, w, 3), and what became of them. The pixels are good until the
-        batch after the next one is asked for. pinned: a GPU copies them by itself."""
+        """Yields `number` files at a time, their pixels (B, h, w, 3), and the result of reading each. The pixels are
+        valid until the batch after the next one is requested. pinned: a GPU copies them directly."""
         asked: deque[tuple[list[Path | str], NDArray[np.uint8], list[tuple[int, Answer]]]] = deque()
         try:
             num_batches = 2 + math.ceil(AHEAD * len(self.running) / number)
@@ -255,7 +255,7 @@ class ReadingProcesses:
                     yield done, pixels, [_read(key, answer, task.keep) for key, answer in begun]
                     asked.popleft()
         finally:
-            if asked:  # nobody waits for the rest
+            if asked:  # no caller receives the rest
                 self.end()
             self._serving.release()
 
@@ -264,11 +264,11 @@ def _read(key: int, answer: Answer, keep: bool) -> Read:
     try:
         return Read(answer.result(), KeptImage(answer.process, key) if keep else None)
     except DataError as error:
-        return Read(error.with_traceback(None), None)  # whose frames would hold all of this
+        return Read(error.with_traceback(None), None)  # its frames would keep this alive
 
 
 def _end(teams: list[Team], owner: int) -> None:
-    if os.getpid() == owner:  # not in a process that was forked since
+    if os.getpid() == owner:  # not in a process forked later
         for each in teams:
             each.end()
     teams.clear()

@@ -1,4 +1,4 @@
-"""Who reads a list of files while the network works: threads, or for long lists processes."""
+"""The choice of what reads a list of files while the network runs: threads, or processes for long lists."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from rtdetr.inference.processes import can_start
 from rtdetr.wording import counted
 
-MAX_THREADS = 8  # that read files, unless more are asked for; 16 are slower, as they wait for Python's lock
+MAX_THREADS = 8  # that read files by default; 16 are slower, as they wait for Python's lock
 MAX_PROCESSES = 16
 MIN_PROCESSES = 4  # fewer are no faster than threads
-FILES_PER_PROCESS = 8  # from which a process that runs already is worth asking
-FILES_PER_START = 64  # from which a process has paid for its start
+FILES_PER_PROCESS = 8  # from which a running process is worth using
+FILES_PER_START = 64  # from which a process makes up for its start
 
 
 class Readers(NamedTuple):
-    """So many threads, or processes in their place."""
+    """The number of threads, or of processes that replace them."""
 
     threads: int
     processes: int = 0
@@ -25,9 +25,9 @@ class Readers(NamedTuple):
     def choose(
         cls, num_files: int = 0, on_gpu: bool = False, started: bool = False, cores: int | None = None
     ) -> Readers:
-        """For a list of so many files. Threads share Python's lock, and processes take time to start; a network on the
-        CPU is slower than either. started: processes run already, or will before the first file is read. cores: by
-        default those that this process may use."""
+        """Chooses the readers of so many files. Threads share Python's lock, and processes take time to start; a
+        network on the CPU is slower than either. started: processes are running, or will be before the first file is
+        read. cores: default: those available to this process."""
         cores = cores or usable_cores()
         number, least = min(cores, MAX_PROCESSES), FILES_PER_PROCESS if started else FILES_PER_START
         if can_start() and on_gpu and number >= MIN_PROCESSES and num_files >= least * number:

@@ -1,5 +1,5 @@
-"""What the processes of `processes` do: they read images for the network, and work on those that they keep. They import
-no torch, so that they begin within a third of a second."""
+"""What the processes of `processes` run: they read images for the network, and work on those that they keep. They do
+not import torch, so they start within a third of a second."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 class Task(NamedTuple):
     """How images are read."""
 
-    size: tuple[int, int]  # (h, w) that they get
+    size: tuple[int, int]  # (h, w) of the resized images
     interpolation: Resize
     max_megapixels: float
-    keep: bool  # the images, until they are forgotten
-    folder: str  # in which relative paths begin
+    keep: bool  # the images, until they are released
+    folder: str  # base of relative paths
 
 
 def working_folder() -> str:
-    """Empty where it is gone; then no path is relative to it."""
+    """Returns the working directory, or "" if it was deleted; no path can be relative to it then."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -44,17 +44,17 @@ def working_folder() -> str:
 
 
 _kept: dict[int, NDArray[np.uint8]] = {}
-_memory: int  # a file that the main process has mapped, too
+_memory: int  # descriptor of a file that the main process maps, too
 _mapped: NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 def serve(memory: int, *connections: int) -> NoReturn:
-    """Forks a process for each connection, which is faster than starting each, and ends with them, or when one is lost.
-    All are file descriptors."""
+    """Forks a process for each connection, which is faster than starting each. Ends when all have ended, or one has
+    failed. The arguments are file descriptors."""
     global _memory
     _memory = memory
     cv2.setNumThreads(0)
-    logging.disable()  # whatever there is to say about fonts, the main process says
+    logging.disable()  # the main process logs warnings about fonts
     import rtdetr.inference.draw  # noqa: F401 - here, so that none imports it after the fork
 
     for connection in connections:
@@ -70,7 +70,7 @@ def serve(memory: int, *connections: int) -> NoReturn:
 
 
 def _answer_all(connection: int, others: set[int]) -> NoReturn:
-    """Does what it is asked to, in that order, until nobody asks any longer."""
+    """Answers requests in their order until the connection is closed."""
     for each in others:
         os.close(each)
     here: Connection[Any, Any] = Connection(connection)
@@ -91,7 +91,7 @@ def _answer(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def read(file: str, slot: int, key: int, task: Task) -> tuple[int, int]:
-    """Height and width of an image whose resized pixels now lie in its slot. Raises DataError."""
+    """Writes the resized pixels of an image to its slot, returns its height and width. Raises DataError."""
     if task.folder:
         os.chdir(task.folder)
     image = read_pixels(Path(file), max_megapixels=task.max_megapixels)
@@ -102,12 +102,12 @@ def read(file: str, slot: int, key: int, task: Task) -> tuple[int, int]:
 
 
 def on_kept(key: int, work: Callable[..., Any], *arguments: Any) -> Any:
-    """What `work` makes of an image that is kept here."""
+    """Returns the result of `work` on an image that is kept here."""
     return work(_kept[key], *arguments)
 
 
 def _place(slot: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """(h, w, 3) of the memory, which may have grown."""
+    """Returns a slot (h, w, 3) of the memory, which is mapped again if it has grown."""
     global _mapped
     length = math.prod(size) * 3
     if (slot + 1) * length > len(_mapped):

@@ -15,12 +15,12 @@ MIN_IOU = 0.5
 
 
 class Counts(NamedTuple):
-    """Counts over the images that are in both files; crowds are no objects."""
+    """Counts over the images that are in both files; crowds do not count as objects."""
 
     images: int
     objects: int
     hits: int  # objects with a detection of their class and an IoU of at least MIN_IOU
-    others: int  # detections that belong to no object, or to one that a better detection found already
+    others: int  # detections that match no object, or one that a better detection has matched
 
     def text(self) -> str:
         share = 100 * self.hits / max(1, self.objects)
@@ -31,9 +31,9 @@ class Counts(NamedTuple):
 
 
 def count_found(results: Path, annotations: Path) -> Counts:
-    """Compares the results.json of `rtdetr predict` with COCO annotations of the same images, told by file name.
+    """Compares the results.json of `rtdetr predict` with COCO annotations of the same images, matched by file name.
 
-    Raises DataError when a file cannot be used or they have no image in common.
+    Raises DataError if a file cannot be used or they have no image in common.
     """
     truth, images = _read(annotations, dict), _read(results, list)
     try:
@@ -54,7 +54,7 @@ def count_found(results: Path, annotations: Path) -> Counts:
 
 
 def _count(objects: list[dict[str, Any]], detections: list[dict[str, Any]]) -> tuple[int, int, int]:
-    """Objects, hits and others of one image. The best detection chooses first, and takes the object it fits best."""
+    """Returns objects, hits and others of one image. The best detection is matched first, with its best object."""
     free = [each for each in objects if not each.get("iscrowd")]
     total, others = len(free), 0
     for detection in sorted(detections, key=lambda each: -each["score"]):
@@ -72,7 +72,7 @@ def _fits(detection: dict[str, Any], annotation: dict[str, Any]) -> bool:
 
 
 def _iou(corners: list[float], box: list[float]) -> float:
-    """corners: x1, y1, x2, y2; box: x, y, width, height; both in pixels."""
+    """Returns the IoU of corners (x1, y1, x2, y2) and box (x, y, width, height), both in pixels."""
     x1, y1, x2, y2 = corners
     x, y, width, height = box
     shared = max(0.0, min(x2, x + width) - max(x1, x)) * max(0.0, min(y2, y + height) - max(y1, y))

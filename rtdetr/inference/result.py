@@ -1,4 +1,4 @@
-"""What was found in one image, as Python wants it."""
+"""The result of detection in one image, for use in Python."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from rtdetr.inference.sources import Item
 
 
 class Result:
-    """The n detections of an image, best first. `len(result)` is n; iterating, and `result[i]`, give a Detection.
+    """The n detections of an image, best first. `len(result)` is n; iteration and `result[i]` give a Detection.
 
-    boxes: (n, 4) float32 xyxy, pixels of the image. scores: (n,) float32. class_ids: (n,) int64, the category ids of
-    the data. names: n class names. source: file or URL, or what was given. width, height: of the image, pixels.
-    error: why a file of a folder could not be read, else empty.
+    boxes: (n, 4) float32 xyxy, pixels of the image. scores: (n,) float32. class_ids: (n,) int64, category ids of the
+    data set. names: n class names. source: file, URL or kind of the input. width, height: of the image, pixels.
+    error: message if a file of a folder could not be read, else empty.
     """
 
     def __init__(self, item: Item, hits: DetectionArrays, size: tuple[int, int] | None = None) -> None:
-        """size: (height, width), where the item comes without its image."""
+        """size: (height, width), if the item has no image."""
         self.source, self.error, self.hits = item.name, item.error, hits
         self.height, self.width = size or (size_of(item.image) if item.image is not None else (0, 0))
-        # Results of a folder would fill the memory with its images.
+        # The file if there is one: the images of a folder would fill the memory.
         self._image: AnyImage | Path | None = item.file or item.image
         self.boxes, self.scores = hits.boxes, hits.scores
 
@@ -88,8 +88,8 @@ class Result:
 
     @property
     def image(self) -> Image.Image:
-        """The RGB image as PIL has it, made now: a file is read again, an array or tensor is as it is by now. Raises
-        DataError when the file is gone."""
+        """The RGB image as PIL, created at each access: a file is read again, an array or tensor is used in its current
+        state. Raises DataError if the file is gone."""
         if isinstance(self._image, Path):
             return read_image(self._image, max_megapixels=max(MAX_MEGAPIXELS, self.width * self.height / 1e6))
         if self._image is None:
@@ -99,12 +99,12 @@ class Result:
     picture = image  # its name in version 0.1
 
     def draw(self) -> Image.Image:
-        """The image with boxes, names and scores; a tiny one enlarged by a whole number."""
+        """Returns the image with boxes, names and scores; a tiny one is scaled up by a whole number."""
         return draw(self.image, self.detections)
 
     def save(self, path: str | os.PathLike[str] | None = None) -> Path:
-        """Writes what `draw` makes, in the format that the path's ending says, or `to_json` for .json; the path, by
-        default NAME-detected.jpg in the working directory, with a number where that is taken. Raises DataError."""
+        """Writes what `draw` returns in the format of the path's suffix, or `to_json` for .json, and returns the path.
+        Default: NAME-detected.jpg in the working directory, with a number if that exists. Raises DataError."""
         stem = Path(urlsplit(self.source).path).stem.replace(" ", "-") or "image"
         target = unused_file(Path(f"{stem}-detected.jpg")) if path is None else Path(path)
         try:
@@ -112,20 +112,20 @@ class Result:
                 target.write_text(self.to_json(), encoding="utf-8")
             else:
                 self.draw().save(target)
-        except (OSError, ValueError) as error:  # ValueError: an ending that PIL does not know
+        except (OSError, ValueError) as error:  # ValueError: a suffix that PIL does not know
             raise DataError(f"{target}: cannot be written ({getattr(error, 'strerror', None) or error})") from error
         return target
 
     def show(self) -> None:
         """Shows the drawn image in the notebook, or in the viewer of the system."""
-        ipython = sys.modules.get("IPython")  # loaded wherever there is a notebook
+        ipython = sys.modules.get("IPython")  # loaded in every notebook
         if ipython is not None and ipython.get_ipython() is not None:
             ipython.display.display(self.draw())
         else:
             self.draw().show()
 
     def _repr_png_(self) -> bytes | None:
-        """What a notebook shows of a result at the end of a cell."""
+        """Returns the PNG that a notebook shows for a result at the end of a cell."""
         if self.error:
             return None
         png = io.BytesIO()
@@ -133,7 +133,7 @@ class Result:
         return png.getvalue()
 
     def to_supervision(self) -> Any:
-        """supervision.Detections, with the names under data["class_name"]."""
+        """Returns supervision.Detections, with the names under data["class_name"]."""
         supervision = optional("supervision", "supervision", "to_supervision()")
         return supervision.Detections(
             xyxy=self.boxes.reshape(-1, 4),
@@ -143,13 +143,13 @@ class Result:
         )
 
     def to_hf(self) -> list[dict[str, Any]]:
-        """As the object-detection pipeline of transformers says it: score, label and box (xmin, ymin, xmax, ymax)."""
+        """Returns the format of transformers' object-detection pipeline: score, label, box (xmin, ymin, xmax, ymax)."""
         corners = ("xmin", "ymin", "xmax", "ymax")
         return [{"score": each.score, "label": each.name, "box": dict(zip(corners, each.box))} for each in self]
 
     def to_coco(self, image_id: int | None = None) -> list[dict[str, Any]]:
-        """COCO results: image_id, category_id, bbox (x, y, width, height in pixels) and score. image_id: by default the
-        number by which a file is called, as COCO's are (000000000139.jpg is 139), else 0."""
+        """Returns COCO results: image_id, category_id, bbox (x, y, width, height in pixels) and score. image_id:
+        default: the number in a file name such as COCO's (000000000139.jpg is 139), else 0."""
         if image_id is None:
             image_id = file_number(self.source) or 0
         return [
@@ -163,7 +163,7 @@ class Result:
         ]
 
     def to_json(self) -> str:
-        """The item that `rtdetr predict` writes to results.json, as text."""
+        """Returns the item that `rtdetr predict` writes to results.json, as text."""
         if self.error:
             return json.dumps({"file": self.source, "error": self.error})
         boxes = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in self]
@@ -171,7 +171,7 @@ class Result:
 
 
 def unused_file(path: Path) -> Path:
-    """The path, or NAME-2, NAME-3, ...: the first that does not exist."""
+    """Returns the path, or NAME-2, NAME-3, ...: the first that does not exist."""
     unused, number = path, 1
     while unused.exists():
         number += 1

@@ -1,4 +1,4 @@
-"""Detections as files, written image by image: whenever the run ends, what is done is there and can be read."""
+"""Detections as files, written image by image: after an interruption they are valid and contain all finished images."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class JsonList:
         place = self.file.seek(-len(self.END), os.SEEK_END)
         try:
             self._write((b"\n" if self.empty else b",\n") + lines + self.END)
-        except OSError:  # a full disk: what was there before stays readable
+        except OSError:  # a full disk: the earlier items stay readable
             self.file.truncate(place)
             self.file.seek(place)
             self._write(self.END)
@@ -52,7 +52,7 @@ class JsonList:
         self.empty = False
 
     def _write(self, content: bytes) -> None:
-        while content:  # a disk that fills up takes a part, and raises on the rest
+        while content:  # a disk that fills up takes a part, and raises for the rest
             content = content[self.file.write(content) :]
 
     def close(self) -> None:
@@ -60,7 +60,7 @@ class JsonList:
 
 
 class JsonLines:
-    """A file with an object per line, on disk as soon as it is added. Raises OSError."""
+    """A file with one JSON object per line, flushed after each. Raises OSError."""
 
     def __init__(self, path: Path, append: bool = False) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,12 +75,12 @@ class JsonLines:
 
 
 def as_json(detections: Sequence[Detection]) -> list[dict[str, Any]]:
-    """As they are listed in files: boxes to a hundredth of a pixel."""
+    """Returns detections as written to files: boxes to a hundredth of a pixel."""
     return [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in detections]
 
 
 def item_of(found: FileResult, **more: str) -> dict[str, Any]:
-    """What became of a file, as it is listed: file, width, height, `more`, detections; or file and error."""
+    """Returns the entry of a file in the results: file, width, height, `more`, detections; or file and error."""
     if found.error:
         return {"file": str(found.file), "error": found.error}
     width, height = _size(found)
@@ -94,11 +94,11 @@ def _size(found: FileResult) -> tuple[int, int]:
 
 
 class ResultsFolder:
-    """What `rtdetr predict` leaves: results.json, an image with boxes for each file, and other formats.
+    """The output of `rtdetr predict`: results.json, an image with boxes for each file, and other formats.
 
     results.json is a list of {"file", "width", "height", "annotated", "detections": [{"category_id", "name", "score",
-    "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. crops: also
-    crops/NAME/1.jpg and so on. ids: of the images in coco.json. Whoever opens a folder closes it. Raises OSError.
+    "box": x1, y1, x2, y2 in pixels}]}, and {"file", "error"} for a file that could not be read. crops: also write the
+    images crops/NAME/1.jpg, 2.jpg, etc. ids: of the images in coco.json. Context manager. Raises OSError.
     """
 
     def __init__(
@@ -129,16 +129,16 @@ class ResultsFolder:
         return self.list_found(found, name)
 
     def begin_drawing(self, found: FileResult, name: Path) -> FutureLike[None]:
-        """Where the image is, in a thread or in the process that keeps it: writes the image with boxes, and crops."""
+        """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image."""
         files = self._target(name), None if self.crops is None else self.crops / name
         if found.kept is None:
             return self.threads.submit(_save_drawn_here, found, *files)
         for each in found.detections:
-            font_file(each.name)  # says what no font shows
+            font_file(each.name)  # warns of characters that no font shows
         return found.kept.ask(save_drawn, list(found.detections), *files)
 
     def list_found(self, found: FileResult, name: Path) -> Path | None:
-        """In results.json and the other formats; the image with boxes, if there is one."""
+        """Adds a result to results.json and the other formats; returns the image with boxes, if there is one."""
         self.num_images += 1
         if found.error:
             self.list.extend([item_of(found)])
@@ -167,7 +167,7 @@ def _save_drawn_here(found: FileResult, target: Path, crops: Path | None) -> Non
 
 
 class CocoWriter:
-    """coco.json: COCO results. image_id is that of `ids`, else the image's place in results.json, from 1."""
+    """Writes coco.json: COCO results. image_id is that of `ids`, else the image's position in results.json, from 1."""
 
     def __init__(self, folder: Path, ids: Mapping[File, int]) -> None:
         self.list, self.ids = JsonList(folder / "coco.json"), ids
@@ -189,8 +189,8 @@ class CocoWriter:
 
 
 class YoloWriter:
-    """labels/NAME.txt of every image, a line per box: class cx cy w h score, sizes relative to the image; class
-    counts from 0 in the order of classes.txt."""
+    """Writes labels/NAME.txt for every image, one line per box: class cx cy w h score, relative to the size of the
+    image; class counts from 0 in the order of classes.txt."""
 
     def __init__(self, folder: Path, classes: Classes) -> None:
         self.folder = folder / "labels"
@@ -212,7 +212,7 @@ class YoloWriter:
 
 
 class CsvWriter:
-    """detections.csv: a row per box, with the columns of COLUMNS; corners in pixels of the image."""
+    """Writes detections.csv: one row per box, with the columns of COLUMNS; corners in pixels of the image."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / "detections.csv"

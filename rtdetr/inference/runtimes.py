@@ -1,4 +1,4 @@
-"""Exported files as detectors: whatever runtime they need, they are used like a checkpoint.
+"""Exported files as detectors, used like a checkpoint whatever their runtime.
 
 Letters: B images, T detections of an image.
 """
@@ -31,19 +31,19 @@ from rtdetr.weights.load import model_from_checkpoint
 
 logger = logging.getLogger("rtdetr")
 
-STRIDE, SMALLEST = 32, 64  # height and width of an exported file's images: multiples of the one from the other
+STRIDE, SMALLEST = 32, 64  # sides of an exported file's images: multiples of STRIDE from SMALLEST
 Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
 
 
 class ExportedModel(EndToEnd):
-    """Detections of images, computed by another runtime."""
+    """Detects in images with another runtime."""
 
     def __init__(self, path: Path, metadata: Metadata, runtime: str, run: Run) -> None:
         super().__init__()
         self.path, self.metadata, self.runtime, self.run = path, metadata, runtime, run
 
     def forward(self, images: Tensor, sizes: Tensor) -> Detections:
-        """images: (B, 3, H, W) in [0, 1], made from uint8 images; sizes: (B, 2) height, width of the originals."""
+        """images: (B, 3, H, W) in [0, 1], converted from uint8; sizes: (B, 2) height, width of the originals."""
         height, width = images.shape[2:]
         if height % STRIDE or width % STRIDE or min(height, width) < SMALLEST:
             raise ConfigError(
@@ -74,7 +74,7 @@ class ExportedModel(EndToEnd):
 
 
 def load(path: str | Path, device: torch.device | str = "cpu", threshold: Lowest | None = None) -> Predictor:
-    """A predictor from a checkpoint or from an exported file. Raises CheckpointError or ConfigError."""
+    """Returns a predictor from a checkpoint or an exported file. Raises CheckpointError or ConfigError."""
     if not is_exported(path):
         return Predictor(path, device, threshold)
     return Predictor.of(*load_model(path, device), device, threshold)
@@ -83,7 +83,7 @@ def load(path: str | Path, device: torch.device | str = "cpu", threshold: Lowest
 def load_model(
     path: str | Path, device: torch.device | str = "cpu", updates: list[str] | None = None, cfg: Config | None = None
 ) -> tuple[Network | ExportedModel, Config, Classes]:
-    """`model_from_checkpoint` for exported files, too."""
+    """Like `model_from_checkpoint`, also for exported files."""
     if not is_exported(path):
         return model_from_checkpoint(path, updates, cfg)
     model = open_exported(path, device)
@@ -92,12 +92,12 @@ def load_model(
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether the name is that of an exported file rather than of weights."""
+    """Whether a path names an exported file rather than weights."""
     return runtime_of(Path(path)) is not None
 
 
 def runtime_of(path: Path) -> str | None:
-    """onnxruntime, openvino, torch or one of edge_runtimes, by the name of the file; None for weights."""
+    """Returns onnxruntime, openvino, torch or one of edge_runtimes, by the name of the file; None for weights."""
     if path.suffix == ".xml" or (path.is_dir() and [*path.glob("*.xml")]):
         return "openvino"
     if (path / edge_runtimes.NCNN_FILES[0]).is_file():
@@ -112,9 +112,9 @@ def model_file(path: Path) -> Path:
 
 
 def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime: str | None = None) -> ExportedModel:
-    """The model of an exported file. runtime: as `runtime_of` has them; default: the one of its name.
+    """Opens an exported file. runtime: as returned by `runtime_of`, which is the default.
 
-    Raises CheckpointError for a file that cannot be used, MissingPackage for a runtime that is not installed.
+    Raises CheckpointError if the file cannot be used, MissingPackage if the runtime is not installed.
     """
     path = Path(path)
     if not path.exists():
@@ -164,7 +164,7 @@ def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     try:
         model = core.read_model(file)
         entries = _openvino_entries(ov, model, path)
-        # left alone, some CPUs would compute in bfloat16
+        # by default, some CPUs compute in bfloat16
         hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
         compiled = core.compile_model(model, "CPU", hints)
     except RuntimeError as error:
@@ -181,7 +181,7 @@ def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
 
 
 def _openvino_entries(ov: Any, model: Any, path: Path) -> dict[str, str]:
-    """The metadata of an OpenVINO file, or of an ONNX file that OpenVINO reads."""
+    """Returns the metadata of an OpenVINO file, or of an ONNX file that OpenVINO reads."""
     if path.suffix == ".onnx":
         onnx = optional("onnx", "onnx", str(path))
         return {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
@@ -206,7 +206,7 @@ def _open_torch(path: Path, device: torch.device) -> tuple[Metadata, Run]:
 
 
 def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
-    """The metadata of a .pt2 file, and whether it is a package of compiled code. Every byte is checked."""
+    """Returns the metadata of a .pt2 file, and whether it is a package of compiled code. Checks every byte."""
     try:
         torch._C.PyTorchFileReader(str(path))  # zipfile ignores fields that torch needs
         with zipfile.ZipFile(path) as parts:
@@ -225,7 +225,7 @@ def _entries_of_zip(path: Path) -> tuple[dict[str, str], bool]:
 
 
 def _load_op(path: Path, library: str) -> None:
-    """Makes the deformable op known to torch, from the library beside a package that calls it."""
+    """Registers the deformable attention op with torch, from the library next to a package that calls it."""
     if not library:
         return
     from rtdetr.ops import compiled  # noqa: F401  here, because it loads our library, which declares the same op
@@ -239,5 +239,6 @@ def _load_op(path: Path, library: str) -> None:
 
 
 def _line(error: BaseException, number: int = 0) -> str:
-    """One line of what a runtime says: the first, or of OpenVINO, which begins with places in its source, the last."""
+    """Returns one line of a runtime's error: the first, or for OpenVINO, which begins with source locations, the
+    last."""
     return (str(error).strip().splitlines() or [type(error).__name__])[number][:200]

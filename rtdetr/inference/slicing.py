@@ -1,4 +1,4 @@
-"""Small objects in large images: the image is detected whole and in overlapping tiles, and the boxes are merged."""
+"""Small objects in large images: detects in the whole image and in overlapping tiles, and merges the boxes."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rtdetr.inference.images import AnyImage, crop, size_of
 from rtdetr.inference.predictor import File, FileResult
 from rtdetr.inference.prefetch import ahead
 
-OVERLAP = 0.2  # share of a tile that its neighbour repeats, so that no small object is cut in both
+OVERLAP = 0.2  # share of a tile that its neighbour contains, too, so that no small object is cut in both
 SAME_OBJECT = 0.5  # IoU from which two boxes of a class count as one
 
 Predict = Callable[[list[AnyImage]], list[list[Detection]]]
 
 
 class Slices(NamedTuple):
-    """How images are cut: into tiles of a size, or into as many as there are rows and columns."""
+    """How images are cut: into tiles of a size, or into a grid of rows and columns."""
 
     size: tuple[int, int]  # (height, width) in pixels, or (rows, columns)
     is_grid: bool = False
@@ -31,7 +31,7 @@ class Slices(NamedTuple):
 
     @classmethod
     def of(cls, text: str, overlap: float = OVERLAP) -> Slices:
-        """Of "640", the side of a tile, or "2x3", rows and columns. Raises DataError."""
+        """Parses "640", the side of a tile, or "2x3", rows and columns. Raises DataError."""
         rows, cross, columns = text.lower().partition("x")
         if not cross and text.isdecimal():
             return cls(tile_size(int(text)), overlap=overlap)
@@ -40,7 +40,7 @@ class Slices(NamedTuple):
         return cls((int(rows), int(columns)), True, overlap)
 
     def tile(self, image: tuple[int, int]) -> tuple[int, int]:
-        """(h, w) in pixels of the tiles of an image of (width, height)."""
+        """Returns (h, w) in pixels of the tiles of an image of (width, height)."""
         if not self.is_grid:
             return self.size
         height, width = (_side(extent, number, self.overlap) for extent, number in zip(image[::-1], self.size))
@@ -48,7 +48,7 @@ class Slices(NamedTuple):
 
 
 def _side(extent: int, number: int, overlap: float) -> int:
-    """Pixels of each of so many tiles that cover an extent."""
+    """Returns the side in pixels of so many tiles that cover an extent."""
     side = ceil(extent / (number - (number - 1) * overlap))
     while len(_starts(extent, side, overlap)) > number:  # steps are whole pixels
         side += 1
@@ -56,7 +56,7 @@ def _side(extent: int, number: int, overlap: float) -> int:
 
 
 def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
-    """(h, w) in pixels, of a number or a pair. Raises DataError."""
+    """Returns (h, w) in pixels, from a number or a pair. Raises DataError."""
     sides = [*slices] if isinstance(slices, Sequence) else [slices, slices]
     whole = all(isinstance(side, Integral) and not isinstance(side, bool) for side in sides)
     if len(sides) != 2 or not whole or min(sides) < 16:
@@ -65,7 +65,7 @@ def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
 
 
 def tiles(size: tuple[int, int], tile: tuple[int, int], overlap: float = OVERLAP) -> list[tuple[int, int, int, int]]:
-    """Areas xyxy in pixels that cover an image of (width, height), each as large as the tile (h, w) or the image."""
+    """Returns areas xyxy in pixels that cover an image of (width, height), each of the tile's (h, w) or the image's."""
     columns, rows = _starts(size[0], tile[1], overlap), _starts(size[1], tile[0], overlap)
     return [(x, y, min(x + tile[1], size[0]), min(y + tile[0], size[1])) for y, x in product(rows, columns)]
 
@@ -79,11 +79,11 @@ def _starts(length: int, side: int, overlap: float) -> list[int]:
 def predict_sliced(
     predict: Predict, image: AnyImage, tile: tuple[int, int], batch_size: int, overlap: float = OVERLAP
 ) -> list[Detection]:
-    """Detections of an image, best first. predict: of a batch of images; tile: (h, w) in pixels."""
+    """Returns the detections of an image, best first. predict: for a batch of images; tile: (h, w) in pixels."""
     height, width = size_of(image)
     areas = tiles((width, height), tile, overlap)
     if len(areas) > 1:
-        areas.append((0, 0, width, height))  # what is larger than a tile
+        areas.append((0, 0, width, height))  # for objects larger than a tile
     found: list[Detection] = []
     for start in range(0, len(areas), batch_size):
         part = areas[start : start + batch_size]
@@ -94,7 +94,7 @@ def predict_sliced(
 
 
 def merge(detections: list[Detection]) -> list[Detection]:
-    """The detections without those that overlap a better one of their class, best first."""
+    """Returns the detections without those that overlap a better one of their class, best first."""
     from torchvision.ops import batched_nms  # here, because torchvision takes as long as torch to import
 
     if not detections:
@@ -108,8 +108,8 @@ def merge(detections: list[Detection]) -> list[Detection]:
 def predict_files_sliced(
     predict: Predict, files: Iterable[File], slices: Slices, batch_size: int, read: Callable[[File], AnyImage]
 ) -> Iterator[FileResult]:
-    """One after the other; a file that is no image, for which `read` raises DataError, costs that file alone.
-    predict: of a batch of images."""
+    """Yields the result of each file in order. A file for which `read` raises DataError is skipped and reported.
+    predict: for a batch of images."""
 
     def opened(file: File) -> FileResult:
         try:

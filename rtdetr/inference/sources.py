@@ -1,4 +1,4 @@
-"""Whatever a person may mean by "this": paths, addresses, PIL images, arrays, tensors and streams become RGB images."""
+"""Opens everything a user may pass: paths, URLs, PIL images, arrays, tensors and streams, as RGB images."""
 
 from __future__ import annotations
 
@@ -40,40 +40,39 @@ NO_SERIES = (
     bytearray,
     memoryview,
     io.IOBase,
-)  # though they can be iterated
+)  # iterable, but not a series of images
 
 
 class Item(NamedTuple):
-    """One image of a source, or the sentence why there is none."""
+    """One image of a source, or the error that prevented it."""
 
-    name: str  # file or URL, or what it was and its number: "array", "frame 12"
-    image: AnyImage | None  # arrays and tensors as they were given
+    name: str  # file, URL, or kind and number: "array", "frame 12"
+    image: AnyImage | None  # RGB, uint8
     error: str = ""
     file: Path | None = None  # where the image can be read again
 
 
 class Source(NamedTuple):
-    """one: a single image; list: a known number; stream: as they come; live: the next one is not there yet."""
+    """one: a single image; list: a known number; stream: an unknown number; live: the next one does not exist yet."""
 
     kind: Literal["one", "list", "stream", "live"]
     items: Iterator[Item]
-    files: tuple[Path, ...] = ()  # where the items of a list are that and nothing else: they can be read ahead
+    files: tuple[Path, ...] = ()  # if all items of a list are files, which can be prefetched
     tolerant: bool = False  # a file that is no image is skipped and reported
-    batch: Tensor | None = None  # (B, 3, H, W) uint8, where the items are that
+    batch: Tensor | None = None  # (B, 3, H, W) uint8, if the source is a tensor
 
 
 class Opener(NamedTuple):
-    """How sources are opened. max_megapixels: larger images are refused; allow_private: addresses of private networks
-    may be asked; bgr: arrays have OpenCV's order of channels."""
+    """Opens sources. max_megapixels: larger images are refused; allow_private: allow addresses of private networks;
+    bgr: arrays have OpenCV's order of channels."""
 
     max_megapixels: float = MAX_MEGAPIXELS
     allow_private: bool = False
     bgr: bool = False
 
     def open(self, source: Any) -> Source:
-        """Raises DataError or MissingPackage for a source that cannot be opened; for an image that cannot be read,
-        when it is its turn. One found in a folder or by a glob, and an address among other images, is skipped and
-        reported."""
+        """Raises DataError or MissingPackage if a source cannot be opened; if an image cannot be read, when it is its
+        turn. Images found in a folder or by a glob, and URLs in a list, are skipped and reported instead."""
         if isinstance(source, (str, os.PathLike)):
             return self._named(os.fspath(source))
         if isinstance(source, Integral) and not isinstance(source, bool):
@@ -90,20 +89,20 @@ class Opener(NamedTuple):
         return Source("one", iter([self._image(source)]))
 
     def image(self, source: Path | str) -> Image.Image:
-        """The RGB image of a file or address. Raises DataError."""
+        """Returns the RGB image of a file or URL. Raises DataError."""
         image = self._image(source).image
         assert image is not None
         return as_image(image)
 
     def pixels(self, source: Path | str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The RGB pixels (H, W, 3) of a file or address. Raises DataError."""
+        """Returns the RGB pixels (H, W, 3) of a file or URL. Raises DataError."""
         if "://" in str(source):
             return as_rgb_array(self.image(source))
         return read_pixels(Path(source), max_megapixels=self.max_megapixels)
 
     def open_video(self, name: str, folder: Path) -> video.Video:
-        """The frames of a source for which `is_video` is true. folder: where a video is downloaded to. Raises DataError
-        or MissingPackage."""
+        """Opens a source for which `is_video` is true. folder: for the download of a video. Raises DataError or
+        MissingPackage."""
         if name.isdecimal() and not Path(name).exists():
             return video.open_camera(int(name))
         if "://" not in name:
@@ -140,7 +139,7 @@ class Opener(NamedTuple):
             self._check_stream(url)
             return Source("live", _numbered("frame", video.video_frames(url)))
         if ending in video.ENDINGS:
-            video.reader(url)  # missing, it is missed before anything is fetched
+            video.reader(url)  # raises MissingPackage before the download
             return Source("stream", self._fetched_video(url, ending))
         return Source("one", iter([self._image(url)]))
 
@@ -153,7 +152,7 @@ class Opener(NamedTuple):
             )
 
     def _image(self, source: Any) -> Item:
-        """A single image. Raises DataError."""
+        """Opens a single image. Raises DataError."""
         if isinstance(source, (str, os.PathLike)):
             name = os.fspath(source)
             if "://" in name:
@@ -170,7 +169,7 @@ class Opener(NamedTuple):
         raise DataError(f"source: {EXPECTED}, got {got}")
 
     def _listed(self, source: Any) -> Item:
-        """An image among others; an address that cannot be opened, or holds none, is skipped and reported."""
+        """Opens one of several images; a URL that cannot be opened, or has no image, is skipped and reported."""
         try:
             return self._image(source)
         except DataError as error:
@@ -204,8 +203,8 @@ class Opener(NamedTuple):
 
 
 def is_video(source: str) -> bool:
-    """Whether a source that is named in a command is a video file, the number of a camera, or an address of either.
-    A malformed address is none: like an image that cannot be read, it is reported when it is its turn."""
+    """Whether a source of a command is a video file, the number of a camera, or the URL of a video or stream. A
+    malformed URL is not: like an image that cannot be read, it is reported when it is its turn."""
     if "://" in source:
         try:
             host_of(source)
@@ -241,7 +240,7 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
 
 
 def _of_tensor(tensor: Tensor) -> Source:
-    """Of one (3, H, W) or several (B, 3, H, W)."""
+    """Opens a tensor of one image (3, H, W) or several (B, 3, H, W)."""
     if tensor.ndim != 4:
         image = _uint8_tensor(tensor)
         return Source("one", iter([Item("tensor", image)]), batch=image[None])
@@ -252,7 +251,7 @@ def _of_tensor(tensor: Tensor) -> Source:
 
 
 def _uint8_tensor(tensor: Tensor) -> Tensor:
-    """The tensor (3, H, W) or (B, 3, H, W), where it lies; floats in [0, 1] are rounded to 8 bits."""
+    """Returns a tensor (3, H, W) or (B, 3, H, W) as uint8 on its device; floats in [0, 1] are rounded to 8 bits."""
     if tensor.ndim not in (3, 4) or tensor.shape[-3] != 3 or 0 in tensor.shape:
         raise DataError(f"tensor: expected RGB of shape (3, H, W), or (B, 3, H, W), got {tuple(tensor.shape)}")
     if tensor.is_meta or tensor.layout != torch.strided:
@@ -260,7 +259,7 @@ def _uint8_tensor(tensor: Tensor) -> Tensor:
     if tensor.is_floating_point():
         tensor = tensor.detach().float()
         low, high = torch.stack(torch.aminmax(tensor)).tolist()
-        if not 0 <= low <= high <= 1:  # not a number, too
+        if not 0 <= low <= high <= 1:  # NaN, too
             raise DataError(f"tensor: expected floats from 0 to 1, not yet normalised, got {low:.3g} to {high:.3g}")
         tensor = (tensor * 255).round().to(torch.uint8)
     if tensor.dtype != torch.uint8:
@@ -269,7 +268,7 @@ def _uint8_tensor(tensor: Tensor) -> Tensor:
 
 
 def _content(source: Any) -> bytes:
-    """Bytes of an image file: as they are, or what an open file still holds."""
+    """Returns the bytes of an image file: as given, or the rest of an open file."""
     content = source.read() if isinstance(source, io.IOBase) else bytes(source)
     if not isinstance(content, bytes):
         raise DataError("source: expected a file that was opened with 'rb', got one of text")

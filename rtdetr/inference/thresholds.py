@@ -1,4 +1,4 @@
-"""The lowest score that is reported: one number for all classes, or one for each."""
+"""The lowest score that is reported: one number for all classes, or one per class."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from rtdetr.data.classes import Classes, DataError, shown
 from rtdetr.wording import option
 
-Lowest = float | NDArray[np.float64]  # of all classes, or (C,) of each
+Lowest = float | NDArray[np.float64]  # for all classes, or (C,) per class
 DEFAULT = 0.5
 
 
 def lowest_scores(
     classes: Classes, threshold: float | None = None, thresholds: Mapping[str, float] | None = None
 ) -> Lowest:
-    """threshold: of all classes; None: those that the model's file carries, else DEFAULT. thresholds: by class name, of
-    these classes instead. Raises DataError."""
+    """Returns the thresholds. threshold: for all classes; None: those in the model's file, else DEFAULT. thresholds: by
+    class name, for these classes instead. Raises DataError."""
     own = classes.thresholds if threshold is None else ()
     lowest = DEFAULT if threshold is None else _score("threshold", threshold)
     if not own and not thresholds:

@@ -1,4 +1,4 @@
-"""The same object keeps its number from frame to frame: ByteTrack, of the package `trackers`."""
+"""Track ids of objects across frames, by ByteTrack of the package `trackers`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection
 
-MEMORY = 1.0  # seconds that an object may be hidden and keep its number
+MEMORY = 1.0  # seconds that an object may be hidden and keep its id
 
 
 class Tracker:
-    """Numbers of the objects of one film. rate: searched frames per second. threshold: score that begins an object.
+    """Tracks the objects of one video. rate: searched frames per second. threshold: lowest score that starts a track.
     Raises MissingPackage."""
 
     def __init__(self, rate: Fraction, threshold: float) -> None:
         trackers = optional("trackers", "track", "--track")
         self.supervision: Any = optional("supervision", "track", "--track")
-        buffer = round(MEMORY * 30)  # it counts in frames at 30 per second
+        buffer = round(MEMORY * 30)  # ByteTrack counts frames at 30 per second
         self.tracker = trackers.ByteTrackTracker(
             lost_track_buffer=buffer,
             frame_rate=float(rate),
@@ -30,7 +30,7 @@ class Tracker:
         )
 
     def update(self, detections: list[Detection], seconds: float) -> list[int | None]:
-        """The number of each detection of the next frame; None for what is not yet, or no longer, an object."""
+        """Returns the track id of each detection of the next frame; None if it belongs to no track."""
         found = self.supervision.Detections(
             xyxy=np.array([each.box for each in detections], np.float32).reshape(-1, 4),
             confidence=np.array([each.score for each in detections], np.float32),

@@ -1,4 +1,4 @@
-"""Frames of video files, streams and cameras, as RGB images. What cannot be opened is said at once."""
+"""Frames of video files, streams and cameras as RGB images. Errors on opening are raised immediately."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ENDINGS = {
 PATIENCE = (10.0, 10.0)  # seconds to open a stream and to wait for its next packet
 
 
-MISSING = 0.5  # seconds that a file may end earlier than it says; codecs and cutting tools are not exact
-NO_RATE = Fraction(25)  # frames per second of what does not know them
+MISSING = 0.5  # seconds that a file may end before its stated duration; codecs and cutting tools are not exact
+NO_RATE = Fraction(25)  # frames per second, if unknown
 
 
 class Frame(NamedTuple):
@@ -29,25 +29,24 @@ class Frame(NamedTuple):
 
 
 class Video(NamedTuple):
-    """Frames that come one after the other, and what is known of them beforehand."""
+    """A series of frames, and its properties that are known in advance."""
 
     frames: Iterator[Frame]
     rate: Fraction  # frames per second, on average
-    tick: Fraction  # seconds; the times of all frames are whole multiples
+    tick: Fraction  # seconds; the times of all frames are multiples of it
     num_frames: int = 0  # 0: unknown
-    live: bool = False  # the next frame is not there yet
+    live: bool = False  # the next frame does not exist yet
 
 
 def video_frames(source: str) -> Iterator[Image.Image]:
-    """The frames of a file or stream that FFmpeg knows, one after the other, upright. Raises as `open_video` does."""
+    """Returns the frames of a file or stream that FFmpeg supports, upright. Raises the errors of `open_video`."""
     return (frame.image for frame in open_video(source).frames)
 
 
 def open_video(source: str, name: str = "") -> Video:
-    """A file or stream that FFmpeg knows. name: what messages call it, by default as it is.
+    """Opens a file or stream that FFmpeg supports. name: for messages; default: the source.
 
-    Raises DataError, also for a file that ends before its end, once its last frame was taken; and MissingPackage where
-    PyAV is not installed.
+    Raises DataError, for a truncated file after its last frame, and MissingPackage if PyAV is not installed.
     """
     name = name or source
     av = reader(name)
@@ -65,7 +64,7 @@ def open_video(source: str, name: str = "") -> Video:
 
 
 def reader(name: str) -> Any:
-    """PyAV, for the video of that name. Raises MissingPackage."""
+    """Imports PyAV for the video of that name. Raises MissingPackage."""
     return optional("av", "video", f"{name}: reading videos")
 
 
@@ -78,7 +77,7 @@ def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Fra
                 first = first if number else at
                 seconds, whole = at - first, not frame.is_corrupt
                 image = frame.to_image()
-                turned = getattr(frame, "rotation", 0)  # phones write down how they were held
+                turned = getattr(frame, "rotation", 0)  # phones store their orientation
                 yield Frame(image.rotate(turned, expand=True) if turned else image, seconds)
                 number += 1
         except (av.error.FFmpegError, OSError, ValueError) as error:
@@ -90,23 +89,23 @@ def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Fra
 
 
 def _is_cut(container: Any, seconds: float) -> bool:
-    """Whether a file lacks its end, which FFmpeg does not tell. seconds: the time of its last frame."""
+    """Whether the end of a file is missing, which FFmpeg does not report. seconds: the time of its last frame."""
     stream, file = container.streams.video[0], Path(container.name)
     if not file.is_file():
         return False
     kind, size = container.format.name, file.stat().st_size
-    if "matroska" in kind:  # its index is read as it comes, and its duration is that of the longest stream
+    if "matroska" in kind:  # its index is incomplete while it is read, its duration is that of the longest stream
         missing = container.duration / 1e6 - seconds if container.duration and len(container.streams) == 1 else 0
         return bool(missing > MISSING + 1 / float(stream.average_rate or NO_RATE))
     if kind == "avi":
         with open(file, "rb") as opened:
-            return int.from_bytes(opened.read(8)[4:], "little") + 8 > size  # "RIFF" and the bytes that follow
+            return int.from_bytes(opened.read(8)[4:], "little") + 8 > size  # "RIFF" and the number of bytes that follow
     index: Any = getattr(stream, "index_entries", None)  # PyAV has it from version 15
     return bool(index) and index[-1].pos + index[-1].size > size
 
 
 def open_camera(index: int) -> Video:
-    """A camera of this machine, 0 for the first. Raises DataError."""
+    """Opens a camera of this machine, 0 for the first. Raises DataError."""
     return Video(_timed(camera_frames(index)), NO_RATE, Fraction(1, 1000), live=True)
 
 
@@ -119,14 +118,14 @@ def _timed(images: Iterator[Image.Image]) -> Iterator[Frame]:
 
 
 def camera_frames(index: int) -> Iterator[Image.Image]:
-    """The frames of a camera of this machine, 0 for the first, as long as it delivers. Raises DataError."""
+    """Returns the frames of a camera of this machine, 0 for the first, until it stops. Raises DataError."""
     import cv2
 
-    if not 0 <= index < 2**31:  # OpenCV crashes below, and knows no larger number
+    if not 0 <= index < 2**31:  # OpenCV crashes for negative numbers, and takes 32 bits
         raise DataError(f"camera {index}: there is no such number; the first camera is 0")
 
     logging = cv2.utils.logging
-    level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # its lines say less than ours
+    level = logging.setLogLevel(logging.LOG_LEVEL_SILENT)  # the error below is clearer than its log
     try:
         camera = cv2.VideoCapture(index)
     finally:
@@ -143,7 +142,7 @@ def _filmed(camera: Any, index: int) -> Iterator[Image.Image]:
             delivered, pixels = camera.read()
             if not delivered:
                 raise DataError(f"camera {index}: delivers no more images; it was closed or unplugged")
-            yield Image.fromarray(pixels[..., ::-1].copy())  # OpenCV has blue first
+            yield Image.fromarray(pixels[..., ::-1].copy())  # OpenCV's order is BGR
     finally:
         camera.release()
 

@@ -1,4 +1,4 @@
-"""What is found in a film: a video with boxes, and a line of JSON per frame that was searched."""
+"""The results of a video: a video with boxes, and a line of JSON per searched frame."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rtdetr.inference.prefetch import batches
 from rtdetr.inference.results import JsonLines, as_json
 from rtdetr.inference.video import Frame, Video
 
-QUALITY = {"crf": "20", "preset": "veryfast"}  # of H.264: hardly to be told from the source, and quick
+QUALITY = {"crf": "20", "preset": "veryfast"}  # of H.264: close to the source, and fast
 
 
 class SearchedFrame(NamedTuple):
-    """A frame; whether it was searched, and what was found in it, or else in the last one that was."""
+    """A frame, whether it was searched, and the detections in it, or else in the last searched frame."""
 
     number: int  # from 0
     frame: Frame
     searched: bool
     detections: list[Detection]
-    tracks: Sequence[int | None] = ()  # the id of each detection, where they are tracked
+    tracks: Sequence[int | None] = ()  # the id of each detection, if tracked
 
 
 def search_frames(
@@ -36,8 +36,8 @@ def search_frames(
     every: int = 1,
     track: Callable[[list[Detection], float], list[int | None]] | None = None,
 ) -> Iterator[SearchedFrame]:
-    """All frames in order; every so many are searched, the first of all among them. detect: in a batch of images;
-    track: ids of the detections of one frame, given its seconds."""
+    """Yields all frames in order; every Nth is searched, beginning with the first. detect: for a batch of images;
+    track: returns the ids of the detections of one frame, given its seconds."""
     last: tuple[list[Detection], list[int | None]] = ([], [])
     for batch in batches(enumerate(frames), batch_size):
         chosen = [frame.image for number, frame in batch if number % every == 0]
@@ -51,9 +51,9 @@ def search_frames(
 
 
 class VideoResultsWriter:
-    """NAME.mp4, with every frame at its time and in its size, and NAME.jsonl, with an object per searched frame:
+    """Writes NAME.mp4, with every frame at its time and size, and NAME.jsonl, with one object per searched frame:
     {"frame", "seconds", "detections": [{"category_id", "name", "score", "box": x1, y1, x2, y2 in pixels}]}, and the
-    "track" of each detection where they are tracked. crops: crops/NAME/FRAME/1.jpg, ..., too. Raises OSError."""
+    "track" of each detection if tracked. crops: also write crops/NAME/FRAME/1.jpg etc. Raises OSError."""
 
     def __init__(self, folder: Path, name: Path, film: Video, crops: bool = False) -> None:
         self.crops = folder / "crops" / name if crops else None
@@ -87,13 +87,13 @@ class VideoResultsWriter:
             self.lines.close()
         finally:
             self.video.close()
-        if self.video.stream is None:  # not a single frame
+        if self.video.stream is None:  # no frame
             self.listed.unlink()
 
 
 class VideoWriter:
-    """An H.264 film in a file that has its name once it is whole. rate: frames per second, on average; tick: seconds
-    that all times are multiples of. Raises OSError."""
+    """Writes an H.264 video; the file gets its name once it is complete. rate: frames per second, on average; tick:
+    seconds, of which all times are multiples. Raises OSError."""
 
     def __init__(self, target: Path, rate: Fraction, tick: Fraction) -> None:
         self.av = optional("av", "video", f"{target}: writing videos")
@@ -107,17 +107,17 @@ class VideoWriter:
         if self.stream is None:
             self.stream = self._stream(image)
         size = self.stream.width, self.stream.height
-        if image.size != size:  # a stream may change it; a file cannot
+        if image.size != size:  # it may change in a stream, but not in a file
             image = image.resize(size)
         frame = self.av.VideoFrame.from_image(image)
-        self.last = max(round(seconds / self.tick), self.last + 1)  # two frames at one time are refused
+        self.last = max(round(seconds / self.tick), self.last + 1)  # two frames at the same time are refused
         frame.pts, frame.time_base = self.last, self.tick
         self.container.mux(self.stream.encode(frame))
 
     def _stream(self, image: Image.Image) -> Any:
         stream = self.container.add_stream("libx264", rate=self.rate, options=QUALITY)
         stream.width, stream.height = image.size
-        stream.pix_fmt = "yuv444p" if image.width % 2 or image.height % 2 else "yuv420p"  # the usual one is even
+        stream.pix_fmt = "yuv444p" if image.width % 2 or image.height % 2 else "yuv420p"  # yuv420p needs even sides
         stream.codec_context.time_base = self.tick
         return stream
 
