@@ -1,1 +1,1 @@
-"""What each command of `rtdetr` does: its arguments, and the work. torch is imported by the work alone."""
+"""The commands of `rtdetr`: the arguments and the work of each. torch is imported only by the work."""

@@ -32,7 +32,7 @@ WEIGHT_FILES = ("config.json", "best.pth", "model.ncnn.param", "rtdetr/1/model.o
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a wrong argument with one line and exit code 2, and names from other projects with the name used here."""
+    """Reports a wrong argument in one line, with exit code 2, and translates the names of other projects."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions
@@ -41,7 +41,7 @@ class Parser(argparse.ArgumentParser):
             self.error(self._no_keyword(foreign))
         for word in words:
             name = word.partition("=")[0]
-            # --batch is short for --batch-size, where there is one; --conf is not meant for --config
+            # --batch abbreviates --batch-size, if there is one; --conf does not mean --config
             short = name != "--conf" and any(option.startswith(name) for option in own)
             if name.startswith("--") and not short and self._foreign(name):
                 self.error(self._no_option(name))
@@ -52,14 +52,14 @@ class Parser(argparse.ArgumentParser):
         return known, rest
 
     def _is_keyword(self, word: str) -> bool:
-        """Whether a word is an argument as other projects write it, conf=0.25, and not a file of that name."""
+        """Whether a word is an argument in the form of other projects, conf=0.25, and not an existing file."""
         key, equals, _ = word.partition("=")
         option = f"--{key.replace('_', '-')}"
         known = key in KEYWORDS or option in OPTIONS or option in self._option_string_actions
         return bool(equals) and known and not os.path.exists(word)
 
     def _foreign(self, name: str) -> str | None:
-        """What an option of another project is called here, if one is meant."""
+        """Returns the name used here for an option of another project, None if it is not one."""
         plain = name.replace("_", "-") if name.startswith("--") else name
         return self._of_command().get(plain) or OPTIONS.get(plain)
 
@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
         return OF_COMMAND.get(self.prog.removeprefix("rtdetr "), {})
 
     def _no_option(self, word: str) -> str:
-        """The sentence about an option that there is not."""
+        """Returns the error message for an unknown option."""
         own, name = self._option_string_actions, word.partition("=")[0]
         plain = name.replace("_", "-")
         words = self._foreign(name) or (plain if plain in own else None) or self._setting(name)
@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         return f"{name} is not an option{self._ending(words)}"
 
     def _no_keyword(self, word: str) -> str:
-        """The sentence about word=value."""
+        """Returns the error message for word=value."""
         key, _, value = word.partition("=")
         option = f"--{key.replace('_', '-')}"
         own = self._option_string_actions.get(option)
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         return f"{word} is not an argument{self._ending(words or self._setting(key))}"
 
     def _too_many(self, word: str) -> str:
-        """The sentence about a word that is left over."""
+        """Returns the error message for a surplus word."""
         words = next(
             (
                 f"{each.option_strings[-1]} {word}"
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         return f"{word} is one argument too many{self._ending(words)}"
 
     def _ending(self, words: str | None) -> str:
-        """Of a sentence: what was meant, or that other commands have it."""
+        """Returns the end of a message: what was meant, or that other commands have it."""
         if words is None:
             return ""
         option = words.split()[0].rstrip(",")
@@ -108,10 +108,10 @@ class Parser(argparse.ArgumentParser):
         return meant(words)
 
     def _setting(self, name: str) -> str | None:
-        """What -u takes for a word, in a command that has it."""
+        """Returns the value of -u that a word stands for, if the command has -u."""
         if "-u" not in self._option_string_actions:
             return None
-        from rtdetr.config import setting  # here, as help needs none of it
+        from rtdetr.config import setting  # here, as --help does not need it
 
         return setting(name.lstrip("-").replace("-", "_"))
 
@@ -131,12 +131,12 @@ def _before_options(words: Sequence[str]) -> Sequence[str]:
 
 
 def is_weights(text: str) -> bool:
-    """Whether a word of a command can only mean weights: by its ending, as the folder of a model, or as a name that
-    downloads."""
+    """Whether an argument can only mean weights: by its suffix, as the folder of a model, or as a name that is
+    downloaded."""
     path = Path(text)
     if path.suffix in WEIGHT_ENDINGS:
         return True
-    if os.path.isdir(path):  # best.pth: the folder of a run, whose checkpoints are named where it is read
+    if os.path.isdir(path):  # best.pth: the folder of a run; reading it names its checkpoints
         if any((path / name).is_file() for name in WEIGHT_FILES):
             return True
         return any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
@@ -148,7 +148,7 @@ def is_weights(text: str) -> bool:
 
 
 def add_weights(parser: argparse.ArgumentParser, text: str) -> None:
-    """`WEIGHTS` or `-w WEIGHTS`, one of the two; parsed as `weights` or `named_weights`."""
+    """Adds `WEIGHTS` and `-w WEIGHTS`, of which one is required; parsed as `weights` or `named_weights`."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("weights", type=Path, nargs="?", metavar="WEIGHTS", help=text)
     which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
@@ -168,7 +168,7 @@ def add_overwrite(parser: argparse.ArgumentParser) -> None:
 
 
 def number(says: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
-    """For argparse; NaN fits nothing."""
+    """Returns a type for argparse; NaN does not fit."""
 
     def parse(text: str) -> float:
         try:
@@ -183,7 +183,7 @@ def number(says: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
 
 
 def integer(least: int, most: float = inf) -> Callable[[str], int]:
-    """For argparse."""
+    """Returns a type for argparse."""
     says = f"from {least} to {most}" if most < inf else f"from {least}"
 
     def parse(text: str) -> int:
@@ -200,7 +200,7 @@ count, count_from_0 = integer(1), integer(0)
 
 
 def add_threshold(parser: argparse.ArgumentParser, text: str) -> None:
-    """`--threshold 0.5`, of all classes, and `--threshold CLASS=0.4`, both repeatable; see `thresholds`."""
+    """Adds `--threshold 0.5`, for all classes, and `--threshold CLASS=0.4`, both repeatable; see `thresholds`."""
     more = "; CLASS=X sets it for one class; may be repeated"
     parser.add_argument(
         "--threshold", type=_threshold, action="append", default=[], metavar="X|CLASS=X", help=f"{text}{more}"
@@ -213,6 +213,6 @@ def _threshold(text: str) -> tuple[str, float]:
 
 
 def thresholds(given: Sequence[tuple[str, float]]) -> tuple[float | None, dict[str, float]]:
-    """What `add_threshold` parsed: the number of all classes, and those of some, by name."""
+    """Splits the arguments of `add_threshold` into the number for all classes and those by class name."""
     by_name = dict(given)
     return by_name.pop("", None), by_name

@@ -29,8 +29,8 @@ HEADS = {
 }  # fmt: skip
 DIGITS = {"AP": ".4f", "AP50": ".4f", "megabytes": ".1f", "latency_ms": ".1f", "images_per_second": ".1f"}
 CERTIFICATE = ".certificate.json"
-CALLS = 9  # that are timed, after two that are not
-BATCH = 8  # of images/s
+CALLS = 9  # timed calls, after two that are not timed
+BATCH = 8  # batch size for images/s
 
 Row = dict[str, Any]  # by the keys of HEADS
 
@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def exports_beside(weights: Path) -> list[Path]:
-    """The exports of a checkpoint that lie in its folder under its name, with a certificate."""
+    """Returns the exports in a checkpoint's folder that have its name and a certificate."""
     certificates = sorted(weights.parent.glob(f"*{CERTIFICATE}"))
     files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
     return [each for each in files if each.exists() and _is_named_after(each.name, weights.stem)]
@@ -82,7 +82,7 @@ def _is_named_after(name: str, stem: str) -> bool:
 
 
 def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[list[Row], str]:
-    """The rows, the checkpoint's first, and what they were measured on. Raises CheckpointError, ConfigError."""
+    """Returns the rows, the checkpoint's first, and what they were measured on. Raises CheckpointError, ConfigError."""
     import torch
 
     from rtdetr.config import load_config
@@ -124,8 +124,8 @@ def _num_bytes(file: Path) -> int:
 
 
 def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
-    """Median time of an image of the network's size, from tensor to detections, and images per second in batches."""
-    import statistics  # here, as it is slow to import and help needs none of it
+    """Returns the median time of an image of the network's size, from tensor to detections, and images per second."""
+    import statistics  # here, as it is slow to import
 
     import torch
 
@@ -135,15 +135,15 @@ def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
         times = []
         for _ in range(CALLS + 2):
             start = time.perf_counter()
-            predictor.predict_tensors(images)[0].cpu()  # which waits for the device
+            predictor.predict_tensors(images)[0].cpu()  # waits for the device
             times.append(time.perf_counter() - start)
         seconds[batch] = statistics.median(times[2:])
     return {"latency_ms": seconds[1] * 1e3, "images_per_second": BATCH / seconds[BATCH]}
 
 
 def certified(file: Path) -> Row:
-    """The largest differences from PyTorch in the certificate of a file, None without one. Raises CheckpointError for a
-    certificate of other bytes, or of a file that failed."""
+    """Returns the largest differences from PyTorch in the certificate of a file, None without one. Raises
+    CheckpointError if the file has changed, or was not certified."""
     from rtdetr.inference.export_metadata import file_sha256
     from rtdetr.weights.checkpoint import CheckpointError
 
@@ -157,7 +157,7 @@ def certified(file: Path) -> Row:
 
 
 def table(rows: list[Row]) -> str:
-    """Markdown."""
+    """Returns the rows as Markdown."""
     lines = ["| " + " | ".join(HEADS.values()) + " |", "|---" * len(HEADS) + "|"]
     for row in rows:
         cells = ("-" if row[key] is None else format(row[key], DIGITS.get(key, _digits(row[key]))) for key in HEADS)

@@ -23,7 +23,7 @@ cannot hold, such as COCO's ids, is kept in OUT/rtdetr.json.
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Converts a set; see `rtdetr convert-data --help`."""
+    """Converts a data set; see `rtdetr convert-data --help`."""
     parser = Parser(prog="rtdetr convert-data", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path, metavar="IN", help="annotations, or the folder of a whole data set")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write; must be empty or not exist")
@@ -83,7 +83,7 @@ def _unpack(source: Path, output: Path) -> int:
 
 
 def _check(source: Path, output: Path, overwrite: bool) -> None:
-    """Raises OutputError for an OUT that is in use, or cannot be written to."""
+    """Raises OutputError if OUT is in use, or cannot be written to."""
     from rtdetr.outputs import OutputError, check_folder
 
     if source.resolve().is_relative_to(output.resolve()):
@@ -97,7 +97,7 @@ def _check(source: Path, output: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
-    """A folder that takes the place of `output` when all went well, and else vanishes. What was there moves aside."""
+    """Context manager: a folder that replaces `output` on success and is removed otherwise. Old files move aside."""
     from rtdetr.outputs import unused_folder
 
     output = output.absolute()

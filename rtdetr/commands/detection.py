@@ -1,4 +1,4 @@
-"""How `rtdetr predict` searches, whatever images come from: whole or in slices, so many at a time."""
+"""The search of `rtdetr predict` in images of any source: whole or in slices, in batches."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Search(NamedTuple):
         num_files: int = 0,
         in_threads: bool = False,
     ) -> Search:
-        """As the arguments of the command say. num_files: that `files` will read, by threads if so. Raises
-        CheckpointError or ConfigError."""
-        processes = ReadingProcesses()  # which start while the model is loaded
+        """Builds the search from the arguments of the command. num_files: that `files` will read; in_threads: not in
+        processes. Raises CheckpointError or ConfigError."""
+        processes = ReadingProcesses()  # they start while the model is loaded
         guess = Readers.choose(num_files, device.type == "cuda", started=True)
         number = args.processes if args.processes is not None else guess.processes
         processes.start(0 if in_threads or slices else number)
@@ -67,9 +67,9 @@ class Search(NamedTuple):
         return cls(predictor, args.batch_size, slices, readers)
 
     def files(self, files: Iterable[File], with_images: bool = True) -> Iterator[FileResult]:
-        """What becomes of each file or address, in their order."""
+        """Yields the result of each file or URL, in order."""
         limit = self.predictor.cfg.data.max_megapixels
-        opener = Opener(limit, allow_private=True)  # the user typed the address, and so trusts it
+        opener = Opener(limit, allow_private=True)  # the user entered the address, and so trusts it
         if self.slices is not None:
             return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.image)
         logger.debug("files are read by %s", self.readers)

@@ -127,7 +127,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
 
 
 def _report(args: argparse.Namespace, result: EvalResult, loader: DetectionLoader, report: Path | None) -> None:
-    """What the first process prints and writes of a whole evaluation. report: the file that --report asks for."""
+    """Prints and writes the result of a complete evaluation, in the first process. report: the file for --report."""
     from rtdetr.engine.evaluation.report import write_report
     from rtdetr.outputs import writing
 
@@ -141,7 +141,7 @@ def _report(args: argparse.Namespace, result: EvalResult, loader: DetectionLoade
 
 
 def _save_json(file: Path, detections: list[dict[str, Any]]) -> str:
-    """Writes COCO results; the end of a sentence about them."""
+    """Writes COCO results, and returns the end of a message about them."""
     from rtdetr.outputs import writing
 
     with writing(file):
@@ -151,7 +151,7 @@ def _save_json(file: Path, detections: list[dict[str, Any]]) -> str:
 
 
 def _given(args: argparse.Namespace, classes: Classes) -> dict[int, float] | None:
-    """The thresholds of --threshold by category id; None: those with the best F1. Raises DataError."""
+    """Returns the thresholds of --threshold by category id; None: use those with the best F1. Raises DataError."""
     from rtdetr.inference.thresholds import lowest_scores
 
     if not args.threshold:
@@ -164,7 +164,7 @@ def _given(args: argparse.Namespace, classes: Classes) -> dict[int, float] | Non
 
 
 def _save_thresholds(weights: Path, result: EvalResult, classes: Classes) -> None:
-    """Those of the result, in the order of the model's classes; one that has none keeps what it had."""
+    """Saves the thresholds of the result in the order of the model's classes; a class without one keeps its own."""
     from rtdetr.inference.thresholds import DEFAULT
     from rtdetr.outputs import writing
     from rtdetr.weights.thresholds import save_thresholds
@@ -177,7 +177,7 @@ def _save_thresholds(weights: Path, result: EvalResult, classes: Classes) -> Non
 
 
 def _counted(loader: DetectionLoader) -> Iterator[Batch]:
-    """The batches, with a bar on the first process's stderr, for its own share."""
+    """Yields the batches, with a progress bar on the stderr of the first process, for its own share."""
     from rtdetr.commands.progress import progress
     from rtdetr.engine import distributed
 

@@ -43,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.outputs import check_outputs, writing
 
     targets.check_source(weights)
-    kernels: Kernels = args.kernels or "auto"  # that of the config is about training
+    kernels: Kernels = args.kernels or "auto"  # the config's value is for training
     if args.check:
         _check_operators(args.operators, args.check)
         with writing(args.check), using(kernels):
@@ -100,7 +100,7 @@ def _verdict(certificate: Certificate) -> str:
 
 
 def _format(text: str) -> str:
-    """One of FORMATS; for argparse."""
+    """Returns one of FORMATS; for argparse."""
     if text not in FORMATS:
         raise argparse.ArgumentTypeError(unknown_format(text, FORMATS))
     return text

@@ -1,5 +1,5 @@
-"""Words of other detectors, and what they are called here: commands, options and words. Keys: rtdetr/config_keys.py.
-`nothing: ` says why there is no such thing; rtdetr/wording.py makes sentences of both."""
+"""Names of other detectors for commands, options and keywords, and the names used here. Keys: rtdetr/config_keys.py.
+A value that begins with `nothing: ` states why there is no equivalent; rtdetr/wording.py builds sentences from both."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ OPTIONS = {
     "--simplify": "nothing: layers are folded before an export",
     "--optimize": "nothing: layers are folded before an export",
 }
-# Where a word means something else, or an option of OPTIONS does not exist.
+# Per command: words with another meaning, and options of OPTIONS that do not exist there.
 OF_COMMAND = {
     "train": {
         "--model": "-c CONFIG, or -t WEIGHTS",
@@ -131,7 +131,7 @@ OF_COMMAND = {
     "compare": {"--batch": "nothing: speed is measured with 1 and 8 images", "--format": "-o FILE.md or -o FILE.json"},
     "show-batch": {"--batch": "-n N", "--batch-size": "-n N"},
 }
-# Arguments as in `yolo predict model=best.pt conf=0.25`; others are those above, or options of that name.
+# Arguments as in `yolo predict model=best.pt conf=0.25`; others are found above, or are options of that name.
 KEYWORDS = {
     "model": "the file alone, as in rtdetr predict best.pth images",
     "source": "the source alone, as in rtdetr predict best.pth images",

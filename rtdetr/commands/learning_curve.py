@@ -14,7 +14,7 @@ would pay. It takes twice the time of a training."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Estimates what more images would bring; see `rtdetr learning-curve --help`."""
+    """Estimates the gain from more images; see `rtdetr learning-curve --help`."""
     parser = Parser(prog="rtdetr learning-curve", description=ABOUT)
     parser.add_argument("-c", "--config", required=True, help="YAML file, or the name of a shipped config")
     parser.add_argument(

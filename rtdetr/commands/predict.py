@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rtdetr.inference.results import ResultsFolder
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
-CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU where there is one
+CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU if there is one
 SOURCES = "image, video, folder of images, glob, URL of those, RTSP stream, or number of a camera"
 
 
@@ -137,7 +137,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
-    """The arguments, with the weights apart from the sources. Ends the program for those that do not fit together."""
+    """Separates the weights from the sources. Exits with an error if arguments cannot be combined."""
     if args.weights is None:
         if not args.sources or not is_weights(args.sources[0]):
             got = f", got {args.sources[0]}" if args.sources else ""
@@ -160,7 +160,7 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
 def _names(
     listing: Listing, addresses: Sequence[str], films: Sequence[str]
 ) -> tuple[dict[File, Path], dict[str, Path]]:
-    """What the results of images and of videos are called, each name once."""
+    """Returns the names of the results of images and of videos, each name once."""
     names: dict[File, Path] = dict(listing.images.items())
     names |= {each: Path(_name_of(each)) for each in addresses}
     film_names = {each: Path(_name_of(each)) for each in films}
@@ -169,7 +169,7 @@ def _names(
 
 
 def _formats(text: str) -> list[str]:
-    """One of FORMATS, or several with commas between; for argparse."""
+    """Splits one or several of FORMATS, separated by commas; for argparse."""
     names = text.split(",")
     if not {*names} <= {*FORMATS}:
         expected = f"expected {', '.join(FORMATS)}, or several as coco,csv"
@@ -178,18 +178,18 @@ def _formats(text: str) -> list[str]:
 
 
 def _name_of(source: str) -> str:
-    """What the results of a video, stream or address are called; with a suffix, as files have."""
+    """Returns the name of the results of a video, stream or URL, with a suffix as in file names."""
     if "://" in source:
         try:
             address = urlsplit(source)
-        except ValueError:  # malformed: it is reported, and leads to nothing
+        except ValueError:  # malformed: it is reported, and nothing is written
             return "address.stream"
         return Path(address.path).name or f"{address.hostname}.stream"
     return f"camera-{source}.stream" if source.isdecimal() else Path(source).name
 
 
 def _targets(folder: Path, formats: Sequence[str], names: Iterable[Path]) -> Iterator[Path]:
-    """The files that images with results of these names lead to."""
+    """Yields the files that are written for images with results of these names."""
     for number, name in enumerate(names):
         if not number:
             yield folder / "results.json"
@@ -200,7 +200,7 @@ def _targets(folder: Path, formats: Sequence[str], names: Iterable[Path]) -> Ite
 
 
 def result_names(names: Iterable[Path]) -> Iterator[Path]:
-    """Names without suffix, each once: a.png and a.jpg become a and a_1, also where capitals make no difference."""
+    """Yields unique names without suffix: a.png and a.jpg become a and a_1, also if names differ only in case."""
     taken: set[str] = set()
     for name in names:
         stem = free = name.with_suffix("")
@@ -213,8 +213,8 @@ def result_names(names: Iterable[Path]) -> Iterator[Path]:
 
 
 def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> int:
-    """Detects in the files, writes what is found as it comes and says how it went. Exit code: 0, 1 when some could not
-    be read, 128 + n after signal n. names: of the results of each file."""
+    """Detects in the files, writes each result immediately and prints a summary. Returns the exit code: 0, 1 if some
+    could not be read, 128 + n after signal n. names: name of the results of each file."""
     from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.prefetch import in_order

@@ -1,4 +1,4 @@
-"""`rtdetr predict --manifest`: images without end, and a run that can be ended and resumed at any time."""
+"""`rtdetr predict --manifest`: any number of images, in a run that can be interrupted and resumed at any time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
-    """Detects in the images of args.manifest, and appends a line each to results.jsonl."""
+    """Detects in the images of args.manifest, and appends one line for each to results.jsonl."""
     from rtdetr.commands.detection import Search
     from rtdetr.engine import distributed
     from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
     if resumed:
         print(f"{results}: {done.images} of {number} images are done")
     with distributed.process_group(args.device) as device:
-        wanted = bool(args.crops or args.slices)  # the images themselves, in threads
+        wanted = bool(args.crops or args.slices)  # the images are needed here, so threads read them
         search = Search.of(args, device, slices, number - done.images, in_threads=wanted)
         with writing(folder):
             if resumed:
@@ -43,8 +43,8 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
 
 
 def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, done: Done) -> int:
-    """Detects in what is not done yet and says how it went. Exit code: 0, 1 when some could not be read, 128 + n after
-    signal n. number: of all images."""
+    """Detects in the remaining images and prints a summary. Returns the exit code: 0, 1 if some could not be read, 128
+    + n after signal n. number: of all images."""
     from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.draw import save_crops

@@ -16,11 +16,11 @@ from rtdetr.wording import counted, signal_name
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
 
-AHEAD = 4  # frames beyond a batch that are decoded, and written, while the network works
+AHEAD = 4  # frames beyond a batch that are decoded, and written, while the network runs
 
 
 def check(args: argparse.Namespace, films: Sequence[str]) -> None:
-    """Raises DataError for options without a video, and MissingPackage."""
+    """Raises DataError if there are options for videos, but no video, and MissingPackage."""
     from rtdetr.data.classes import DataError
     from rtdetr.extras import optional
 
@@ -42,8 +42,8 @@ def targets(folder: Path, names: Iterable[Path]) -> Iterator[Path]:
 
 
 def detect(search: Search, source: str, name: Path, folder: Path, args: argparse.Namespace) -> int:
-    """Detects in one video, writes what is found as it comes and says how it went. Exit code: 0, 1 when it could not be
-    read to its end, 128 + n after signal n."""
+    """Detects in one video, writes each result immediately and prints a summary. Returns the exit code: 0, 1 if it
+    could not be read to its end, 128 + n after signal n."""
     import numpy as np
 
     from rtdetr.commands.progress import progress
@@ -56,7 +56,7 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
 
     signals, start = StopSignal(), time.perf_counter()
     num_frames = num_objects = 0
-    lowest = float(np.min(search.predictor.threshold))  # of all classes, where each has its own
+    lowest = float(np.min(search.predictor.threshold))  # of all classes, if each has its own
     target, error = folder / f"{name}.mp4", ""
     with tempfile.TemporaryDirectory() as temporary, signals.listening():
         try:

@@ -1,4 +1,4 @@
-"""A bar on stderr: alive on a terminal, a line now and then in a log file."""
+"""A progress bar on stderr, which in a log file becomes an occasional line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LOG_LINE = "{n_fmt}/{total_fmt} {unit}s [{elapsed}<{remaining}, {rate_fmt}]\n"
 
 
 def progress(number: int | None, shown: bool = True, unit: str = "image", done: int = 0) -> tqdm[Any]:
-    """number: of all, None if unknown; done: before this run."""
+    """Returns a progress bar. number: of all, None if unknown; done: before this run."""
     style: dict[str, Any] = {"dynamic_ncols": True}
     if not sys.stderr.isatty():
         style = {"mininterval": 30.0, "bar_format": LOG_LINE}
@@ -19,7 +19,7 @@ def progress(number: int | None, shown: bool = True, unit: str = "image", done: 
 
 
 def say_above_bar(text: str, file: TextIO) -> None:
-    """A line above the bar. A log file does not want the bar again after it."""
+    """Prints a line above the bar. In a log file, the bar is not repeated after it."""
     if sys.stderr.isatty():
         tqdm.write(text, file=file)
     else:

@@ -23,7 +23,7 @@ After Ctrl-C or SIGTERM it answers all accepted requests and exits with 0. A sec
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Serves until a signal comes; see `rtdetr serve --help`."""
+    """Serves until a signal arrives; see `rtdetr serve --help`."""
     parser = Parser(prog="rtdetr serve", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_weights(parser, "a checkpoint of this project")
     text = "address to listen at (default: %(default)s, this machine only); 0.0.0.0: any network"
@@ -67,7 +67,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket at that address, not yet listening. Raises ConfigError."""
+    """Returns a socket bound to that address, not yet listening. Raises ConfigError."""
     from rtdetr.config import ConfigError
 
     socket_ = None
@@ -76,7 +76,7 @@ def listener(host: str, port: int) -> socket.socket:
         socket_ = socket.socket(family, socket.SOCK_STREAM)
         socket_.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         socket_.bind(address)
-    except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         if socket_ is not None:
             socket_.close()
         reason = getattr(error, "strerror", None) or error
@@ -85,7 +85,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 def _serve(app: object, socket_: socket.socket) -> int:
-    """Exit code."""
+    """Serves, and returns the exit code."""
     from rtdetr.engine.signals import StopSignal
     from rtdetr.serve.server import BACKLOG, build_server
 
@@ -98,7 +98,7 @@ def _serve(app: object, socket_: socket.socket) -> int:
     server = build_server(app)
     socket_.listen(BACKLOG)  # clients may connect as soon as the next line is printed
     print(f"http://{shown}:{port}  (Ctrl-C ends it)", flush=True)
-    # uvicorn repeats the signal that it stopped for, for the previous handler, which ends the work here.
+    # uvicorn raises the signal that stopped it again, for the previous handler; StopSignal receives it here.
     with StopSignal().listening():
         server.run(sockets=[socket_])
     print("stopped; all accepted requests are answered", file=sys.stderr)

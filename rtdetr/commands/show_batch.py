@@ -46,7 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
     check_outputs([args.output], [], args.overwrite)
     data = data_updates(args.data)
-    one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # any number, of sets of any size
+    one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # for any number of images, data sets of any size
     cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data, *args.update, *one_by_one])
     cfg, _ = settle(cfg, torch.device("cpu"))
     loader = build_train_loader(cfg, cfg.train.seed)

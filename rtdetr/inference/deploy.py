@@ -65,8 +65,7 @@ class Plan(NamedTuple):
     kernels: Kernels = "auto"
 
     def on(self, device: torch.device) -> Plan:
-        """Returns the plan for a device, with half and fuse_relu as booleans. Raises ConfigError if it cannot run
-        there."""
+        """Returns the plan with half and fuse_relu as booleans. Raises ConfigError if it cannot run on the device."""
         if self.kernels not in ("auto", "plain"):
             raise ConfigError(f"kernels: expected auto or plain, got {self.kernels!r}")
         if self.kernels == "plain":

@@ -212,8 +212,7 @@ class _Web(urllib.request.AbstractHTTPHandler):
         return self.do_open(connection, request)
 
     def _check_before_proxy(self, host: str) -> None:
-        """Raises DataError for a private or unknown host: the proxy resolves the name again, and may know private
-        ones."""
+        """Raises DataError for a private or unknown host: the proxy resolves the name again and may know others."""
         try:
             public_addresses(host)
         except OSError as error:

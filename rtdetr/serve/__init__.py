@@ -1,1 +1,1 @@
-"""Detection over HTTP: the app, the batches behind it, its figures and its page."""
+"""Detection over HTTP: the application, batching, metrics and the page."""

@@ -1,4 +1,4 @@
-"""The web application: an image comes in, its detections go out as JSON; with figures, a page and no network."""
+"""The web application: takes an image, returns its detections as JSON; with metrics and a page, all from this host."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rtdetr.serve.thresholds import Thresholds
 from rtdetr.serve.uploads import Upload
 
 HERE = Path(__file__).parent
-# Nothing of the pages can reach another host, whatever a file or a class is called.
+# The pages cannot contact another host, whatever the name of a file or a class contains.
 OWN_ONLY = {
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src 'self' blob: data:; media-src blob:; "
     "style-src 'unsafe-inline'; script-src 'unsafe-inline'; form-action 'none'; frame-ancestors 'none'"
@@ -52,12 +52,12 @@ HUNG_UP = 499  # nginx's status for a client that closed the connection; counted
 
 
 class Settings(NamedTuple):
-    """What a server allows. slots: requests that may be in work at once, each holding one file in memory at most; twice
-    as many files may be on their way, of one address as many as there are slots."""
+    """The limits of a server. slots: requests in progress, each of which keeps one file in memory at most. Twice as
+    many uploads may be in progress, from one address as many as there are slots."""
 
-    model: str  # what /health calls it
+    model: str  # its name in /health
     class_names: tuple[str, ...]
-    threshold: float = 0.5  # where a request names none
+    threshold: float = 0.5  # if a request sets none
     max_batch: int = 8
     slots: int = 64
     max_megabytes: float = 20.0
@@ -73,7 +73,7 @@ class Detected(BaseModel):
 
 
 class DetectedImage(BaseModel):
-    """The upright image's size in pixels, and its detections, best first."""
+    """Size of the upright image in pixels, and its detections, best first."""
 
     width: int
     height: int
@@ -85,7 +85,7 @@ class Refusal(BaseModel):
 
 
 class Measured:
-    """Counts every answer of an application, by its path and status."""
+    """Counts every response of an application by path and status."""
 
     def __init__(self, app: ASGIApp, figures: Figures) -> None:
         self.app, self.figures = app, figures
@@ -105,30 +105,30 @@ class Measured:
         try:
             await self.app(scope, receive, counted)
         finally:
-            path = scope["path"] if scope.get("endpoint") else "other"  # there are endless paths
+            path = scope["path"] if scope.get("endpoint") else "other"  # the number of paths is unlimited
             self.figures.request(path, status, time.perf_counter() - began)
 
 
 class RequestHandler:
-    """Lets as many requests in as there are slots, and answers them. figures: where it is counted."""
+    """Admits as many requests as there are slots, and answers them. figures: receives the metrics."""
 
     def __init__(self, detect: Detect, settings: Settings, figures: Figures) -> None:
         self.settings = settings
         self.batcher = Batcher(detect, settings.max_batch, settings.max_megapixels, figures.batch)
-        self.working = 0  # requests whose file has arrived; used by the event loop only, as the next one
-        self.arriving: Counter[str] = Counter()  # files on their way, by address
+        self.working = 0  # requests whose file has arrived; the event loop alone uses this and the next one
+        self.arriving: Counter[str] = Counter()  # uploads in progress, by address
         figures.gauges["rtdetr_queue_depth"] = "Files that wait for a batch.", self.batcher.waiting
         figures.gauges["rtdetr_uploads"] = "Files that are on their way.", self.arriving.total
         figures.gauges["rtdetr_requests_inside"] = "Requests let in and not yet answered.", self._inside
 
     async def answer(self, request: Request) -> Answer:
-        """Raises HTTPException, see REFUSALS."""
+        """Answers a request. Raises HTTPException, see REFUSALS."""
         async with Upload(request, self.settings.max_megabytes) as upload:
             self._check_room()
             try:
                 with self._counted(network_of(request)):
                     data = await upload.read()
-            except ClientDisconnect as error:  # nobody reads this
+            except ClientDisconnect as error:  # no client receives this
                 raise HTTPException(HUNG_UP, "the client closed the connection before its file had arrived") from error
             self._check_room()
             self.working += 1
@@ -157,7 +157,7 @@ class RequestHandler:
             yield
         finally:
             self.arriving[network] -= 1
-            self.arriving += Counter()  # forgets those that have none
+            self.arriving += Counter()  # removes counts of 0
 
     def _unreadable(self, error: DataError) -> HTTPException:
         if isinstance(error.__cause__, Image.DecompressionBombError):
@@ -171,17 +171,17 @@ def _busy(sentence: str) -> HTTPException:
 
 
 def network_of(request: Request) -> str:
-    """The client's address; of an IPv6 address the first 64 bits, which one customer has for himself."""
+    """Returns the client's address; for IPv6 the first 64 bits, which belong to one customer."""
     host = request.client.host if request.client is not None else "unknown"
-    with suppress(ValueError):  # the socket of a test, or what a proxy made up
+    with suppress(ValueError):  # the socket of a test, or an invalid address from a proxy
         if ":" in host:
             return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
     return host
 
 
 def build_app(detect: Detect, settings: Settings) -> FastAPI:
-    """The application. detect: images to detections of every score, best first; one thread calls it. What was let in
-    is answered before the application's end."""
+    """Returns the application. detect: images to detections of every score, best first, called from one thread.
+    Admitted requests are answered before the application ends."""
     figures, own = Figures(), Thresholds(settings.threshold, settings.thresholds)
     desk = RequestHandler(detect, settings, figures)
 
@@ -192,7 +192,7 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="rtdetr", version=rtdetr.__version__, docs_url=None, redoc_url=None, lifespan=lifespan
-    )  # FastAPI's own /docs is fetched from another host
+    )  # FastAPI's own /docs loads files from another host
     app.add_middleware(Measured, figures=figures)
     refusals: dict[int | str, dict[str, Any]] = {
         status: {"model": Refusal, "description": says} for status, says in REFUSALS.items()
@@ -204,14 +204,14 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}, got {first.get('input')!r}"}, 422)
 
     @app.exception_handler(500)
-    async def failed(_: Request, __: Exception) -> JSONResponse:  # what went wrong is raised again, and logged
+    async def failed(_: Request, __: Exception) -> JSONResponse:  # the error is raised again, and logged
         return JSONResponse({"detail": REFUSALS[500]}, 500)
 
     @app.post("/detect", response_model=DetectedImage, responses=refusals, openapi_extra=TAKES)
     async def detect_objects(request: Request, threshold: list[str] = THRESHOLDS) -> Response:
-        """Objects in one image: its bytes as the body, or a form with a file. Boxes are x1, y1, x2, y2 in pixels of
-        the image, turned upright by its EXIF orientation. threshold: lowest score of all classes, or of one; without
-        it, that which the server was started with."""
+        """Detects objects in one image: the body of the request, or a form with a file. Boxes are x1, y1, x2, y2 in
+        pixels of the image, rotated upright by its EXIF orientation. threshold: lowest score of all classes, or of one;
+        default: those of the server."""
         lowest = own.changed(threshold, settings.class_names)
         found = await desk.answer(request)
         shown = [each for each in found.detections if lowest.reached_by(each)]
@@ -220,12 +220,12 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, object]:
-        """That the server is up, and what it allows."""
+        """Status and limits of the server."""
         return {"status": "ok", **settings._asdict(), "thresholds": dict(settings.thresholds)}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
-        """Figures for Prometheus."""
+        """Metrics for Prometheus."""
         return PlainTextResponse(figures.text(), media_type="text/plain; version=0.0.4")
 
     for path, file in (("/", "page.html"), ("/docs", "docs.html")):

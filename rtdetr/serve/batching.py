@@ -1,4 +1,4 @@
-"""Images that come one by one are detected in batches: the next one is read while the present one is at work."""
+"""Detects single images in batches: the next batch is read while the current one is processed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rtdetr.inference.draw import Detection
 
 Detect = Callable[[list[Image.Image]], list[list[Detection]]]
 READERS = 4  # images that are decoded at once
-PATIENCE = 0.002  # seconds between two looks whether the detector is free
+PATIENCE = 0.002  # seconds between two checks whether the detector is free
 
 
 class Answer(NamedTuple):
-    """What was found in an image of so many pixels, upright."""
+    """The size of an image in pixels, upright, and its detections."""
 
     width: int
     height: int
@@ -28,7 +28,7 @@ class Answer(NamedTuple):
 
 
 class Job(NamedTuple):
-    """The bytes of a file, and where its answer goes."""
+    """The bytes of a file, and the future that receives its answer."""
 
     data: bytes
     answer: Future[Answer]
@@ -40,11 +40,11 @@ class Reading(NamedTuple):
 
 
 class Batcher:
-    """Detects in what is submitted, up to `max_batch` images at a time, first come, first served.
+    """Detects in submitted files, in the order of arrival and up to `max_batch` images at a time.
 
-    A batch takes what is waiting; it waits for more only while the one before it is at work. So a lone image is
-    detected at once. Two batches of decoded images are the most there is; those that wait are files.
-    detect: images to detections, called from one thread. seen: told the size of every batch.
+    A batch takes all waiting files; it waits for more only while the previous batch is processed, so a single image is
+    detected immediately. At most two batches of decoded images exist; the others wait as files.
+    detect: images to detections, called from one thread. seen: receives the size of every batch.
     """
 
     def __init__(self, detect: Detect, max_batch: int, max_megapixels: float, seen: Callable[[int], None]) -> None:
@@ -56,13 +56,13 @@ class Batcher:
         self.thread.start()
 
     def submit(self, data: bytes) -> Future[Answer]:
-        """The answer for the file of these bytes; DataError where it is no image that can be read."""
+        """Returns the future answer for a file; it raises DataError if the image cannot be read."""
         answer: Future[Answer] = Future()
         self.jobs.put(Job(data, answer))
         return answer
 
     def waiting(self) -> int:
-        """Files that no batch has taken yet."""
+        """Number of files that no batch has taken yet."""
         return self.jobs.qsize()
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Batcher:
                 return
 
     def _gather(self, at_work: Future[list[Answer]]) -> tuple[list[Reading], bool]:
-        """The next batch, its images being read, and whether it is the last one."""
+        """Returns the next batch, whose images are being read, and whether it is the last one."""
         batch: list[Reading] = []
         while len(batch) < self.max_batch:
             try:
@@ -114,7 +114,7 @@ class Batcher:
 
 
 def _deliver(jobs: list[Job], done: Future[list[Answer]]) -> None:
-    """Hands the answers of a batch, or what went wrong with it, to those who wait."""
+    """Passes the answers of a batch, or its error, to the futures."""
     error = done.exception()
     for number, job in enumerate(jobs):
         if error is None:

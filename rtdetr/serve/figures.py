@@ -1,4 +1,4 @@
-"""What a server counts, as the text that Prometheus reads."""
+"""The metrics of a server, in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 class Histogram:
-    """How many values were at most each of the bounds, and their sum."""
+    """Counts of values up to each of the bounds, and their sum."""
 
     def __init__(self, name: str, says: str, bounds: Sequence[float]) -> None:
         self.name, self.says, self.bounds = name, says, bounds
@@ -33,7 +33,7 @@ class Histogram:
 
 
 class Figures:
-    """Everything that is counted; may be told from any thread. gauges: name -> what it says, and its present value."""
+    """All metrics of a server; thread-safe. gauges: name -> description and function that returns the current value."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by path and status

@@ -1,4 +1,4 @@
-"""uvicorn with what it has no setting for: a deadline for heads, and fewer connections than descriptors."""
+"""uvicorn with features that it has no setting for: a deadline for headers, and fewer connections than descriptors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD_SECONDS = 10.0  # from the connection, or the first byte after an answer, to the end of a request's head
+HEAD_SECONDS = 10.0  # from the connection, or the first byte after an answer, to the end of a request's headers
 KEEP_ALIVE = 30  # seconds without a byte after an answer
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -25,8 +25,8 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class _Protocol(H11Protocol):
-    """Closes a connection beyond the limit, and one whose next head is late. uvicorn's own timer ends with the first
-    byte, and its own limit refuses requests, not connections."""
+    """Closes connections beyond the limit, and those whose next headers are late. uvicorn's own timer ends with the
+    first byte, and its own limit refuses requests, not connections."""
 
     head_deadline: asyncio.TimerHandle | None = None
 
@@ -64,11 +64,11 @@ class _Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(AcceptErrors())
         await super().startup(sockets)
         for each in sockets or ():
-            each.listen(BACKLOG)  # asyncio takes one number for this and for how many it accepts in a row
+            each.listen(BACKLOG)  # asyncio uses one number for this and for how many it accepts in a row
 
 
 class AcceptErrors:
-    """Logs once a second that no connection can be accepted; asyncio does so for each that waits, with a traceback."""
+    """Logs once a second that no connection can be accepted; asyncio logs every failure, with a traceback."""
 
     def __init__(self) -> None:
         self.logged = -1.0
@@ -83,13 +83,13 @@ class AcceptErrors:
 
 
 def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
-    """The server of an application. Half of the descriptors that this process may have are for connections; a
+    """Returns the server of an application. Half of the descriptors that this process may have are for connections; a
     sixteenth is accepted in a row, before those beyond the limit are closed."""
     descriptors = descriptor_limit()
     config = uvicorn.Config(
         app,
         http=_Protocol,
-        ws="none",  # it would take a connection out of the protocol's hands
+        ws="none",  # it would take connections over from the protocol
         log_level=log_level,
         timeout_keep_alive=KEEP_ALIVE,
         limit_concurrency=max(2, descriptors // 2),
@@ -100,7 +100,7 @@ def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
 
 @contextmanager
 def running(app: Any, socket_: socket.socket, log_level: str = "critical") -> Iterator[str]:
-    """The URL of an application that a thread of this process serves, until the block ends. socket_: bound."""
+    """Context manager: serves an application in a thread until the block ends, and returns its URL. socket_: bound."""
     server = build_server(app, log_level)
     thread = threading.Thread(target=server.run, args=([socket_],))
     thread.start()
@@ -113,10 +113,10 @@ def running(app: Any, socket_: socket.socket, log_level: str = "critical") -> It
 
 
 def descriptor_limit() -> int:
-    """How many files and sockets this process may have open."""
+    """Returns the number of files and sockets that this process may have open."""
     try:
         import resource
-    except ImportError:  # Windows, where sockets are no descriptors
+    except ImportError:  # Windows, where sockets are not descriptors
         return 8192
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 2**20

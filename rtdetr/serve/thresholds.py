@@ -1,4 +1,4 @@
-"""The lowest scores that an answer has: those of the server, and what a request says of them."""
+"""The lowest scores in an answer: those of the server, and those that a request sets."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rtdetr.inference.draw import Detection
 
 
 class Thresholds(NamedTuple):
-    """of_all: where nothing else is said of a class, by category id or, in a request, by name."""
+    """of_all: for classes without a threshold of their own, by category id or, from a request, by name."""
 
     of_all: float
     by_id: Mapping[int, float]
     by_name: Mapping[str, float] = MappingProxyType({})
 
     def changed(self, texts: Sequence[str], class_names: Sequence[str]) -> Thresholds:
-        """With those of a request: X of all classes, CLASS=X of one. Raises HTTPException."""
+        """Returns the thresholds with those of a request: X for all classes, CLASS=X for one. Raises HTTPException."""
         given = {}
         for text in texts:
             name, _, number = text.rpartition("=")
@@ -41,6 +41,6 @@ def _score(number: str, text: str) -> float:
         value = float(number)
     except ValueError:
         value = -1.0
-    if not 0 <= value <= 1:  # not a number, too
+    if not 0 <= value <= 1:  # NaN, too
         raise HTTPException(422, f"threshold: expected a number from 0 to 1, or CLASS=X, got {text!r}")
     return value

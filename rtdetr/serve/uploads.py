@@ -1,4 +1,4 @@
-"""The file of a request, as bytes that are never more than allowed, or a sentence with the status that fits it."""
+"""Reads the file of a request, limited in size, or raises an error with the status that fits it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fastapi import HTTPException, Request
 from starlette.datastructures import UploadFile
 from starlette.types import Message
 
-SECONDS = 30  # in which a file has to arrive
+SECONDS = 30  # for a file to arrive
 DRAIN = 200 * 2**20  # bytes of a refused file that are read and dropped
 OVERHEAD = 64 * 1024  # bytes that a form may add to its file
-# What is no image by its type, and may be one all the same; curl calls every file the last one.
+# Types of files that may be images all the same; curl uses the last one for every file.
 OPAQUE = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 
 
 class Upload:
-    """The file that a request brings, of `megabytes` at most. Use it as a context: a refused one is drained.
+    """The file of a request, of `megabytes` at most. A context manager, which drains a refused file.
 
-    Most clients read an answer after they have sent all, and would find the connection broken instead.
+    Most clients read an answer after they have sent everything, and would report a broken connection instead.
     """
 
     def __init__(self, request: Request, megabytes: float) -> None:
@@ -34,14 +34,14 @@ class Upload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # One that asked first (Expect: 100-continue) is answered at once; one that is too slow is cut off.
+        # A client that asked first (Expect: 100-continue) is answered at once; one that is too slow is disconnected.
         if "expect" not in self.request.headers:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._drain(), SECONDS)
 
     async def read(self) -> bytes:
-        """The body, or the file in its form. Raises HTTPException: 400 no file, 408 too slow, 413 too large, 415 no
-        image by its type."""
+        """Returns the body, or the file in the form. Raises HTTPException: 400 no file, 408 too slow, 413 too large,
+        415 not the type of an image."""
         if not self.is_form and self.kind not in OPAQUE and not self.kind.startswith("image/"):
             raise HTTPException(415, f"expected an image, as the body or in a form, got the type {self.kind!r}")
         if int(self.request.headers.get("content-length", 0)) > self.limit:
@@ -80,7 +80,7 @@ class Upload:
 
 
 async def file_of_form(request: Request) -> bytes:
-    """The first file in it, whatever its field is called; empty where there is none."""
+    """Returns the first file in a form, whatever the name of its field; empty if there is none."""
     async with request.form(max_files=1, max_fields=8) as form:
         for value in form.values():
             if isinstance(value, UploadFile):
