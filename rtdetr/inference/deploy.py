@@ -38,7 +38,7 @@ Compile = bool | Literal["max"]
 PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy scalars
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # input shapes that are remembered
-RECORD_AT = 5  # a shape is recorded at this call: for a few images it does not pay
+RECORD_AT = 5  # calls of a shape until it is recorded, which does not pay for a few images
 WARM_UP = 3  # calls before a graph is recorded
 
 logger = logging.getLogger("rtdetr")
@@ -191,7 +191,7 @@ class WithPlainKernels:
 class Compiled:
     """Runs a Detector with torch.compile, once per shape. The compiled code is cached on disk for the next process.
 
-    The first call with a shape runs uncompiled before: it fills the caches of the model, which would cause a second
+    The first call with a shape runs uncompiled first: it fills the caches of the model, which would cause a second
     compilation otherwise.
     """
 
@@ -326,7 +326,7 @@ class Recording:
         self.sizes = torch.ones(size.batch, 2, device=stream.device)
         self.graph = torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
-        # The outer context restores the stream, as the inner one does not do so after a failure.
+        # The outer context restores the stream, which the inner one does not do after a failure.
         with _fastest_convolutions(), torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 detect(self.images, self.sizes)

@@ -134,7 +134,7 @@ class Predictor:
     ) -> None:
         if threshold is None:
             threshold = lowest_scores(classes)
-        if not np.all((np.asarray(threshold) >= 0) & (np.asarray(threshold) <= 1)):  # not a number, too
+        if not np.all((np.asarray(threshold) >= 0) & (np.asarray(threshold) <= 1)):  # NaN, too
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
         self.device, self.threshold = torch.device(device), threshold
         self.cfg, self.classes = cfg, classes
@@ -271,8 +271,8 @@ class Predictor:
     def _read_ahead(
         self, files: Iterator[File], batch_size: int, num_threads: int, read: Read, with_images: bool
     ) -> Batches:
-        """Yields batches of files, their pixels and their images, read by threads. Starts so many batches in advance
-        that every thread has two more images to read."""
+        """Yields batches of files, their pixels and their images, read by threads. Starts enough batches in advance for
+        every thread to have two more images to read."""
         begun: deque[tuple[list[File], Batch, list[Future[list[Pixels | DataError | None]]]]] = deque()
         pool = ThreadPoolExecutor(num_threads, "rtdetr-read")
         try:
@@ -302,7 +302,7 @@ class Predictor:
                 yield names, batch, [each.size if isinstance(each.size, DataError) else each.kept for each in read]
 
     def readers(self, num_files: int) -> Readers:
-        """Chooses the readers of so many files. If only torch can resize, processes would have to import it first."""
+        """Chooses what reads `num_files` files. If only torch can resize, processes would have to import it first."""
         suited = self.device.type == "cuda" and self.cfg.data.interpolation == "cubic" and self.plan.decode == "host"
         return Readers.choose(num_files, suited, bool(self.processes.running))
 

@@ -207,7 +207,7 @@ class ReadingProcesses:
         return self._teams[0].processes if self._teams else []
 
     def start(self, number: int) -> None:
-        """Starts so many processes if they are not running. Raises ConfigError if that is not possible."""
+        """Starts `number` processes if they are not running. Raises ConfigError if that is not possible."""
         if len(self.running) == number and all(each.parent.poll() is None for each in self._teams):
             return
         self.end()
@@ -220,7 +220,7 @@ class ReadingProcesses:
         _end(self._teams, os.getpid())
 
     def taken(self, number: int) -> bool:
-        """Reserves so many processes for the caller, who then calls `batches`; False if another call uses them."""
+        """Reserves `number` processes for the caller, who then calls `batches`; False if another call uses them."""
         if not self._serving.acquire(blocking=False):
             return False
         try:

@@ -25,7 +25,7 @@ class Readers(NamedTuple):
     def choose(
         cls, num_files: int = 0, on_gpu: bool = False, started: bool = False, cores: int | None = None
     ) -> Readers:
-        """Chooses the readers of so many files. Threads share Python's lock, and processes take time to start; a
+        """Chooses the readers for `num_files` files. Threads share Python's lock, and processes take time to start; a
         network on the CPU is slower than either. started: processes are running, or will be before the first file is
         read. cores: default: those available to this process."""
         cores = cores or usable_cores()

@@ -239,6 +239,5 @@ def _load_op(path: Path, library: str) -> None:
 
 
 def _line(error: BaseException, number: int = 0) -> str:
-    """Returns one line of a runtime's error: the first, or the last for OpenVINO, which begins with source
-    locations."""
+    """Returns one line of an error: the first, or the last for OpenVINO, which begins with source locations."""
     return (str(error).strip().splitlines() or [type(error).__name__])[number][:200]

@@ -48,7 +48,7 @@ class Slices(NamedTuple):
 
 
 def _side(extent: int, number: int, overlap: float) -> int:
-    """Returns the side in pixels of so many tiles that cover an extent."""
+    """Returns the side in pixels of `number` tiles that cover an extent."""
     side = ceil(extent / (number - (number - 1) * overlap))
     while len(_starts(extent, side, overlap)) > number:  # steps are whole pixels
         side += 1
@@ -65,7 +65,7 @@ def tile_size(slices: int | Sequence[int]) -> tuple[int, int]:
 
 
 def tiles(size: tuple[int, int], tile: tuple[int, int], overlap: float = OVERLAP) -> list[tuple[int, int, int, int]]:
-    """Returns areas xyxy in pixels that cover an image of (width, height), each of the tile's (h, w) or the image's."""
+    """Areas xyxy in pixels that cover an image of (width, height), each as large as the tile (h, w) or the image."""
     columns, rows = _starts(size[0], tile[1], overlap), _starts(size[1], tile[0], overlap)
     return [(x, y, min(x + tile[1], size[0]), min(y + tile[0], size[1])) for y, x in product(rows, columns)]
 

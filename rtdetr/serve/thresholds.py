@@ -13,7 +13,7 @@ from rtdetr.inference.draw import Detection
 
 
 class Thresholds(NamedTuple):
-    """of_all: for classes without a threshold of their own, by category id or, from a request, by name."""
+    """of_all: for classes without their own; by_id: of the server, by category id; by_name: of a request."""
 
     of_all: float
     by_id: Mapping[int, float]

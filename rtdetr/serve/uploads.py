@@ -12,12 +12,12 @@ from starlette.types import Message
 SECONDS = 30  # for a file to arrive
 DRAIN = 200 * 2**20  # bytes of a refused file that are read and dropped
 OVERHEAD = 64 * 1024  # bytes that a form may add to its file
-# Types of files that may be images all the same; curl uses the last one for every file.
+# Content types that may be images all the same; curl uses the last one for every file.
 OPAQUE = ("", "application/octet-stream", "application/x-www-form-urlencoded")
 
 
 class Upload:
-    """The file of a request, of `megabytes` at most. A context manager, which drains a refused file.
+    """The file of a request, of `megabytes` at most. Use it as a context manager, which drains a refused file.
 
     Most clients read an answer after they have sent everything, and would report a broken connection instead.
     """
