@@ -68,6 +68,11 @@ class Plan(NamedTuple):
         """Returns the plan with half and fuse_relu as booleans. Raises ConfigError if it cannot run on the device."""
         if self.kernels not in ("auto", "plain"):
             raise ConfigError(f"kernels: expected auto or plain, got {self.kernels!r}")
+        cuda = device.type == "cuda"
+        if self.decode not in ("host", "device") or (self.decode == "device" and not cuda):
+            raise ConfigError(f"decode: expected host, or device on a GPU, got {self.decode!r} on {device}")
+        if self.resize not in ("auto", "host", "device"):
+            raise ConfigError(f"resize: expected auto, host or device, got {self.resize!r}")
         if self.kernels == "plain":
             if refused := [
                 name
@@ -76,7 +81,6 @@ class Plan(NamedTuple):
             ]:
                 raise ConfigError(f"{refused[0]}: expected auto or False with kernels=plain")
             return self._replace(fold=False, half=False, graphs=False, compile=False, fuse_relu=False)
-        cuda = device.type == "cuda"
         for name, asked in (
             ("half", self.half is True),
             ("graphs", self.graphs is True),
@@ -86,10 +90,6 @@ class Plan(NamedTuple):
                 raise ConfigError(f"{name}: expected auto or False on {device}")
         if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
-        if self.decode not in ("host", "device") or (self.decode == "device" and not cuda):
-            raise ConfigError(f"decode: expected host, or device on a GPU, got {self.decode!r} on {device}")
-        if self.resize not in ("auto", "host", "device"):
-            raise ConfigError(f"resize: expected auto, host or device, got {self.resize!r}")
         half = self.fold and (cuda if self.half == "auto" else self.half)
         fuse_relu = half and cuda if self.fuse_relu == "auto" else self.fuse_relu
         return self._replace(half=half, graphs=self.graphs if cuda else False, fuse_relu=fuse_relu)

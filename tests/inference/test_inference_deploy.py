@@ -105,6 +105,8 @@ def test_only_the_sizes_seen_last_are_remembered() -> None:
         (Plan(half=True), "half: expected auto or False on cpu"),
         (Plan(graphs=True), "graphs: expected auto or False on cpu"),
         (Plan(fuse_relu=True), "fuse_relu: expected auto or False on cpu"),
+        (Plan(kernels="plain", decode="device"), "decode: expected host, or device on a GPU"),
+        (Plan(kernels="plain", resize="here"), "resize: expected auto, host or device"),  # type: ignore[arg-type]
         (Plan(fold=False, half=True), "half: expected"),
     ],
 )
