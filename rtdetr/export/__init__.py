@@ -1,4 +1,4 @@
-"""A file that runs elsewhere, and the proof that it agrees with the model it came from."""
+"""Exports a model to a file that runs elsewhere, and certifies that both agree."""
 
 from rtdetr.export.build import Exported, ExportFailed, check_file, export_model
 from rtdetr.export.certificate import Certificate

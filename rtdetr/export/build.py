@@ -1,4 +1,4 @@
-"""From a model to a finished export: written, compared with PyTorch, and only then put in its place."""
+"""Runs an export: writes the files, compares them with PyTorch, and only then moves them to their place."""
 
 from __future__ import annotations
 
@@ -92,14 +92,13 @@ def export_model(
     """Writes a model in another format, with a certificate that it agrees with PyTorch.
 
     weights: a checkpoint, or (model, config, classes). format: a key of FORMATS. output: default: beside the
-    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of images to calibrate on
-    (INT8). raw: logits and boxes in place of detections. input_type: what the file takes, uint8 images or float32
-    in [0, 1]. portable: one image of one size at a time, by operators that small runtimes have (onnx, torch-export,
-    openvino), which look rows up by gather or products. opset: of a portable ONNX file, 13, 17 (default) or 18.
-    images: a folder to compare on, by default that of `calibrate`, else generated ones. ap: a validation set, on which
-    AP is measured before and after, as part of the certificate. say: gets lines on what is done. What is at `output`
-    is replaced.
-    Raises ExportFailed when the comparison fails; CheckpointError, ConfigError or DataError when nothing was begun.
+    checkpoint, under its name. half: float16; int8: 8-bit integers, with a folder of images to calibrate on (INT8).
+    raw: logits and boxes in place of detections. input_type: uint8 images or float32 in [0, 1]. portable: one image of
+    one size at a time, by operators that small runtimes have (onnx, torch-export, openvino), with gather or products
+    for look-ups. opset: of a portable ONNX file, 13, 17 (default) or 18. images: a folder to compare on, by default
+    that of `calibrate`, else generated images. ap: a validation set, on which AP is measured before and after, as part
+    of the certificate. say: receives progress lines. An existing export at `output` is replaced. Raises ExportFailed if
+    the comparison fails; CheckpointError, ConfigError or DataError before anything is written.
     """
     _check_portable(format, half, portable, opset)
     _check(format, half, int8, calibrate, input_type, ap)
@@ -111,9 +110,9 @@ def export_model(
     targets.check(target, format)
     model, metadata = describe(weights, "fp16" if half else "int8" if int8 else "fp32", raw, input_type)
     metadata = replace(metadata, fixed=portable is not None or format in EDGE)
-    if format == "ncnn":  # has whole numbers nowhere
+    if format == "ncnn":  # has no integer tensors
         metadata = replace(metadata, raw=True, input="float")
-    examples = example_images(images or calibrate, metadata.config)  # 8 bits hold for images of their kind alone
+    examples = example_images(images or calibrate, metadata.config)  # the calibration is valid for such images only
     calibration = calibration_images(calibrate, metadata.config) if calibrate is not None else []
     validation = validation_loader(ap, metadata.config, metadata.classes) if ap is not None else None
     with _beside(target) as path:
@@ -139,8 +138,8 @@ def check_file(
 ) -> Exported:
     """Compares an exported file with the model again and writes a new certificate.
 
-    A good certificate of another model stays as it is, and a file of one gets none. Raises ExportFailed when they do
-    not agree, when the file is not the one that was certified or has changed weights.
+    A valid certificate of another model is kept, and a file of another model gets none. Raises ExportFailed if they
+    disagree, or if the file is not the certified one or has changed weights.
     """
     file = Path(file)
     if not file.exists():
@@ -180,7 +179,7 @@ def _named(weights: WeightSource) -> str:
 
 
 def describe(weights: WeightSource, precision: Precision, raw: bool, input_type: InputType) -> tuple[Network, Metadata]:
-    """The model in eval mode on the CPU, and what its file shall say. Raises CheckpointError or ConfigError."""
+    """The model in eval mode on the CPU, and the metadata of its file. Raises CheckpointError or ConfigError."""
     targets.check_source(weights)
     if isinstance(weights, tuple):
         model, cfg, classes = weights
@@ -200,7 +199,7 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
 def _check(
     format: str, half: bool, int8: bool, calibrate: str | Path | None, input_type: InputType, ap: str | Path | None
 ) -> None:
-    """Raises ConfigError for arguments that do not go together."""
+    """Raises ConfigError for arguments that exclude each other."""
     if format not in FORMATS:
         raise ConfigError(f"format: {unknown_format(format, FORMATS)}")
     if input_type not in get_args(InputType):
@@ -216,12 +215,12 @@ def _check(
     if ap is not None and (format == "transformers" or why_not_run(Path(f"x{FORMATS[format]}"))):
         raise ConfigError(f"ap: files of {format} are not run here")
     for package in NEEDS.get(format, ()):
-        with quiet():  # some warn of what they lack, or of a newer torch
+        with quiet():  # some warn of missing parts, or of a newer torch
             optional(package, "onnx" if format in ONNX_FILES else format, f"the format {format}")
 
 
 def _check_portable(format: str, half: bool, portable: Sampling | None, opset: int | None) -> None:
-    """Raises ConfigError for arguments that do not go together."""
+    """Raises ConfigError for arguments that exclude each other."""
     if portable not in (None, *get_args(Sampling)):
         raise ConfigError(f"portable: expected one of {', '.join(get_args(Sampling))}, got {portable!r}")
     if portable and (half or format not in ("onnx", "torch-export", "openvino")):
@@ -239,7 +238,7 @@ def _write(
     portable: Sampling | None,
     opset: int,
 ) -> None:
-    """Everything of the export, at `path` and beside it."""
+    """Writes all files of the export, at `path` and beside it."""
 
     def graph_of(metadata: Metadata, backend: Backend) -> Graph:
         return make_portable_graph(model, metadata, portable) if portable else make_graph(model, metadata, backend)
@@ -289,7 +288,7 @@ def _write_edge(format: str, model: Network, metadata: Metadata, calibration: li
 
 
 def _complete(certificate: Certificate, format: str, path: Path) -> None:
-    """What only one format has to tell."""
+    """Adds the notes and checks of a single format."""
     if certificate.precision == "int8":
         certificate.notes.append(LEFT_OUT)
     if path.suffix == ".onnx":
@@ -304,7 +303,7 @@ def _complete(certificate: Certificate, format: str, path: Path) -> None:
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A path of the same name in a folder of its own, which is gone afterwards."""
+    """Context manager: a path of the same name in a temporary folder next to the target."""
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=".export-", dir=target.parent))
     try:
@@ -316,7 +315,7 @@ def _beside(target: Path) -> Iterator[Path]:
 def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exported:
     """Moves the finished files to their place, those of a failed comparison under another name.
 
-    Raises ExportFailed for these.
+    Raises ExportFailed for the latter.
     """
     ending = "" if certificate.passed else ".failed"
     place = target.with_name(target.name + ending)

@@ -49,8 +49,8 @@ def example_images(folder: str | Path | None, cfg: Config) -> Images:
 
 
 def cases(images: Images, size: tuple[int, int], num_queries: int, fixed: bool = False) -> Iterator[Case]:
-    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from images and from noise. fixed: batches of
-    the own size alone."""
+    """Batches of 1, 3 and 8 of the model's own size and of rectangles, from images and from noise. fixed: only batches
+    of the own size."""
     height, width = size
     own, wide, flat = (fitting(height * h, width * w, num_queries) for h, w in ((1, 1), (0.8, 1.2), (0.5, 1.6)))
     if fixed:

@@ -1,7 +1,7 @@
-"""The proof that an exported file agrees with the model it came from.
+"""The certificate that an exported file agrees with its model.
 
-A detection of the model has its counterpart in the file where the label is the same and score and box differ by no more
-than the bounds. Counterparts are found whatever the order, as nearly equal scores may swap places.
+A detection of the model has a counterpart in the file if the label is the same and score and box differ by no more than
+the bounds. The order does not matter, as nearly equal scores may swap places.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHOWN = 0.05  # detections with a higher score are compared
 LEAST = 5  # and so many of every image, whatever their scores, in float32
 LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
-TIE = 1e-4  # logits of two cells nearer than this are equal: which one becomes a query is chance
+TIE = 1e-4  # logits of two cells this close count as equal: either one may become a query
 OTHER_WEIGHTS = "it was exported from other weights"
 PACKAGES = (
     *("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino", "transformers"),
@@ -83,7 +83,7 @@ class Comparison:
     missing: int  # without counterpart, or in the file alone
     score: float  # largest differences between counterparts
     box: float  # pixels
-    undecided: int  # images whose queries are a matter of chance, and which differ
+    undecided: int  # images that differ, and whose queries are undecided
     passed: bool
 
 
@@ -105,14 +105,14 @@ class Certificate:
     certified_sha256: str = ""  # of the file when it was found good; the same as sha256 unless the file changed
     fault: str = ""  # what is wrong besides the comparisons
     ap: AveragePrecisions | None = None  # where it was asked for
-    not_run: str = ""  # why nothing was compared, where no machine of this kind can run the file
+    not_run: str = ""  # why nothing was compared, if this kind of machine cannot run the file
 
     @property
     def passed(self) -> bool:
         return not self.reason()
 
     def reason(self) -> str:
-        """Why the file is not as the model, empty when it is."""
+        """Why the file differs from the model, empty if it does not."""
         if self.fault:
             return self.fault
         failed = [each for each in self.comparisons if not each.passed]
@@ -170,7 +170,7 @@ class Certificate:
 
 
 class StoredCertificate(NamedTuple):
-    """What the certificate beside a file says of it."""
+    """The content of the certificate next to a file."""
 
     sha256: str  # of the file when it was found good, empty where it never was
     weights_sha256: str  # of the model that it was compared with
@@ -178,7 +178,7 @@ class StoredCertificate(NamedTuple):
 
 
 def read_stored_certificate(file: Path) -> StoredCertificate | None:
-    """None where there is no certificate. Raises CheckpointError."""
+    """None if there is no certificate. Raises CheckpointError."""
     path = certificate_path(file)
     if not path.is_file():
         return None
@@ -191,9 +191,9 @@ def read_stored_certificate(file: Path) -> StoredCertificate | None:
 
 
 def certify(path: Path, format: str, model: Network, metadata: Metadata, images: Images) -> Certificate:
-    """Compares a file with the model, on the CPU, in every runtime that is installed and reads it.
+    """Compares a file with the model, on the CPU, in every installed runtime that reads it.
 
-    metadata: those of the model; precision and outputs are the file's own affair.
+    metadata: of the model; precision and outputs are read from the file.
     """
     files: Sequence[ExportedModel | TransformersModel] = []
     fault, precision = "", metadata.precision
@@ -228,7 +228,7 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
 
 
 def _opened(path: Path, metadata: Metadata) -> tuple[list[ExportedModel], Precision, str]:
-    """A file in every runtime, its precision, and what is wrong with its weights. Raises CheckpointError."""
+    """The file in every runtime, its precision, and the fault of its weights, if any. Raises CheckpointError."""
     files = [open_exported(path, runtime=runtime) for runtime in runtimes_for(path)]
     fault = changed_weights(file) if (file := model_file(path)).suffix == ".onnx" else ""
     if files[0].metadata.weights_sha256 != metadata.weights_sha256:
@@ -237,14 +237,15 @@ def _opened(path: Path, metadata: Metadata) -> tuple[list[ExportedModel], Precis
 
 
 def runtimes_for(path: Path) -> list[str]:
-    """The runtimes that read a file and are installed; its own in any case."""
+    """The installed runtimes that read a file; its own in any case."""
     own = runtime_of(path) or ""
     others = ["openvino"] if own == "onnxruntime" and importlib.util.find_spec("openvino") else []
     return [own, *others]
 
 
 def reference(model: Network, case: Case, max_detections: int) -> tuple[Detections, Tensor]:
-    """What PyTorch says, and how far (B,) the last cell that became a query is from the first that did not."""
+    """PyTorch's detections, and the difference (B,) in logits between the last selected cell and the best one that was
+    not."""
     logits: list[Tensor] = []
     hook = model.decoder.selector.score_head.register_forward_hook(lambda *call: logits.append(call[2]))
     try:
@@ -282,8 +283,8 @@ def compare(
 
 
 def together(comparisons: list[Comparison], bounds: Bounds) -> list[Comparison]:
-    """With the verdict that the batches of a runtime deserve together: by chance a single image may differ much, and
-    a file that is broken differs in all of them, or in nearly all detections of one kind."""
+    """The comparisons with the verdict on all batches of a runtime: a single image may differ by chance, and a broken
+    file differs in all of them, or in nearly all detections of one kind."""
     judged = []
     for each in comparisons:
         same = [other for other in comparisons if other.runtime == each.runtime]
@@ -308,7 +309,7 @@ def arrays(detections: Detections, i: int) -> Arrays:
 
 
 class Difference(NamedTuple):
-    """Between two lists of detections of one image; the fields are those of Comparison."""
+    """The difference of two lists of detections of one image; the fields are those of Comparison."""
 
     detections: int
     missing: int
@@ -317,11 +318,11 @@ class Difference(NamedTuple):
 
 
 def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
-    """Of what the model says and what the file says about an image."""
+    """Compares the detections of the model and of the file in an image."""
     count = max(int((expected.scores > SHOWN).sum()), min(bounds.least, len(expected.scores)))
     if not all(np.isfinite(each).all() for each in (found.scores, found.boxes)):
         return Difference(count, max(count, 1), float("inf"), float("inf"))
-    if not count:  # nothing to be seen: then the scores of equal ranks must do
+    if not count:  # no counterpart at all: compare the scores of equal ranks
         score = float(np.abs(np.sort(expected.scores) - np.sort(found.scores)).max(initial=0))
         return Difference(0, int(score > bounds.score), score, 0.0)
     same = expected.labels[:count, None] == found.labels

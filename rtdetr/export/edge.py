@@ -22,7 +22,7 @@ from rtdetr.inference.export_metadata import Metadata, file_sha256
 
 
 def of_one_image(graph: Graph, size: tuple[int, int]) -> Graph:
-    """A graph whose batch and sides are no longer open. size: H, W."""
+    """The graph with fixed batch and sides. size: H, W."""
     height, width = size
     images = torch.zeros(1, 3, height, width, dtype=graph.inputs[0].dtype)
     for parameter in graph.module.parameters():  # a slice has other strides, which ExecuTorch takes for channels_last
@@ -32,7 +32,8 @@ def of_one_image(graph: Graph, size: tuple[int, int]) -> Graph:
 
 
 def write_executorch(graph: Graph, metadata: Metadata, path: Path) -> None:
-    """A .pte file: what XNNPACK has runs there, the rest in ExecuTorch's portable kernels. Raises MissingPackage."""
+    """Writes a .pte file: operators that XNNPACK supports run there, the rest in ExecuTorch's portable kernels. Raises
+    MissingPackage."""
     exir = optional("executorch.exir", "executorch", "an ExecuTorch file")
     xnnpack = optional("executorch.backends.xnnpack.partition.xnnpack_partitioner", "executorch", "an ExecuTorch file")
     with quiet():
@@ -43,7 +44,7 @@ def write_executorch(graph: Graph, metadata: Metadata, path: Path) -> None:
 
 
 def write_litert(graph: Graph, metadata: Metadata, path: Path) -> None:
-    """A .tflite file. graph: portable, as LiteRT has no tensors of six axes. Raises MissingPackage."""
+    """Writes a .tflite file. graph: portable, as LiteRT has no tensors of six axes. Raises MissingPackage."""
     litert = optional("litert_torch", "litert", "a LiteRT file")
     with quiet():
         inputs = dict(zip(graph.names, graph.inputs))
@@ -53,7 +54,7 @@ def write_litert(graph: Graph, metadata: Metadata, path: Path) -> None:
 
 
 def _quant_config(metadata: Metadata) -> Any:
-    """What tells LiteRT's converter that a program was quantised before."""
+    """The setting by which LiteRT's converter accepts a program that is already quantised."""
     if metadata.precision != "int8":
         return None
     told = optional("litert_torch.quantize.quant_config", "litert", "an 8-bit LiteRT file")
@@ -74,10 +75,8 @@ class FromFloats(nn.Module):
 
 
 def write_coreml(graph: Graph, metadata: Metadata, path: Path) -> None:
-    """An .mlpackage for iOS 17 and macOS 14. graph: portable, of float images; those of uint8 are Core ML's image type.
-
-    Raises MissingPackage.
-    """
+    """Writes an .mlpackage for iOS 17 and macOS 14. graph: portable, of float images; uint8 images become Core ML's
+    image type. Raises MissingPackage."""
     with quiet():
         ct = optional("coremltools", "coreml", "a Core ML package")
         given, *sizes = (ct.TensorType(name=name, shape=each.shape) for name, each in zip(graph.names, graph.inputs))
@@ -104,7 +103,7 @@ def write_coreml(graph: Graph, metadata: Metadata, path: Path) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The converters tell their developers what they do; without gradients."""
+    """Context manager without the converters' messages for their own developers, and without gradients."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

@@ -1,4 +1,4 @@
-"""The module that goes into a file: the model with the steps before and after it.
+"""The module that is exported: the model with its pre- and post-processing.
 
 Letters: B images, Q queries, C classes, T detections of an image.
 """
@@ -27,7 +27,7 @@ RAW = ("logits", "boxes")
 
 
 class Graph(NamedTuple):
-    """What the writers of all formats start from."""
+    """The input of the writers of all formats."""
 
     module: nn.Module  # in eval mode
     inputs: tuple[Tensor, ...]  # examples: images (B, 3, H, W) and, unless raw, sizes (B, 2)
@@ -67,7 +67,7 @@ class ExportedDetector(RawModel):
 
 
 class PortableDetector(ExportedDetector):
-    """A ExportedDetector of the operators that rtdetr/models/portable.py is made of."""
+    """An ExportedDetector that uses only the operators of rtdetr/models/portable.py."""
 
     def __init__(self, model: DeployedModel, max_detections: int, sampling: Sampling) -> None:
         super().__init__(model, max_detections)
@@ -90,9 +90,9 @@ def own_size(model: Network, metadata: Metadata) -> tuple[int, int]:
 
 
 def make_portable_graph(model: Network, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
-    """The model, folded, for one image of its own size, of operators that small runtimes have, too; float32.
+    """The folded model, for one image of its own size, of operators that small runtimes have, in float32.
 
-    metadata: with `fixed`. Raises ConfigError for an image size that is none of exported files.
+    metadata: with `fixed`. Raises ConfigError if the image size is none of exported files.
     """
     height, width = own_size(model, metadata)
     portable = Portable(height=height, width=width, sampling=sampling)
@@ -105,13 +105,13 @@ def make_portable_graph(model: Network, metadata: Metadata, sampling: Sampling =
 
 
 def make_graph(model: Network, metadata: Metadata, backend: Backend) -> Graph:
-    """The model, folded, as the metadata want it. backend: of deformable attention."""
+    """The folded model, as the metadata require. backend: of deformable attention."""
     dtype = torch.float16 if metadata.precision == "fp16" else torch.float32
     deployed = model.deploy(DeployOptions(dtype=dtype, channels_last=False, exact_ends=dtype != torch.float32))
     set_backend(deployed, backend)
     num_queries = model.decoder.selector.num_queries
     height, width = fitting(*metadata.config.data.image_size, num_queries)
-    width += STRIDE * (height == width)  # an example where both are equal would be taken for a rule
+    width += STRIDE * (height == width)  # the exporter would take equal numbers for a constraint
     images = torch.zeros(2, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
     sizes = torch.tensor([[height, width]] * 2)
     batch = torch.export.Dim("batch", min=1)
@@ -126,14 +126,15 @@ def make_graph(model: Network, metadata: Metadata, backend: Backend) -> Graph:
 
 
 def set_backend(model: nn.Module, backend: Backend) -> None:
-    """Of deformable attention, everywhere in the model."""
+    """Sets the backend of deformable attention everywhere in the model."""
     for module in model.modules():
         if isinstance(module, MSDeformAttn):
             module.backend = backend
 
 
 def fitting(height: float, width: float, num_queries: int) -> tuple[int, int]:
-    """The nearest height and width that a file takes: multiples of STRIDE from SMALLEST, a cell for every query."""
+    """The nearest height and width that a file accepts: multiples of STRIDE from SMALLEST, with a cell for every
+    query."""
     height, width = (max(SMALLEST // STRIDE, round(side / STRIDE)) for side in (height, width))
     while height * width * (16 + 4 + 1) < num_queries:  # cells of the three levels
         height, width = height + (height <= width), width + (width < height)

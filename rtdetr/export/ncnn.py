@@ -19,7 +19,7 @@ from rtdetr.inference.edge_runtimes import NCNN_FILES, note_ncnn
 from rtdetr.inference.export_metadata import Metadata
 
 STEEP = 1e30  # times the difference of two different logits: above 1
-# ncnn rounds to 16 bits where it can, which numbers of cells do not survive: of each layer, not for arithmetic, not in
+# ncnn rounds to 16 bits where it can, too coarse for numbers of cells: of each layer, not for arithmetic, not in
 # storage, not to bfloat16.
 EXACT = "31=7"
 
@@ -46,8 +46,8 @@ def write_ncnn(graph: Graph, metadata: Metadata, folder: Path) -> None:
 
 
 class WithoutComparisons(TorchFunctionMode):
-    """Comparisons of floats, for which ncnn has no layer, as arithmetic whose results are 0.0 and 1.0. All but `>`
-    compare whole numbers."""
+    """Replaces comparisons of floats, for which ncnn has no layer, by arithmetic with results 0.0 and 1.0. All except
+    `>` compare whole numbers."""
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, arguments: Any = (), options: Any = None

@@ -1,4 +1,4 @@
-"""ONNX files: one graph of standard operators with batch, height and width open."""
+"""ONNX files: one graph of standard operators with dynamic batch, height and width."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path, opset: int = NEWEST
 
 
 def note(model: Any, metadata: Metadata) -> None:
-    """Puts the metadata and the hash of the weights into an ONNX model, and takes out operator sets that it has no use
-    for, as some runtimes know the standard one alone."""
+    """Adds the metadata and the hash of the weights to an ONNX model, and removes unused operator sets, as some
+    runtimes know only the standard one."""
     onnx = optional("onnx", "onnx", "an ONNX file")
     model.producer_name, model.producer_version = "rtdetr", metadata.version
     used = {node.domain for node in model.graph.node}
@@ -59,7 +59,7 @@ def note(model: Any, metadata: Metadata) -> None:
 
 
 def _forget_source(graph: Any) -> None:
-    """The exporter notes stack traces with the paths of this machine; the name of the module is what helps."""
+    """Removes the exporter's stack traces, which contain paths of this machine; the names of modules stay."""
     for node in graph.node:
         scopes = {each.key: each.value for each in node.metadata_props}.get("pkg.torch.onnx.name_scopes", "")
         names = [name for each in scopes.strip("[]").split(",") if (name := each.strip(" '\"")).startswith("model.")]
@@ -82,7 +82,7 @@ def initializers_sha256(model: Any) -> str:
 
 
 def changed_weights(path: Path) -> str:
-    """What is wrong when the weights in the file are not those that were written, empty when they are."""
+    """The fault of a file whose weights are not those that were written, else empty."""
     onnx = optional("onnx", "onnx", str(path))
     model = onnx.load(str(path), load_external_data=False)
     noted = {each.key: each.value for each in model.metadata_props}.get(HASH)
@@ -90,7 +90,7 @@ def changed_weights(path: Path) -> str:
 
 
 def onnx_facts(path: Path) -> str:
-    """Opset, number of nodes and weights of a file, for a person."""
+    """Opset, number of nodes and weights of a file, as text."""
     onnx = optional("onnx", "onnx", str(path))
     model = onnx.load(str(path))
     opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
@@ -98,7 +98,7 @@ def onnx_facts(path: Path) -> str:
 
 
 def operators(path: Path) -> dict[str, int]:
-    """How often each operator stands in a file, by name."""
+    """Number of uses of each operator in a file, by name."""
     onnx = optional("onnx", "onnx", str(path))
     nodes = onnx.load(str(path), load_external_data=False).graph.node
     return dict(sorted(Counter(node.op_type for node in nodes).items()))
@@ -114,7 +114,7 @@ def float32_nodes(path: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The exporters report their progress and their own deprecations; the user needs none of it."""
+    """Context manager without the exporters' progress and deprecation messages."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [each.level for each in loggers]
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):

@@ -10,7 +10,7 @@ from rtdetr.inference.export_metadata import Metadata
 
 
 def write_openvino(onnx_file: Path, metadata: Metadata, folder: Path) -> None:
-    """Converts an ONNX file. float16 means that the weights are stored so; the CPU computes in float32.
+    """Converts an ONNX file. With float16 the weights are stored in it; the CPU computes in float32.
 
     Raises MissingPackage.
     """

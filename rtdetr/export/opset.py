@@ -1,4 +1,5 @@
-"""ONNX graphs of opset 18, which the exporter writes, in the words of an older one, for runtimes that know no newer."""
+"""Rewrites ONNX graphs of opset 18, which the exporter writes, for older opsets, for runtimes that support no newer
+one."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ NEWEST, PORTABLE = 18, 17  # the default of portable files
 OPSETS = {13: 7, 17: 8, NEWEST: 10}  # and the version of the file format that came with it
 # Parts are equal and as many as there are outputs; no axis has a size of zero.
 NEEDLESS = (("Split", "num_outputs"), ("Reshape", "allowzero"))
-REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin")  # their axes became an input with opset 18
+REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin")  # their axes are an input since opset 18
 
 
 def without_layer_norms(graph: Graph) -> torch.export.ExportedProgram:
-    """A graph as a program whose layer norms, an operator of opset 17, are arithmetic."""
+    """Replaces layer norms, operators of opset 17, by arithmetic."""
     program = torch.export.export(graph.module, graph.inputs, dynamic_shapes=graph.shapes, strict=False)
     return program.run_decompositions({torch.ops.aten.layer_norm.default: _layer_norm})
 
@@ -31,7 +32,7 @@ def _layer_norm(
 
 
 def lower(model: Any, opset: int) -> None:
-    """Rewrites an ONNX model of opset NEWEST in place; for onnx.checker to tell whether nothing newer is left."""
+    """Rewrites an ONNX model of opset NEWEST in place; onnx.checker then verifies that nothing newer is left."""
     onnx = optional("onnx", "onnx", "an ONNX file")
     numbers = {each.name: onnx.numpy_helper.to_array(each) for each in model.graph.initializer}
     for node in model.graph.node:
@@ -47,7 +48,7 @@ def lower(model: Any, opset: int) -> None:
 
 
 def _asks_for_the_usual(onnx: Any, operator: str, attribute: Any, opset: int) -> bool:
-    """Whether an attribute that the older opset lacks is what that opset does anyway."""
+    """Whether an attribute that the older opset lacks has the value that opset implies."""
     if attribute.name in onnx.defs.get_schema(operator, opset).attributes:
         return False
     if (operator, attribute.name) in NEEDLESS:

@@ -23,7 +23,8 @@ LEFT_OUT = f"in 8 bits: the convolutions of {' and '.join(QUANTISED)}; in float3
 
 
 def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:
-    """Writes `path`: convolutions of backbone and encoder, but FIRST, in 8 bits, in ranges seen on the images."""
+    """Writes `path`: convolutions of backbone and encoder, except FIRST, in 8 bits, with ranges measured on the
+    images."""
     onnx = optional("onnx", "onnx", "quantisation")
     tools = optional("onnxruntime.quantization", "onnx", "quantisation")
     prepared = onnx_file.with_suffix(".prepared.onnx")
@@ -37,7 +38,7 @@ def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], pat
             _reader(tools, metadata, images),
             quant_format=tools.QuantFormat.QDQ,
             per_channel=True,
-            op_types_to_quantize=["Conv", "Relu"],  # so that no levels are spent on what a Relu cuts off
+            op_types_to_quantize=["Conv", "Relu"],  # so that no levels are spent on values that a Relu removes
             nodes_to_exclude=kept,
             activation_type=tools.QuantType.QUInt8,
             weight_type=tools.QuantType.QInt8,
@@ -50,13 +51,13 @@ def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], pat
 
 
 def stays_float(name: str) -> bool:
-    """Whether the convolution of this name is left out."""
+    """Whether the convolution of this name is left in float32."""
     return FIRST in name or not any(f"{part}." in name for part in QUANTISED)
 
 
 @contextmanager
 def without_hints() -> Iterator[None]:
-    """The tool has some for its own developers."""
+    """Context manager without the tool's hints for its own developers."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:
@@ -79,7 +80,7 @@ def _reader(tools: Any, metadata: Metadata, images: list[Image.Image]) -> Any:
 
 
 def batches(metadata: Metadata, originals: list[Image.Image]) -> Iterator[dict[str, Any]]:
-    """What a file is fed: one image at a time where it takes no more."""
+    """Inputs of a file: one image at a time if it takes no more."""
     count = 1 if metadata.fixed else BATCH
     for start in range(0, len(originals), count):
         chosen = originals[start : start + count]

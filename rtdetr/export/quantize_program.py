@@ -18,9 +18,9 @@ LEAST_SCALE = 2**-12  # XNNPACK's limit
 
 
 def quantized(graph: Graph, metadata: Metadata, images: list[Image.Image], extra: str) -> Graph:
-    """graph: of one image. The same with convolutions of backbone and encoder, but FIRST, in 8 bits, in ranges seen on
-    the images. extra: executorch or litert; the latter takes the rounded weights as floats. Raises MissingPackage.
-    """
+    """The graph, of one image, with convolutions of backbone and encoder, except FIRST, in 8 bits, with ranges
+    measured on the images. extra: executorch or litert; the latter takes the rounded weights as floats. Raises
+    MissingPackage."""
     steps = optional("torchao.quantization.pt2e.quantize_pt2e", extra, "quantisation")
     program = torch.export.export(graph.module, graph.inputs, strict=False).module()
     prepared = steps.prepare_pt2e(program, _quantizer(extra))
@@ -38,7 +38,7 @@ def _quantizer(extra: str) -> Any:
             for node in model.graph.nodes:
                 if node.target is not torch.ops.aten.conv2d.default or stays_float(_module_of(node)):
                     continue
-                last = _relu_after(node) or node  # so that no levels are spent on what a ReLU cuts off
+                last = _relu_after(node) or node  # so that no levels are spent on values that a ReLU removes
                 inputs = {node.args[0]: features, node.args[1]: weights}
                 node.meta[NOTE] = tools.QuantizationAnnotation(
                     inputs, features if last is node else None, _annotated=True
@@ -54,7 +54,7 @@ def _quantizer(extra: str) -> Any:
 
 
 def _specifications(extra: str) -> tuple[Any, Any]:
-    """Of features, one scale and zero for all, and of weights, one scale per output channel."""
+    """Quantisation of features, with one scale and zero for all, and of weights, with one scale per output channel."""
     tools = optional("torchao.quantization.pt2e.quantizer", extra, "quantisation")
     observers = optional("torchao.quantization.pt2e", extra, "quantisation")
     features = tools.QuantizationSpec(
@@ -76,12 +76,12 @@ def _specifications(extra: str) -> tuple[Any, Any]:
 
 
 def _module_of(node: fx.Node) -> str:
-    """The name of the innermost module that a node comes from."""
+    """The name of the innermost module of a node."""
     return [name for name, _ in node.meta["nn_module_stack"].values()][-1]
 
 
 def _relu_after(node: fx.Node) -> fx.Node | None:
-    """The ReLU that alone reads a node."""
+    """The ReLU that is the only user of a node, if any."""
     users = [*node.users]
     relus = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
     return users[0] if len(users) == 1 and users[0].target in relus else None

@@ -1,4 +1,4 @@
-"""Where an export goes, and what lies beside it."""
+"""Paths of an export: its files, and those beside it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a c
 def default(
     weights: WeightSource, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None
 ) -> Path:
-    """Beside the checkpoint, under its name; in the current folder for a model that came from none."""
+    """Beside the checkpoint, under its name; in the current folder for a model without one."""
     folder, name = Path(), "model"
     if isinstance(weights, tuple):
         name = weights[1].name
@@ -37,14 +37,14 @@ def default(
 
 
 def check_source(weights: WeightSource) -> None:
-    """Raises CheckpointError for an exported file in place of weights."""
+    """Raises CheckpointError for an exported file instead of weights."""
     if not isinstance(weights, tuple) and is_exported(weights):
         raise CheckpointError(f"{weights}: is an exported file; expected the checkpoint that it came from")
 
 
 def check(output: Path, format: str) -> None:
-    """Raises ConfigError for a name by which the file would not be known for what it is, and for a folder that is not
-    there, which is a mistyped one more often than a new one."""
+    """Raises ConfigError for a name whose ending does not belong to the format, and for a folder that does not exist,
+    which is more often mistyped than new."""
     if not output.parent.is_dir():
         raise ConfigError(
             f"output: {output.parent} is no folder, so {output.name} cannot be written there; make it first"

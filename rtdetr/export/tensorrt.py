@@ -1,4 +1,4 @@
-"""TensorRT: the script that builds an engine where TensorRT is, beside the ONNX file that it reads."""
+"""TensorRT: a script that builds an engine on a machine with TensorRT, next to the ONNX file that it reads."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ if __name__ == "__main__":
 
 
 def write_script(onnx_file: Path, metadata: Metadata) -> Path:
-    """The builder script beside an ONNX file, float32 or float16."""
+    """Writes the builder script next to an ONNX file, float32 or float16."""
     keep = [name for name, kind in float32_nodes(onnx_file).items() if kind in FLOAT32_OPERATORS]
     height, width = metadata.config.data.image_size
     large = [-(-round(side * MOST_PIXELS) // 32) * 32 for side in (height, width)]
@@ -102,7 +102,7 @@ def write_script(onnx_file: Path, metadata: Metadata) -> Path:
 
 
 def check_script(script: Path, onnx_file: Path) -> str:
-    """What is wrong with a script as far as can be told without TensorRT, empty when nothing is."""
+    """The fault of a script, as far as it shows without TensorRT; empty if there is none."""
     try:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except SyntaxError as error:

@@ -1,4 +1,4 @@
-"""torch.export programs and AOTInductor packages: files that torch alone can run."""
+"""torch.export programs and AOTInductor packages: files that need only torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rtdetr.ops.compiled import FOLDER
 
 
 def trace(graph: Graph) -> torch.export.ExportedProgram:
-    """The graph as a program whose batch, height and width are open."""
+    """The graph as a program with dynamic batch, height and width."""
     with torch.no_grad():
         return torch.export.export(graph.module, graph.inputs, dynamic_shapes=graph.shapes, strict=False)
 
 
 def write_program(graph: Graph, metadata: Metadata, path: Path) -> None:
-    """A .pt2 file for torch.export.load."""
+    """Writes a .pt2 file for torch.export.load."""
     torch.export.save(trace(graph), path, extra_files={METADATA_FILE: json.dumps(metadata.entries())})
 
 
 def write_package(graph: Graph, metadata: Metadata, path: Path, with_op: bool) -> None:
-    """A .pt2 file with compiled code; with the library of the deformable op beside it where the code calls it."""
+    """Writes a .pt2 file with compiled code, and next to it the library of the deformable op if the code calls it."""
     entries = {**metadata.entries(), "op_library": op_library_path(path).name if with_op else ""}
     options = {"aot_inductor.metadata": {"rtdetr": json.dumps(entries)}}
     torch._inductor.aoti_compile_and_package(trace(graph), package_path=str(path), inductor_configs=options)

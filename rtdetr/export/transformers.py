@@ -1,4 +1,4 @@
-"""A folder for transformers, and the same model opened there, to be compared with ours."""
+"""A folder for transformers, and the same model opened there for the comparison."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def write_folder(model: Network, metadata: Metadata, folder: Path) -> None:
 
 
 def changed_entries(folder: Path, model: Network) -> str:
-    """Why a folder is not of this model's weights, empty where it is. Raises CheckpointError."""
+    """Why the weights in a folder are not those of this model, empty if they are. Raises CheckpointError."""
     there, own = to_theirs(read_huggingface(folder)["model"]), to_theirs(model.state_dict())
     names = [name for name in own if not name.endswith("num_batches_tracked")]
     wrong = [name for name in names if name not in there or not torch.equal(there[name], own[name])]

@@ -13,9 +13,9 @@ QUEUE_MICROSECONDS = 500  # that the first of them waits for others at most
 
 
 def config_text(metadata: Metadata) -> str:
-    """The content of config.pbtxt, in the text form of Triton's ModelConfig. Shapes are without the batch; -1 is any.
+    """The content of config.pbtxt, in the text format of Triton's ModelConfig. Shapes exclude the batch; -1 is any.
 
-    Images of different sizes are no batch: Triton refuses them in one request and does not join two such requests.
+    Images of different sizes cannot be a batch: Triton refuses them in one request and does not join two such requests.
     """
     inputs = [("images", "TYPE_UINT8" if metadata.input == "uint8" else "TYPE_FP32", "3, -1, -1")]
     outputs = [("logits", "TYPE_FP32", "-1, -1"), ("boxes", "TYPE_FP32", "-1, 4")]

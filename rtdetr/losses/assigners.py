@@ -14,7 +14,7 @@ from torch import Tensor
 from rtdetr.boxes import iou
 from rtdetr.types import Targets
 
-CELL_SCALE = 5.0  # side of the square that stands for a cell in ATSS, in strides
+CELL_SCALE = 5.0  # side of the square that represents a cell in ATSS, in strides
 CANDIDATES_PER_LEVEL = 9  # ATSS
 CANDIDATES_PER_BOX = 13  # task-aligned
 CLASS_POWER, IOU_POWER = 1.0, 6.0  # task-aligned
@@ -22,7 +22,7 @@ EPS = 1e-9  # pixels a centre must lie inside a box; also the guard of the task-
 
 
 class Assignment(NamedTuple):
-    """What every cell shall predict. Labels, boxes and scores of cells that are not positive mean nothing."""
+    """Targets of every cell. Labels, boxes and scores of cells that are not positive are undefined."""
 
     positive: Tensor  # (B, A) bool
     labels: Tensor  # (B, A) int64

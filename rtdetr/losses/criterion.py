@@ -89,7 +89,7 @@ class Criterion:
             # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
             # parameter a gradient on every process, which DDP waits for.
             switch = targets.mask.any()
-            if denoising.crowd is not None:  # those that are denoised speak for the others
+            if denoising.crowd is not None:  # the denoised boxes represent the others
                 switch = targets.mask.sum() / targets.of(denoising.crowd).mask.sum().clamp(min=1)
             losses |= self._entries(sums["_dn"], switch / (num_boxes * denoising.num_copies * num_groups), "_dn")
         if one_to_many is not None:

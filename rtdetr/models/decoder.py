@@ -39,7 +39,7 @@ BORDER_LOGIT = 1e4
 
 
 class Memory(NamedTuple):
-    """What the decoder looks at."""
+    """The encoder's output as the decoder uses it."""
 
     tokens: Tensor  # (B, S, dim) levels fine to coarse, each row-major
     shapes: Shapes  # height, width of each level
@@ -67,7 +67,8 @@ class Decoded(NamedTuple):
 def make_anchors(shapes: Shapes, like: Tensor, official_rectangles: bool = False) -> tuple[Tensor, Tensor]:
     """Box logits (S, 4) of a square of 5 % * 2^level around each cell, and which of them (S, 1) are valid.
 
-    The official code divides x by the height and y by the width (rtdetr_transformerv3.py:575); squares do not notice.
+    The official code divides x by the height and y by the width (rtdetr_transformerv3.py:575), which makes no
+    difference for squares.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     levels = []

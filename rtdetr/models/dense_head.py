@@ -70,7 +70,7 @@ class DenseHead(nn.Module):
 
 
 def constant_conv(in_channels: int, out_channels: int, value: float) -> nn.Conv2d:
-    """3x3 convolution that says `value` everywhere until it is trained."""
+    """3x3 convolution whose output is initialised to `value` everywhere."""
     conv = nn.Conv2d(in_channels, out_channels, 3, padding=1)
     nn.init.zeros_(conv.weight)
     if conv.bias is not None:

@@ -1,7 +1,7 @@
-"""Weights of convolutions that do the work of several layers.
+"""Convolutions that do the work of several layers.
 
-Each function changes a convolution that it is given and returns it: so no weight lies in memory twice, and what a
-network was folded from is used up.
+Each function changes the convolution that it is given and returns it: no weight is in memory twice, and the original
+network cannot be used any more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def move_bias(source: nn.Conv2d, target: nn.Conv2d) -> None:
 
 
 def pad_channels(conv: nn.Conv2d, multiple: int) -> int:
-    """Fills the input channels up, and says by how many."""
+    """Adds input channels up to a multiple; returns their number."""
     lacking = -conv.in_channels % multiple
     refit(conv, F.pad(conv.weight, (0, 0, 0, 0, 0, lacking)), conv.bias)
     return lacking
