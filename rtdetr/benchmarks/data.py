@@ -86,7 +86,7 @@ def generated(folder: Path, count: int) -> DetectionSet:
 
 
 def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sample]:
-    """What a training might ask for: image after image, sizes and interpolations at random."""
+    """Samples of a training: image after image, sizes and interpolations at random."""
     rng = np.random.default_rng(0)
     sizes, names = config.batch_sizes, config.interpolations
     return [Sample(i % len(source), int(rng.choice(sizes)), str(rng.choice(names)), i) for i in range(max(count, 1))]

@@ -1,7 +1,7 @@
 """Measures detection through the public predictor: tensors or files in, detections out, postprocess included.
 
-Every row runs in a process of its own, so that its memory and its first result are its own, and a row that fails costs
-itself alone. The weights are random. Images are uint8 on the device; the answers stay there.
+Every row runs in its own process, so that its memory and first result are its own, and a failing row does not affect
+others. The weights are random. Images are uint8 on the device; the results stay there.
 """
 
 from __future__ import annotations
@@ -249,7 +249,8 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
 
 
 def shift(scores: Tensor, file: Path) -> float:
-    """How far the best score of each rank lies from that of the first row, at most; 1 where it is no number."""
+    """The largest difference between the best scores of each rank and those of the first row; 1 if it is not a
+    number."""
     if not file.is_file():
         torch.save(scores, file)
     return float((scores - torch.load(file, weights_only=True)).abs().nan_to_num(nan=1.0).max())

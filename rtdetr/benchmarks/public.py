@@ -1,4 +1,4 @@
-"""Measures `RTDETRv3.predict` with its default options, as a script meets it: one row in a process of its own.
+"""Measures `RTDETRv3.predict` with its default options, as in a user's script: one row in its own process.
 
 Latencies are those of a caller that waits for the boxes of each call.
 """

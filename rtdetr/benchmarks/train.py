@@ -1,7 +1,8 @@
-"""Measures the optimiser step of `rtdetr train`, on batches that lie on the device already.
+"""Measures the optimiser step of `rtdetr train`, on batches that are on the device already.
 
-The batches are noise with boxes in COCO's numbers: 2 to 60 in an image, one image of 40 or more. Each row is one way
-to run the step: all of RT-DETRv3's supervision, or one query group as RT-DETRv2 has it; plain or through torch.compile.
+The batches are noise with numbers of boxes as in COCO: 2 to 60 in an image, one image of 40 or more. Each row is one
+way to run the step: all of RT-DETRv3's supervision, or one query group as RT-DETRv2 has it; plain or through
+torch.compile.
 """
 
 from __future__ import annotations

@@ -56,10 +56,10 @@ def linear_assignment_checked(
 def linear_assignment_padded(
     cost: Tensor, counts: Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """`linear_assignment_checked` where the host need not know how many boxes there are, as in a CUDA graph.
+    """`linear_assignment_checked` if the host does not know the numbers of boxes, as in a CUDA graph.
 
     cost:   (..., B * M, Q), M rows for each image, of which its boxes are the first
-    counts: (B,) int64 on the device of the costs, each at most M; the cuda backend does not look into it on the host
+    counts: (B,) int64 on the device of the costs, each at most M; the cuda backend does not read it on the host
     """
     check_tensors(cost=cost, counts=counts)
     (cost, repeats), images = _as_solvers_take_it(cost, repeats), counts.numel()
@@ -78,8 +78,8 @@ def linear_assignment_padded(
 
 
 def _as_solvers_take_it(cost: Tensor, repeats: int) -> tuple[Tensor, int]:
-    """The costs in float32 or float64, without their past; and the repeats, as many as there are queries at most: a box
-    cannot get more of them."""
+    """The costs in float32 or float64, detached; and the repeats, at most the number of queries: a box cannot get more
+    of them."""
     check_tensors(cost=cost)
     check_readable("cost", cost)
     if cost.dim() < 2 or not cost.is_floating_point():

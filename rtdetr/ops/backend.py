@@ -83,7 +83,7 @@ def covers(archs: list[str], major: int, minor: int) -> bool:
 
 
 def check_tensors(**named: object) -> None:
-    """Raises ValueError for what is no tensor, and for one on another device than the first."""
+    """Raises ValueError for anything but a tensor, and for one on another device than the first."""
     (first, leader), *_ = named.items()
     for name, each in named.items():
         if not isinstance(each, Tensor):
@@ -94,13 +94,13 @@ def check_tensors(**named: object) -> None:
 
 
 def check_readable(name: str, values: object, on_meta: bool = False) -> None:
-    """Raises ValueError for numbers in a tensor on the meta device, which holds none; on_meta: nobody reads them."""
+    """Raises ValueError for numbers in a tensor on the meta device, which holds none; on_meta: they are not read."""
     if isinstance(values, Tensor) and values.is_meta and not on_meta:
         raise ValueError(f"{name}: expected a tensor that holds numbers, got one on the meta device")
 
 
 def run(operator: Any, *arguments: Any) -> Any:
-    """What a compiled operator returns. Raises ValueError for arguments that it refuses, in its own words alone."""
+    """Calls a compiled operator. Raises ValueError for arguments that it refuses, with only its own message."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
     try:
@@ -115,7 +115,7 @@ def run(operator: Any, *arguments: Any) -> Any:
 
 
 def check_name(backend: str, backends: tuple[str, ...] = BACKENDS) -> None:
-    """Raises ValueError for a backend of no such name."""
+    """Raises ValueError for an unknown backend."""
     if backend not in backends:
         raise ValueError(f"backend: expected one of {', '.join(backends)}, got {backend!r}")
 

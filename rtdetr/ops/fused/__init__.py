@@ -1,6 +1,6 @@
-"""Kernels of the training step, each beside the torch code that it stands for: a file is one of them.
+"""Kernels of the training step, each beside the torch code that it replaces: one file per kernel.
 
-`why_not_fused` is the one question before each; a file adds the shapes and types that its kernel takes.
+`why_not_fused` is the common check before each; a file adds the shapes and types that its kernel takes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def why_not_fused(operator: str, x: Tensor, compiler_too: bool = False) -> str |
         return "torch.compile does as well as the kernel"
     if (reason := why_not_compiled(x)) is not None:
         return reason
-    from rtdetr.ops.compiled import BUILT  # here, as in why_not_compiled
+    from rtdetr.ops.compiled import BUILT  # here, for the same reason as in why_not_compiled
 
     return None if operator in BUILT else "the kernel needs a library built with it"
 
 
 def prefer_gpu_form(x: Tensor) -> bool:
-    """Whether to compute in a form, of torch alone, that is only faster on a GPU."""
+    """Whether to use an implementation, in torch only, that is faster on a GPU but not elsewhere."""
     return x.is_cuda and not kernels.are_plain()

@@ -1,5 +1,5 @@
 """Batch norm of a training step with the sum and the activation that follow it, in two passes over the map forwards and
-two backwards, by kernels for maps with channels last. What it makes of the map before the activation is not kept."""
+two backwards, by kernels for maps with channels last. The map before the activation is not kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def why_not(norm: nn.Module, x: Tensor, activation: Activation) -> str | None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """(B * H * W, C) for maps (B, C, H, W), copied where they do not lie so."""
+    """(B * H * W, C) for maps (B, C, H, W), copied unless they are channels last."""
     return x.contiguous(memory_format=torch.channels_last).permute(0, 2, 3, 1).flatten(0, 2)
 
 
@@ -59,7 +59,7 @@ def _maps(rows: Tensor, like: Tensor) -> Tensor:
 
 
 class NormActivation(torch.autograd.Function):
-    """activation(norm(x) + plus) with statistics of the batch, of all processes' batches where there are `several`."""
+    """activation(norm(x) + plus) with statistics of the batch, or of all processes' batches if there are `several`."""
 
     @staticmethod
     def forward(
@@ -88,7 +88,7 @@ class NormActivation(torch.autograd.Function):
         sums, g = torch.ops.rtdetr.channel_norm_sums(rows, above, other, *learnt, eps, kind)
         if other is not None:
             above, kind = g, KINDS[None]
-        if ctx.several:  # the mean is what weight and bias will get in the end
+        if ctx.several:  # gradients of weight and bias are averaged later
             dist.all_reduce(sums, op=dist.ReduceOp.AVG)
         by_x = torch.ops.rtdetr.channel_norm_backward(rows, above, sums, *learnt, eps, kind)
         by_plus = _maps(above, x) if ctx.needs_input_grad[3] else None
