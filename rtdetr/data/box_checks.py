@@ -1,4 +1,4 @@
-"""Checks all boxes of a set against their images at once, as there are many."""
+"""Checks of boxes against their images, vectorised over all boxes of a set."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from rtdetr.data.defects import Action, Defect
 
 ROUNDING = 1.0  # pixels that a box may extend beyond its image without a defect
-LOOKS_XYXY = (10, 0.3)  # boxes at least, and share of them that stick out, where all could be corners
-NEARLY_ALL = 0.98  # of the boxes look like something else
+LOOKS_XYXY = (10, 0.3)  # minimum number of boxes, and minimum share out of bounds, to suspect xyxy boxes
+NEARLY_ALL = 0.98  # share of boxes that must look like another format
 
 
 def judge_boxes(
@@ -22,8 +22,8 @@ def judge_boxes(
     sizes: NDArray[np.int32],
     has_area: NDArray[np.bool_],
 ) -> list[Defect]:
-    """Defects of boxes (n, 4) xyxy in pixels, as the file has them, in images of `sizes` (n, 2) h and w: boxes without
-    area in their image, which are dropped, and boxes that are clipped. record: the name of the i-th box; image: its
+    """Defects of boxes (n, 4) xyxy in pixels, before clipping, in images of `sizes` (n, 2) h and w: boxes without area
+    in their image, which are dropped, and those that are clipped. record: name of the i-th box; image: its image
     file."""
     found: list[Defect] = []
 
@@ -47,7 +47,7 @@ def judge_boxes(
             add(i, "box_outside", "has no area in its image", "dropped")
     limits = sizes[:, [1, 0]]
     out = np.maximum(-corners[:, :2], corners[:, 2:] - limits).max(axis=1, initial=0)
-    # As two corners they would be inside the image.
+    # Read as x1, y1, x2, y2, these boxes would be inside the image.
     corner_like = np.all((sides > corners[:, :2]) & (sides <= limits) & (corners[:, :2] >= 0), axis=1)
     sticks_out = has_area & (out > ROUNDING)
     for i in np.flatnonzero(sticks_out).tolist():
@@ -78,9 +78,9 @@ def judge_copies(
     labels: NDArray[np.int32],
     boxes: NDArray[np.float32],
 ) -> list[Defect]:
-    """Defects of boxes (n, 4) that equal another one of the same class (n,) in the same image (n,). They are kept, as
-    they may be two objects. rows: what `record` and `image` take."""
-    mixed = owners.astype(np.uint64)  # equal for equal boxes; sorting one number is faster than sorting six
+    """Defects of boxes (n, 4) that equal an earlier one of the same class (n,) in the same image (n,). They are kept,
+    as they may be two objects. rows: the indices that `record` and `image` take."""
+    mixed = owners.astype(np.uint64)  # a hash, equal for equal boxes; sorting one number is faster than six
     for part in (labels, *boxes.view(np.uint32).T):
         mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) ^ (mixed >> np.uint64(29)) ^ part.astype(np.uint64)
     order = np.argsort(mixed, kind="stable")

@@ -1,4 +1,4 @@
-"""Class indices of the network, and the error for unusable data."""
+"""The classes behind the network's indices, and the error for unusable data."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rtdetr.wording import option
 
 logger = logging.getLogger(__name__)
 
-Match = Literal["id", "name"]  # what tells which category of a file is which class of a model
-NO_ID = -(2**63) - 1  # in place of the id of a class that the data do not have; smaller than any id
+Match = Literal["id", "name"]  # how categories of a file are matched to classes of a model
+NO_ID = -(2**63) - 1  # id of a class that is missing from the data; smaller than any real id
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message is one sentence for the user."""
+    """Unusable data; the message is one sentence for the user."""
 
 
 def some(items: Iterable[str], most: int = 5) -> str:
@@ -28,7 +28,7 @@ def some(items: Iterable[str], most: int = 5) -> str:
 
 
 def shown(value: object, most: int = 160) -> str:
-    """A value of the data for a message: as Python writes it (strings in quotes), truncated if it is long."""
+    """The repr of a value for a message, truncated if it is long."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]} ... ({len(text)} characters)"
 
@@ -39,19 +39,19 @@ class Classes:
 
     names: tuple[str, ...]
     category_ids: tuple[int, ...]  # gaps allowed; ascending, unless matched by name
-    thresholds: tuple[float, ...] = ()  # lowest score of each that is reported; empty: none chosen
+    thresholds: tuple[float, ...] = ()  # lowest reported score of each class; empty: not set
 
     def __len__(self) -> int:
         return len(self.names)
 
     def entries(self) -> dict[str, Any]:
-        """The classes as a checkpoint stores them."""
+        """The classes as a dictionary for a checkpoint."""
         chosen = {"thresholds": list(self.thresholds)} if self.thresholds else {}
         return {"names": list(self.names), "category_ids": list(self.category_ids), **chosen}
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Classes:
-        """Restores `entries`. Raises KeyError, TypeError or ValueError for inconsistent ones."""
+        """Builds the classes from `entries`. Raises KeyError, TypeError or ValueError if they are invalid."""
         names, ids, thresholds = entries["names"], entries["category_ids"], entries.get("thresholds", [])
         fit = all(isinstance(each, list) for each in (names, ids, thresholds)) and len(names) == len(ids)
         if not fit or len(thresholds) not in (0, len(names)):
@@ -62,7 +62,7 @@ class Classes:
 
 
 def new_classes(names: Any) -> Classes:
-    """The classes of a new model, with ids from 1. Raises DataError for anything but a list of names."""
+    """Classes of a new model, with ids from 1. Raises DataError unless `names` is a list of distinct names."""
     listed = isinstance(names, Sequence) and not isinstance(names, str)
     if not listed or not names or not all(isinstance(each, str) for each in names):
         raise DataError(f"classes: expected a list of names, got {shown(names)}")
@@ -74,10 +74,10 @@ def new_classes(names: Any) -> Classes:
 
 
 def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Classes:
-    """The classes of the model, under the ids that detections on this file get.
+    """The classes of the model, with the category ids that detections on this file use.
 
-    own: the categories of the file. Each must be a class of the model: with the same id, or with the same name and then
-    the file's id; classes that the file lacks get NO_ID. Raises DataError.
+    own: the categories of the file. Each must be a class of the model, by the same id, or by the same name; the latter
+    returns the file's ids, and NO_ID for classes that the file lacks. Raises DataError if one does not match.
     """
     indices = _same_names(own, model)
     if match == "id":
@@ -95,8 +95,8 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
 
 
 def _same_names(own: Classes, model: Classes) -> list[int | None]:
-    """For each of the file's classes the model's class of that name: the same text, else the same apart from case and
-    outer spaces if each side has only one such name; None if there is none."""
+    """The index of the model's class of the same name for each class of the file, None if there is none. Names that
+    differ in case or surrounding space match if each side has only one such name."""
     exactly_own, exactly = _once(own.names), _once(model.names)
     loosely_own, loosely = _once(map(_loose, own.names)), _once(map(_loose, model.names))
     found = []
@@ -113,14 +113,14 @@ def _loose(name: str) -> str:
 
 
 def _once(names: Iterable[str]) -> dict[str, int]:
-    """Index of each name that occurs once."""
+    """The index of each name that occurs exactly once."""
     listed = list(names)
     counts = Counter(listed)
     return {name: i for i, name in enumerate(listed) if counts[name] == 1}
 
 
 def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> None:
-    """Raises DataError unless every category of the file is a class of the model, with the same id."""
+    """Raises DataError unless every category of the file is a class of the model under the same id."""
     name_of = dict(zip(model.category_ids, model.names))
     id_of = dict(zip(model.names, model.category_ids))
     by_name = option("`rtdetr eval --match-classes name`", "evaluate(match_classes='name')")

@@ -1,10 +1,10 @@
-"""The 80 classes of COCO, for weights that were trained on it and carry no names of their own."""
+"""The 80 COCO classes, for weights that were trained on COCO and contain no class names."""
 
 from __future__ import annotations
 
 from rtdetr.data.classes import Classes
 
-# id and name, in the order of `categories` in instances_val2017.json; the ids have gaps.
+# Ids and names in the order of `categories` in instances_val2017.json; the ids have gaps.
 _CATEGORIES = """
 1 person,2 bicycle,3 car,4 motorcycle,5 airplane,6 bus,7 train,8 truck,9 boat,10 traffic light,11 fire hydrant,
 13 stop sign,14 parking meter,15 bench,16 bird,17 cat,18 dog,19 horse,20 sheep,21 cow,22 elephant,23 bear,24 zebra,

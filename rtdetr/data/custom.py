@@ -1,5 +1,5 @@
-"""The user's own augmentation of image, boxes and labels, before all others: a function, a transform of
-torchvision.transforms.v2, or one of Albumentations. Its result is checked; its random numbers come from the recipe."""
+"""The user's own augmentation of image, boxes and labels, applied before all others: a function, a transform of
+torchvision.transforms.v2 or of Albumentations. Its result is checked; its random numbers are seeded per sample."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rtdetr.data.transforms import MIN_SIDE, Boxes, Labels
 logger = logging.getLogger("rtdetr")
 
 KEY = "data.augment.custom"
-GIVEN = "augment="  # begins the name of what Python was given, and cannot be found by name
+GIVEN = "augment="  # prefix of the name of a callable that cannot be imported by name
 Result = tuple[Pixels, Boxes, Labels]
 
 
 class CustomAugmentation:
-    """name: `package.module:function`, or GIVEN and a readable name for a passed `function`. Raises ConfigError if the
-    name cannot be found or called."""
+    """name: `package.module:function`, or GIVEN and a display name of `function`. Raises ConfigError if the name cannot
+    be imported or is not callable."""
 
     def __init__(self, name: str, function: Any = None) -> None:
         self.name = name
@@ -43,12 +43,12 @@ class CustomAugmentation:
         self._apply = _adapter(name, self.function)
 
     def __reduce__(self) -> Any:
-        """Pickles a named function as its name for data workers: transforms need not be picklable."""
+        """Pickles an importable function as its name, for data workers: transforms need not be picklable."""
         return CustomAugmentation, (self.name, self.function if self.name.startswith(GIVEN) else None)
 
     def __call__(self, pixels: Pixels, boxes: Boxes, labels: Labels, seed: int, image: str, num_classes: int) -> Result:
-        """seed: for the random numbers of Python, NumPy and torch inside. image: names it in messages. Raises
-        DataError, in one line."""
+        """seed: for the random numbers of Python, numpy and torch. image: its name in messages. Raises DataError, in
+        one line, if the function fails or returns an invalid result."""
         try:
             with seeded(seed, self.function):
                 result = self._apply(np.require(pixels, requirements="W"), boxes, labels)
@@ -64,7 +64,7 @@ class CustomAugmentation:
 
 
 def found(name: str) -> Any:
-    """Imports the object `package.module:function`, also from the current folder."""
+    """Imports the object that `package.module:function` names; the current folder is searched as well."""
     module, separator, attribute = name.partition(":")
     if name.startswith(GIVEN):
         raise ConfigError(
@@ -74,19 +74,19 @@ def found(name: str) -> Any:
     if not separator or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise ConfigError(f"{KEY}: expected package.module:function, got {name!r}")
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # for good, as data workers may have to find it, too
+        sys.path.append(os.getcwd())  # permanent: data workers may have to import from it, too
     try:
         value: Any = importlib.import_module(module)
         for part in attribute.split("."):
             value = getattr(value, part)
-    except Exception as error:  # whatever the module does while it is imported
+    except Exception as error:  # importing runs the module, which may raise anything
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(f"{KEY}: {name} cannot be imported ({text})") from error
     return value
 
 
 def name_of(function: Any) -> str:
-    """`package.module:function` if that name finds the same object again, else GIVEN and a readable name."""
+    """`package.module:function` if importing it returns this object, else GIVEN and a display name."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
     value: Any = sys.modules.get(module or "") if module != "__main__" else None
     for part in name.split("."):
@@ -96,13 +96,13 @@ def name_of(function: Any) -> str:
 
 @contextmanager
 def seeded(seed: int, function: Any = None) -> Iterator[None]:
-    """Context manager: random numbers of Python, NumPy, torch (on the CPU) and of an Albumentations transform start
-    from `seed`; afterwards those of the run continue unchanged."""
+    """Context manager: inside, the generators of Python, numpy, torch (CPU) and of an Albumentations transform start at
+    `seed`; afterwards, those of the run continue unchanged."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     random.seed(seed)
     np.random.seed(seed)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too
-    if hasattr(function, "set_random_seed"):  # it has generators of its own
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed GPUs
+    if hasattr(function, "set_random_seed"):  # Albumentations has its own generators
         function.set_random_seed(seed)
     try:
         yield
@@ -113,7 +113,8 @@ def seeded(seed: int, function: Any = None) -> Iterator[None]:
 
 
 def checked(result: Any, num_classes: int) -> Result:
-    """Image, boxes and labels as arrays, boxes clipped to the image, boxes without area left out. Raises ValueError."""
+    """Image, clipped boxes and labels as arrays, without boxes that have no area. Raises ValueError if they are
+    invalid."""
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise ValueError(f"{_kind(result)}; expected image, boxes and labels")
     try:
@@ -144,7 +145,7 @@ def _kind(value: Any) -> str:
 
 
 def _adapter(name: str, function: Any) -> Callable[[Pixels, Boxes, Labels], Any]:
-    """A call with image, boxes and labels for the kind of transform."""
+    """A function that calls the augmentation with image, boxes and labels in the form that it expects."""
     if isinstance(function, torch.nn.Module):
         return lambda *sample: _by_torchvision(function, *sample)
     if type(function).__module__.partition(".")[0] == "albumentations":
@@ -173,13 +174,13 @@ def _by_albumentations(transform: Any, pixels: Pixels, boxes: Boxes, labels: Lab
 
 
 def as_read(pixels: Pixels, image: Image.Image | NDArray[np.uint8]) -> Image.Image | NDArray[np.uint8]:
-    """The pixels in the type of `image`."""
+    """Converts the pixels to the type of `image`."""
     return Image.fromarray(pixels) if isinstance(image, Image.Image) else pixels
 
 
 def without_custom(cfg: Config, weights: Path | None) -> dict[str, Any]:
-    """The config of a model without its own augmentation: a file from anyone must not make the program import and call
-    code."""
+    """The config of a model without the custom augmentation that its file, possibly untrusted, would import and
+    call."""
     base = config_to_dict(cfg)
     augment = base["data"]["augment"]
     if weights is not None and augment["custom"]:

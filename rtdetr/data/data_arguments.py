@@ -1,4 +1,4 @@
-"""Converts the user's data argument into `data.` keys of a config: `data.train.images=...` and so on."""
+"""Converts the `data` argument of the API to `data.` keys of a config: `data.train.images=...` and so on."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ EXPECTED = (
     "expected (images, annotations) of a COCO set, {'train': (images, annotations), 'val': (images, annotations)}, or "
     "a folder or file that knows its images"
 )
-# Usual folder names of the two splits.
+# Common folder names of the two splits.
 SPLITS = {"train": ("train", "train2017", "train2014"), "val": ("val", "valid", "val2017", "val2014", "validation")}
 
 
 def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[str]:
-    """`a.b=value` updates that replace a config's data; none for None.
+    """`a.b=value` updates of a config that replace its data; empty for None.
 
-    needed: the splits that will be used. Raises DataError for data in no known form.
+    needed: the splits that will be used. Raises DataError if `data` has no known form.
     """
     if data is None:
         return []
     if isinstance(data, (str, os.PathLike)):
-        from rtdetr.data.formats.sources import find_sources  # here: the readers take long to import
+        from rtdetr.data.formats.sources import find_sources  # imported here: the readers are slow to import
 
-        find_sources(os.fspath(data))  # raises for data in no known form
+        find_sources(os.fspath(data))  # raises DataError if the format is unknown
         splits = dict.fromkeys(needed, ("", os.fspath(data)))
     elif isinstance(data, Mapping):
         splits = {_split_name(key): _pair(value) for key, value in data.items()}
@@ -70,7 +70,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def path_of(argument: str, given: Any) -> Path:
-    """The path in an argument. Raises DataError for anything else."""
+    """The path that the user passed as an argument. Raises DataError if it is not a path."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
         raise DataError(f"{argument}: expected a path, got {given!r:.100}")
     return Path(given)

@@ -1,4 +1,4 @@
-"""The defects that a run found in its data, as a file."""
+"""A report of the defects that a run found in its data, written to the run's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "data_report.json"
 
 
 def save_report(folder: Path, **sets: DetectionSet) -> None:
-    """Writes the defects of each set, and how many images and boxes they cost, to data_report.json."""
+    """Writes the defects of each set, and how many images and boxes they dropped, to data_report.json."""
     report = {name: _report(each) for name, each in sets.items()}
     (folder / NAME).write_text(json.dumps(report, indent=1), encoding="utf-8")
 

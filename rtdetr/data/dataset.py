@@ -1,4 +1,4 @@
-"""Images and boxes of a detection set in a few flat arrays, whatever format they were read from."""
+"""Images and boxes of a detection data set in flat arrays, independent of the format they were read from."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ from rtdetr.wording import counted
 
 
 class ImageList(NamedTuple):
-    """N images, as read from a format."""
+    """N images as the reader of a format returns them."""
 
     ids: Sequence[int]
-    names: Sequence[str]  # files, relative to the folder
-    sizes: Sequence[tuple[int, int]]  # (h, w) in pixels; 0 if the annotations do not state it
+    names: Sequence[str]  # file paths relative to the folder
+    sizes: Sequence[tuple[int, int]]  # (h, w) in pixels; contains a 0 if the annotations give no size
 
 
 class BoxList(NamedTuple):
-    """n boxes in any order, as read from a format."""
+    """n boxes in any order, as the reader of a format returns them."""
 
-    images: Sequence[int] | NDArray[np.int64]  # index of each one's image in the list, 0..N-1
+    images: Sequence[int] | NDArray[np.int64]  # index of each box's image in the list, 0..N-1
     labels: Sequence[int] | NDArray[np.int64]  # contiguous class indices
     corners: NDArray[np.float64]  # (n, 4) xyxy in pixels
-    num_crowd: int  # left out already
-    record: Callable[[int], int | str] = int  # what a message calls the i-th
+    num_crowd: int  # crowd boxes, already removed
+    record: Callable[[int], int | str] = int  # name of the i-th box in messages
 
 
 class JudgedRecords(NamedTuple):
-    """The records before they became images and boxes, and their defects."""
+    """The reader's defects and record counts, from before the images and boxes were built."""
 
     defects: Sequence[Defect]
-    tally: Totals  # of the whole file
+    tally: Totals  # counts of the whole file
 
 
 class DetectionSet:
     """Images, boxes and classes of one annotation file.
 
-    folder: of the images. drop_empty leaves out images without boxes. max_megapixels: larger images are left out if
-    their size has to be looked up. Boxes are clipped to their image; those without area in it are left out and counted.
-    judged: the reader's defects. limit: the share of the images and of the boxes that may be dropped; None: all of
-    them. `defects` lists everything that was found.
+    folder: the image folder. drop_empty: leave out images without boxes. max_megapixels: larger images are dropped if
+    their size has to be read from the file. Boxes are clipped to their image; those without area in it are dropped and
+    counted. judged: defects and counts of the reader. limit: the largest share of images and of boxes that may be
+    dropped; None: no limit. `defects` lists every defect found.
 
-    Everything is kept in flat NumPy arrays and one bytes object. Python objects per box would be copied into every
-    forked worker as soon as it touches their reference counts, and host memory would grow through the whole run. Raises
-    DataError if too much is dropped, or nothing is left.
+    All data is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every forked
+    worker as soon as their reference counts change, and host memory would grow throughout the run. Raises DataError if
+    more than `limit` is dropped or if no image is left.
     """
 
-    notes: tuple[str, ...] = ()  # on how the annotations were read, for the summary
+    notes: tuple[str, ...] = ()  # remarks on how the annotations were read, for the summary
 
     origin: DataSource | Path  # to read the annotations again, for evaluation
 
@@ -112,18 +112,18 @@ class DetectionSet:
         return len(self._boxes)
 
     def boxes_per_class(self) -> list[int]:
-        """Number of boxes of each class, in their order."""
+        """Number of boxes of each class, in the order of the classes."""
         counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
         return counts
 
     def images_and_classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Each pair of an image and a class of its boxes: indices of images (n,) and of classes (n,)."""
+        """Distinct pairs of an image and a class that has boxes in it: image indices (n,) and class indices (n,)."""
         images = np.repeat(np.arange(len(self)), self.boxes_per_image())
         pairs = np.unique(images * len(self.classes) + self._labels)
         return pairs // len(self.classes), pairs % len(self.classes)
 
     def boxes_per_image(self) -> NDArray[np.int64]:
-        """Number of boxes of each image (N,), in their order."""
+        """Number of boxes of each image (N,), in the order of the images."""
         return np.diff(self._offsets)
 
     def __len__(self) -> int:
@@ -135,22 +135,22 @@ class DetectionSet:
         return ImageInfo(int(self._ids[index]), name, height, width)
 
     def image(self, index: int) -> Image.Image:
-        """The image as RGB, in the orientation of its boxes. Raises DataError if the file is damaged or has another
-        size than the annotations state."""
+        """The RGB image, in the orientation in which its boxes were drawn. Raises DataError if the file is broken or
+        its size differs from the annotated one."""
         info = self.info(index)
         image = read_image(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
         self._check_size(info, image.height, image.width)
         return image
 
     def pixels(self, index: int) -> NDArray[np.uint8]:
-        """The pixels (h, w, 3) of `image`, from a faster decoder if the file allows it."""
+        """The pixels (h, w, 3) of `image`, read with a faster decoder if the file allows it."""
         info = self.info(index)
         pixels = read_pixels(self.folder / info.file_name, (info.height, info.width), self.max_megapixels)
         self._check_size(info, *pixels.shape[:2])
         return pixels
 
     def targets(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Boxes (n, 4) xyxy in pixels of the image and contiguous class indices (n,), as fresh arrays."""
+        """Boxes (n, 4) xyxy in pixels of the image and contiguous class indices (n,), as new arrays."""
         start, end = self._offsets[index], self._offsets[index + 1]
         return self._boxes[start:end].copy(), self._labels[start:end].astype(np.int64)
 
@@ -182,7 +182,7 @@ class DetectionSet:
             )
 
     def refuse_losses(self, limit: float, except_kinds: Sequence[str] = ()) -> None:
-        """Raises DataError if more than that share of the images or boxes is dropped, or a whole class."""
+        """Raises DataError if more than `limit` of the images or boxes is dropped, or all boxes of a class."""
         refused = self.refusal(self.defects, limit, except_kinds)
         if refused is not None:
             raise refused
@@ -190,7 +190,7 @@ class DetectionSet:
     def refusal(
         self, defects: Sequence[Defect], limit: float, except_kinds: Sequence[str] = (), gone: Sequence[int] = ()
     ) -> Refused | None:
-        """Why these defects make the set unusable; None if they do not. gone: images that no longer count."""
+        """Why these defects make the set unusable; None if they do not. gone: indices of images to disregard."""
         there = np.ones(len(self), bool)
         there[np.array(gone, np.int64)] = False
         labels, counts = np.unique(self._labels[np.repeat(there, np.diff(self._offsets))], return_counts=True)
@@ -200,14 +200,14 @@ class DetectionSet:
         return refusal(called, defects, self.tally, left, limit, except_kinds)
 
     def _present(self, images: ImageList) -> tuple[ImageList, NDArray[np.int64]]:
-        """The images that can be opened, with their sizes and their places in the list."""
+        """The images that can be opened, with their sizes, and their indices in the given list."""
         usable, defects = judge_names(self.folder, self.annotation_file, images.ids, images.names)
         self.defects += defects
         sizes, kept = [], []
         for i, (own, name, size) in enumerate(zip(images.ids, images.names, images.sizes)):
             if not usable[i]:
                 continue
-            if not all(size):  # optional in the wild; no file is opened where they are given
+            if not all(size):  # many files omit sizes; images are opened only to look them up
                 try:
                     size = upright_size(self.folder / name, self.max_megapixels)
                 except DataError as error:
@@ -223,14 +223,14 @@ class DetectionSet:
         return ImageList([images.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
 
     def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64], names: Sequence[str]) -> None:
-        """Fills boxes, labels and offsets, by image, and counts the boxes that were left out. kept: the images of the
-        list that are present; names: theirs."""
+        """Fills boxes, labels and offsets, ordered by image, and counts what was left out. kept: indices of the usable
+        images in the reader's list; names: their file names."""
         place = np.full(max(kept.max(initial=-1), np.max(boxes.images, initial=-1)) + 1, -1)
         place[kept] = np.arange(len(kept))
         owner = place[np.array(boxes.images, np.int64)]
         there = np.flatnonzero(owner >= 0)
         corners, labels = boxes.corners, np.array(boxes.labels, np.int32)
-        if len(there) < len(owner):  # with their images
+        if len(there) < len(owner):  # boxes of dropped images
             owner, corners, labels = owner[there], corners[there], labels[there]
         clipped, keep = clip_to_image(corners, self._sizes[owner])
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
@@ -250,7 +250,7 @@ class DetectionSet:
         self._offsets = np.concatenate(([0], np.cumsum(per_image)))
 
     def _drop_empty(self, names: Sequence[str]) -> list[str]:
-        """Leaves out images without boxes; returns the remaining names."""
+        """Removes images without boxes and returns the names of those that remain."""
         keep = np.flatnonzero(np.diff(self._offsets) > 0)
         self._ids, self._sizes = self._ids[keep], self._sizes[keep]
         self._offsets = np.concatenate(([0], self._offsets[keep + 1]))
@@ -258,7 +258,7 @@ class DetectionSet:
 
 
 def clip_to_image(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The boxes (n, 4) xyxy in pixels clipped to their images, of `sizes` (n, 2) h and w, and which of them (n,) have
-    an area there. The others are left out of training and evaluation."""
+    """Clips boxes (n, 4) xyxy in pixels to their images of `sizes` (n, 2) h and w. Returns the clipped boxes and a mask
+    (n,) of those with an area, the only ones that training and evaluation use."""
     clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
     return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])

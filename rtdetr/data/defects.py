@@ -1,7 +1,7 @@
-"""Defects of records of a data set, what training does about them, and when they are too many.
+"""Defects of data set records, how training handles them, and when a set has too many.
 
-Every reader checks its records one by one and keeps valid ones. A set is refused if more than 5 % of its images or
-boxes would be dropped, or the last box of a class.
+Every reader checks its records one by one and keeps the valid ones. A set is refused if more than 5 % of its images or
+boxes would be dropped, or all boxes of a class.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rtdetr.data.classes import DataError, some
 
 Action = Literal["kept", "clipped", "dropped", "refused"]
 
-MOST_DROPPED = 0.05  # share of the images or of the boxes; data.max_defects sets another one
+MOST_DROPPED = 0.05  # default of data.max_defects: share of the images or of the boxes
 
-MOST_KEPT = 100  # defects of a kind that a set keeps in memory, of those that cost nothing
+MOST_KEPT = 100  # defects of a kind with action "kept" that a set lists one by one
 
-# Boxes that have no area in their image. Evaluation never counted them, so that they are too many for training alone.
+# Boxes without area in their image. Evaluation never counted them, so only training counts them towards the limit.
 WITHOUT_AREA = ("box_zero", "box_negative", "box_outside")
-# Harmless: training reads such images correctly.
+# Harmless kinds: training reads such images correctly.
 NOTES = (
     *("picture_exif", "picture_cmyk", "picture_gray", "picture_16bit", "picture_palette", "picture_alpha"),
     *("picture_1bit", "picture_animated", "box_copy"),
@@ -29,18 +29,18 @@ NOTES = (
 
 
 def one_line(text: str) -> str:
-    """Text with every non-printing character escaped: names come from files of any author."""
+    """Escapes all non-printable characters: names come from untrusted files."""
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class Defect(NamedTuple):
-    """One defect of one record. Kinds are listed in docs/doctor.md; their names do not change."""
+    """One defect of one record. Kinds are listed in docs/doctor.md; their names are stable."""
 
     file: str  # the annotation file, or the image at fault
-    record: int | str | None  # its id; its place, such as annotations[3], where that is unusable; None: the whole file
-    kind: str  # begins with box_, image_ (a record), image_ (its file), class_, or what cannot be read at all
+    record: int | str | None  # its id, or place, such as annotations[3], if it has none; None: the whole file
+    kind: str  # begins with box_, image_ (record), picture_ (image file), class_, or names the file that is unusable
     what: str
     action: Action
 
@@ -49,11 +49,11 @@ class Defect(NamedTuple):
         return self.kind in NOTES
 
     def line(self) -> str:
-        """The defect for a person; without line breaks, whatever names it contains."""
+        """One line for the terminal, without line breaks whatever names it contains."""
         return one_line(f"{'note' if self.is_note else self.action:8s}{self.kind:22s}{self.file}: {self.what}")
 
     def plain(self) -> dict[str, Any]:
-        """The defect for a machine."""
+        """The defect as a dictionary for JSON."""
         return {
             "file": self.file,
             "record": self.record,
@@ -64,7 +64,7 @@ class Defect(NamedTuple):
 
 
 class Refused(DataError):
-    """An unusable set, as a sentence and as a defect."""
+    """The error for a set that cannot be used at all, with its defect."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Refused(DataError):
         kind: str,
         what: str,
         record: int | str | None = None,
-        others: Sequence[Defect] = (),  # that were found on the way
+        others: Sequence[Defect] = (),  # defects found before
     ) -> None:
         super().__init__(one_line(f"{file}: {what}"))
         self.defect = Defect(str(file), record, kind, what, "refused")
@@ -80,7 +80,7 @@ class Refused(DataError):
 
 
 def as_defect(error: DataError, file: object) -> Defect:
-    """The defect behind an error; `file` if the error does not name one."""
+    """The defect of an error; `file` is used if the error names none."""
     if isinstance(error, Refused):
         return error.defect
     return Defect(str(file), None, "unusable", str(error).removeprefix(f"{file}: "), "refused")
@@ -88,7 +88,7 @@ def as_defect(error: DataError, file: object) -> Defect:
 
 @dataclass
 class Totals:
-    """Numbers of records in a file, before any are dropped. Crowds do not count."""
+    """Number of records in a file before anything is dropped, without crowd boxes."""
 
     images: int = 0
     boxes: int = 0
@@ -96,15 +96,15 @@ class Totals:
 
 
 class Dropped(NamedTuple):
-    """Numbers of dropped records of a set."""
+    """Number of dropped images and boxes of a set."""
 
     images: int
     boxes: int
 
 
 def condensed(defects: Sequence[Defect]) -> list[Defect]:
-    """The defects, with one in place of each kind that dropped nothing and is frequent: a set may lack the size of
-    every image, and this list is copied into every data worker."""
+    """Replaces the defects of a kind that dropped nothing by one if there are many: a set may lack all image sizes, and
+    this list is copied to every data worker."""
     kept = Counter(each.kind for each in defects if each.action == "kept")
     many = {kind: count for kind, count in kept.items() if count > MOST_KEPT}
     few = [each for each in defects if each.kind not in many or each.action != "kept"]
@@ -115,17 +115,17 @@ def condensed(defects: Sequence[Defect]) -> list[Defect]:
 
 
 def count_dropped(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Dropped:
-    """Each dropped record has one defect with that action. Boxes dropped with their image have none: they are valid."""
+    """Counts the dropped records, each of which has one such defect. Boxes dropped with their image have none."""
     kinds = [each.kind for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     boxes = sum(kind.startswith("box_") for kind in kinds)
     return Dropped(len(kinds) - boxes, boxes)
 
 
 class Names(NamedTuple):
-    """Names of a set and its classes in messages."""
+    """Names of a set and its classes for messages."""
 
     annotation_file: str
-    folder: str  # of the images; empty: not known here
+    folder: str  # of the images; empty: unknown
     classes: Mapping[int, str]  # by category id
 
 
@@ -137,8 +137,8 @@ def refusal(
     limit: float,
     except_kinds: Sequence[str] = (),
 ) -> Refused | None:
-    """Why a set cannot be used, None if it can. left: the remaining boxes by category id. limit: the share of images,
-    and of boxes, that may be dropped. except_kinds: defects that do not count."""
+    """Why a set cannot be used; None if it can. left: remaining boxes by category id. limit: the largest share of
+    images, and of boxes, that may be dropped. except_kinds: defects that do not count."""
     for each in defects:
         if each.action == "refused":
             return Refused(each.file, each.kind, f"{each.what}; {_next(names)}", each.record)

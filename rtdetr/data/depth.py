@@ -1,7 +1,7 @@
-"""Images of more than 8 bits per channel become 8 bits by the range of their type, or the range stated in their file.
+"""Converts images with more than 8 bits per channel to 8, by the range of their type or the range stated in the file.
 
-Never by the values of one image: two images of a set would then be scaled differently. PIL itself converts colour to 8
-bits this way, but clips grey at 255, and knows no range of floats.
+The values of a single image are not used, as images of one set would be scaled differently. PIL converts colour images
+the same way, but clips grey at 255 and has no range for floats.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # tags of TIFF
-SLACK = 0.5 / 255  # by which floats may leave 0 to 1: half a level
-ZERO_IS_WHITE = 0  # a PhotometricInterpretation, which PIL heeds up to 8 bits
+BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # TIFF tags
+SLACK = 0.5 / 255  # by which floats may exceed 0 to 1: half a level
+ZERO_IS_WHITE = 0  # a PhotometricInterpretation that PIL applies up to 8 bits only
 
 
 def as_8_bits(image: Image.Image) -> Image.Image:
-    """The image itself, or its grey values in 8 bits. Raises ValueError if the value of white is unknown."""
+    """The image itself, or 8-bit grey if it has more bits. Raises ValueError if the range of the values is unknown."""
     if 0 in image.size:
         return image
     if image.mode == "F":
         grey = _of_floats(np.asarray(image))
     elif image.mode.startswith("I;16"):
         grey = (np.asarray(image) >> (_tag(image, BITS_PER_SAMPLE, 16) - 8)).astype(np.uint8)
-    elif image.mode == "I" and image.format == "PPM":  # PIL has made 65535 of the largest value that the file names
+    elif image.mode == "I" and image.format == "PPM":  # PIL has scaled the file's largest value to 65535
         grey = (np.asarray(image) >> 8).astype(np.uint8)
     elif image.mode == "I":
         raise ValueError("32-bit or signed integers, where nothing says which is white; save it in 8 or 16 bits")
@@ -35,13 +35,13 @@ def as_8_bits(image: Image.Image) -> Image.Image:
 
 def _of_floats(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     low, high = values.min(), values.max()
-    if not (low >= -SLACK and high <= 1 + SLACK):  # nan is neither
+    if not (low >= -SLACK and high <= 1 + SLACK):  # also true for NaN
         raise ValueError(f"floats from {low:g} to {high:g}, expected 0 to 1; scale them, or save it in 8 or 16 bits")
     return np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8)
 
 
 def scaled_from(opened: Image.Image) -> int:
-    """The value that becomes 255 in a file that PIL has opened and not decoded; 0 if it has 8 bits or less."""
+    """The value that is scaled to 255 in a file that PIL has opened but not decoded; 0 if it has at most 8 bits."""
     if opened.mode == "F":
         return 1
     bits = _tag(opened, BITS_PER_SAMPLE, 8)
@@ -55,6 +55,6 @@ def scaled_from(opened: Image.Image) -> int:
 
 
 def _tag(image: Image.Image, tag: int, default: int) -> int:
-    """A number, or the first of several, of a TIFF header; the default for all other files."""
+    """The number, or the first of several, of a TIFF tag; the default for all other files."""
     value = getattr(image, "tag_v2", {}).get(tag, default) if image.format == "TIFF" else default
     return int(value[0] if isinstance(value, tuple) else value)

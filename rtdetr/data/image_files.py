@@ -1,4 +1,4 @@
-"""Decides by name alone which images of a set can be opened."""
+"""Checks by file name alone which images of a set can be opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.defects import Defect
 
 KINDS = {
-    "(it is a ": "picture_directory",  # or a device
+    "(it is a ": "picture_directory",  # also for a device
     "larger than data.max_megapixels": "picture_bomb",
     "none of the formats": "picture_not_a_picture",
     "the file is empty": "picture_not_a_picture",
@@ -23,9 +23,9 @@ KINDS = {
 def judge_names(
     folder: Path, annotation_file: object, ids: Sequence[int], names: Sequence[str]
 ) -> tuple[list[bool], list[Defect]]:
-    """Which images can be opened, and the defects of the others: they are missing, or their name leads out of the
-    folder. Links in the folder are followed anywhere: linked sets are common, and links are made by the owner of the
-    folder, not by the author of the names."""
+    """Returns which images can be opened, and the defects of the others: the file is missing, or its name leaves the
+    folder. Symbolic links in the folder are followed wherever they lead: linked sets are common, and links are created
+    by the owner of the folder, not by the author of the annotations."""
     present = Folders(folder)
     usable, missing, defects = [], [], []
     for own, name in zip(ids, names):
@@ -46,16 +46,16 @@ def judge_names(
 
 
 def unreadable(path: Path, record: int, error: DataError) -> Defect:
-    """The defect of a file that exists and cannot be read."""
+    """The defect of an image file that exists and cannot be read."""
     what = str(error).removeprefix(f"{path}: ")
     kinds = [kind for words, kind in KINDS.items() if words in what]
     return Defect(str(path), record, kinds[0] if kinds else "picture_damaged", what, "dropped")
 
 
 def stays_in(folder: Path, name: str) -> bool:
-    """Whether a name, as written, leads nowhere but into the folder. A name with .. does not: behind a link that may
-    end anywhere."""
-    if ".." not in name and not os.path.isabs(name):  # nearly always, and Path is slow
+    """Whether a file name stays inside the folder, judged by its text. Any `..` is refused: after a symbolic link it
+    may lead anywhere."""
+    if ".." not in name and not os.path.isabs(name):  # fast path for nearly all names; Path is slow
         return True
     path = Path(name)
     if ".." in path.parts:
@@ -64,14 +64,14 @@ def stays_in(folder: Path, name: str) -> bool:
 
 
 def where_else(folder: Path, name: str) -> str:
-    """Advice on an image that was not found. Looks one folder up, beside and one folder down."""
+    """Advice on a missing image. Looks in the parent folder, the sibling folders and the subfolders."""
     roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
     around = sorted(Path(each) for root in roots for each in os.scandir(root) if each.is_dir())
     near = [folder.parent, *around]
     right = [str(each) for each in near if os.path.isfile(each / name)]
     if right:
         return f"did you mean the image folder {some(right, 3)}?"
-    plain = PureWindowsPath(name)  # takes / and \\ alike
+    plain = PureWindowsPath(name)  # accepts both / and \\
     if os.path.isfile(folder / plain.name):
         return f"{folder / plain.name} is there: remove the folder from `file_name`"
     if "\\" in name and os.path.isfile(folder / plain.as_posix()):
@@ -80,7 +80,7 @@ def where_else(folder: Path, name: str) -> str:
 
 
 class Folders:
-    """The files below a folder. One listing per folder, not one look-up per file: network drives are slow."""
+    """The files below a folder. Lists each folder once, as checking single files is slow on network drives."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -96,5 +96,5 @@ class Folders:
 def _listed(folder: Path) -> set[str]:
     try:
         return set(os.listdir(folder))
-    except OSError:  # no folder, a loop of links, a name that is too long: nothing there can be opened
+    except OSError:  # no such folder, a loop of links, too long a name: nothing in it can be opened
         return set()

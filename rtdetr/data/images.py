@@ -1,5 +1,4 @@
-"""Decodes any image file to RGB pixels, upright, or fails with one sentence; used by training, evaluation and
-detection."""
+"""Reads image files as upright RGB pixels, or raises a one-line error: for training, evaluation and detection."""
 
 from __future__ import annotations
 
@@ -23,10 +22,10 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.depth import scaled_from
 from rtdetr.data.resize import as_rgb_array
 
-MAX_MEGAPIXELS = 179.0  # of PIL itself, unless its MAX_IMAGE_PIXELS is changed
+MAX_MEGAPIXELS = 179.0  # PIL's default limit, MAX_IMAGE_PIXELS
 
-# What is opened, whatever a file is called. PIL knows more: it starts Ghostscript for PostScript, and reads others with
-# code that hardly anybody runs. The MPO files of phones count as JPEG. Whether there is AVIF depends on PIL.
+# Formats that are opened, regardless of the file name. PIL supports more, but runs Ghostscript for PostScript and has
+# rarely used code for others. The MPO files of phones count as JPEG. AVIF depends on the build of PIL.
 Image.init()
 FORMATS = tuple(
     name
@@ -34,14 +33,14 @@ FORMATS = tuple(
     if name in Image.OPEN
 )
 
-# What PIL raises for damaged files, found by damaging files of 34 kinds 240,000 times, and the last two, which PIL
-# itself takes for "not this format" while it opens a file.
+# Exceptions that PIL raises for damaged files, found by fuzzing files of 34 kinds 240,000 times. PIL itself takes the
+# last two for "not this format" while it opens a file.
 UNREADABLE = (
     *(OSError, SyntaxError, ValueError, RuntimeError, TypeError, AttributeError, AssertionError),
     *(IndexError, struct.error),
 )
 
-# EXIF orientation -> what makes the stored image upright. The sideways ones exchange height and width.
+# EXIF orientation -> transpose that makes the stored image upright. Orientations 5 to 8 exchange height and width.
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -59,7 +58,7 @@ SIDEWAYS_BACK = {
 }
 
 JPEG_START = b"\xff\xd8\xff"
-BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # whose pixels PIL may not know: 12 bits, say
+BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # PIL may lack their pixel type, such as 12 bits
 
 _lifting_the_limit = threading.RLock()
 
@@ -67,17 +66,17 @@ _lifting_the_limit = threading.RLock()
 def read_image(
     path: Path, annotated: tuple[int, int] | None = None, max_megapixels: float = MAX_MEGAPIXELS
 ) -> Image.Image:
-    """The RGB image of a file, rotated upright by its EXIF orientation.
+    """Reads a file as an RGB image, upright according to its EXIF orientation.
 
-    annotated: (h, w) in pixels, if annotations state it. If that is the size of the stored image and not of the upright
-    one, the boxes were drawn on the stored image, which is then returned. If the two sizes are equal (squares, 180
-    degrees, mirrored) the image is upright, as from the official pipeline's cv2.imdecode. max_megapixels: larger files
-    are refused before they are decoded. Raises DataError.
+    annotated: (h, w) in pixels from the annotations, if they contain it. If it equals the size of the stored image but
+    not of the upright one, the boxes were drawn on the stored image, which is then returned. If both sizes are equal
+    (squares, 180 degrees, mirrored), the image is upright, as from cv2.imdecode in the official pipeline.
+    max_megapixels: larger files are refused before they are decoded. Raises DataError if the file cannot be read.
     """
     with _opened(path, max_megapixels) as opened:
-        turns_itself = opened.format == "TIFF"  # in load(), and has forgotten its orientation then
+        turns_itself = opened.format == "TIFF"  # PIL rotates it in load(), after which the orientation is gone
         if not turns_itself:
-            opened.load()  # in a PNG the EXIF block may lie behind the pixels
+            opened.load()  # in a PNG the EXIF block may follow the pixels
         orientation = _orientation(opened)
         image = Image.fromarray(as_rgb_array(opened))
     if orientation in UPRIGHT and not turns_itself:
@@ -89,7 +88,7 @@ def read_image(
 
 
 def read_bytes(data: bytes, max_megapixels: float = MAX_MEGAPIXELS) -> Image.Image:
-    """`read_image` of a file's bytes. Raises DataError, whose cause is what PIL raised."""
+    """Reads the bytes of an image file like `read_image`. Raises DataError, whose cause is PIL's exception."""
     with tempfile.TemporaryDirectory(prefix="rtdetr-") as folder:
         file = Path(folder) / "image"
         file.write_bytes(data)
@@ -115,8 +114,8 @@ class Jpeg(NamedTuple):
 
 
 def ordinary_jpeg(path: Path, max_megapixels: float) -> Jpeg | None:
-    """A JPEG in colour that lies upright and is whole. None for all others, which PIL tells apart: what is cut off or
-    broken off OpenCV fills up with grey."""
+    """Reads a complete, upright colour JPEG. Returns None for all other files, which PIL must read: OpenCV fills
+    missing parts of a truncated or damaged JPEG with grey."""
     content = _if_jpeg(path)
     if content is None:
         return None
@@ -126,18 +125,18 @@ def ordinary_jpeg(path: Path, max_megapixels: float) -> Jpeg | None:
         size = opened.size
     stored = np.frombuffer(content, np.uint8)
     after_255 = stored[1:][stored[:-1] == 0xFF]
-    markers = after_255[after_255 > 0]  # 0 makes 255 a number
+    markers = after_255[after_255 > 0]  # 255 followed by 0 is data, not a marker
     last_scan = np.flatnonzero(markers == 0xDA)[-1:]
-    if len(last_scan) == 0 or markers[last_scan[0] + 1 :].tolist() != [0xD9]:  # the end, and nothing before it
+    if len(last_scan) == 0 or markers[last_scan[0] + 1 :].tolist() != [0xD9]:  # only the end may follow it
         return None
     return Jpeg(stored, size)
 
 
 def _decoded(jpeg: Jpeg) -> NDArray[np.uint8] | None:
-    """RGB pixels, None where OpenCV makes none."""
+    """RGB pixels, or None if OpenCV cannot decode the file."""
     try:
         pixels = cv2.imdecode(jpeg.content, cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
-    except cv2.error:  # more pixels than OpenCV takes
+    except cv2.error:  # more pixels than OpenCV allows
         return None
     if pixels is None or pixels.shape[1::-1] != jpeg.size:
         return None
@@ -145,21 +144,22 @@ def _decoded(jpeg: Jpeg) -> NDArray[np.uint8] | None:
 
 
 def _if_jpeg(path: Path) -> bytes | None:
-    """The content of a file that begins as a JPEG, read once: with many threads, each call of the system costs."""
+    """The content of a file that begins as a JPEG, else None. Reads once, as system calls are slow with many
+    threads."""
     if not path.is_file():  # reading a pipe would wait for ever
         return None
     try:
         with open(path, "rb") as file:
             start = file.read(len(JPEG_START))
             return start + file.read() if start == JPEG_START else None
-    except OSError:  # `read_image` says it
+    except OSError:  # `read_image` reports it
         return None
 
 
 def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[int, int]:
-    """(h, w) in pixels of what `read_image` makes of a file, from its header where that tells. Raises DataError."""
+    """(h, w) in pixels of the image that `read_image` returns, from the header if possible. Raises DataError."""
     with _opened(path, max_megapixels) as opened:
-        if opened.format == "TIFF":  # older versions of PIL exchange the sides only when they load it
+        if opened.format == "TIFF":  # older versions of PIL exchange the sides only on load
             opened.load()
         elif _orientation(opened, decoded=_may_tell_late(path, opened)) in SIDEWAYS_BACK:
             return opened.width, opened.height
@@ -167,7 +167,7 @@ def upright_size(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> tuple[in
 
 
 def _may_tell_late(path: Path, opened: Image.Image) -> bool:
-    """Whether EXIF may stand behind the pixels, in a PNG. PIL decodes them all to see; this only walks over them."""
+    """Whether EXIF may follow the pixels, as in a PNG. Skips over them; PIL would decode all of them to find out."""
     if opened.format != "PNG":
         return True
     with open(path, "rb") as file:
@@ -180,7 +180,7 @@ def _may_tell_late(path: Path, opened: Image.Image) -> bool:
 
 
 def _orientation(opened: Image.Image, decoded: bool = True) -> int:
-    """The EXIF orientation, 1 where there is none or its block is damaged. decoded: PIL may decode for it."""
+    """The EXIF orientation; 1 if there is none or it is damaged. decoded: PIL may decode the image to find it."""
     try:
         value = (opened.getexif() if decoded else Image.Image.getexif(opened)).get(ExifTags.Base.Orientation)
     except UNREADABLE:
@@ -190,7 +190,7 @@ def _orientation(opened: Image.Image, decoded: bool = True) -> int:
 
 @contextlib.contextmanager
 def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None) -> Iterator[Image.Image]:
-    """The file, or its content, as PIL opens it; whatever PIL raises until the block ends becomes a DataError."""
+    """Context manager: opens a file, or its content, with PIL. PIL's exceptions in the block become DataError."""
     if content is None and path.exists() and not path.is_file():  # reading a pipe would wait for ever
         what = "folder" if path.is_dir() else "device"
         raise DataError(f"{path}: cannot be read as an image (it is a {what}); replace it or remove it")
@@ -212,7 +212,7 @@ def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None
 
 @contextlib.contextmanager
 def _pil_allows(max_megapixels: float) -> Iterator[None]:
-    """PIL has one limit for the whole process; it is touched only where more is asked for, and put back."""
+    """Context manager: raises PIL's process-wide limit if `max_megapixels` exceeds it, and restores it at the end."""
     if max_megapixels <= MAX_MEGAPIXELS:
         yield
         return
@@ -241,28 +241,28 @@ def _reason(path: Path, error: BaseException) -> str:
 
 
 class ImageFacts(NamedTuple):
-    """What the header of a file says."""
+    """Facts from the header of an image file."""
 
     num_pixels: int
-    mode: str  # as PIL calls it: RGB, L, P, CMYK, 1, ...
-    orientation: int  # of EXIF, 1: upright
+    mode: str  # PIL's mode: RGB, L, P, CMYK, 1, ...
+    orientation: int  # EXIF orientation, 1: upright
     is_animated: bool
-    scaled_from: int  # the value that becomes 255; 0: the file has 8 bits or less
+    scaled_from: int  # value that is scaled to 255; 0: the file has at most 8 bits
     has_alpha: bool
 
 
 def image_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFacts:
-    """From its header alone. Raises DataError."""
+    """Reads the facts of a file from its header alone. Raises DataError if the file cannot be read."""
     with _opened(path, max_megapixels) as opened:
-        animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # phones: a preview
+        animated = bool(getattr(opened, "is_animated", False)) and opened.format != "MPO"  # MPO has a preview
         has_alpha = opened.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in opened.info
-        white = scaled_from(opened)  # before the orientation, for which PIL may decode
+        white = scaled_from(opened)  # must precede _orientation, for which PIL may decode the file
         return ImageFacts(opened.width * opened.height, opened.mode, _orientation(opened), animated, white, has_alpha)
 
 
 def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:
-    """What makes an image upright whose boxes were drawn on it as it is stored, on its side: those that `read_image`
-    leaves so because of `annotated`, (h, w) in pixels. None for all others. Raises DataError."""
+    """The transpose that makes an image upright if `read_image` leaves it as stored because its boxes were drawn so, as
+    `annotated`, (h, w) in pixels, shows. None for all others. Raises DataError if the file cannot be read."""
     with _opened(path, max_megapixels) as opened:
         stored, orientation = (opened.height, opened.width), _orientation(opened)
         if opened.format == "TIFF" or orientation not in SIDEWAYS_BACK:

@@ -1,5 +1,5 @@
-"""Batches. Every random decision follows from (seed, epoch, image) or (seed, epoch, batch, rank) and nothing else,
-so the number of workers does not matter and any epoch can be replayed, from any batch on."""
+"""Training and evaluation batches. Random decisions depend only on (seed, epoch, image) or (seed, epoch, batch, rank),
+so results do not depend on the number of workers and any epoch can be replayed from any batch."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import option
 
-EVALUATED = 8  # images of a batch, at most
-MOST_IN_A_ROW = 10  # images that cannot be used, before it is the folder and not an image
+EVALUATED = 8  # largest batch in evaluation
+MOST_IN_A_ROW = 10  # consecutive unusable images before the whole data set is considered unusable
 
-# One stream of random numbers per purpose, so that none repeats another.
+# Each purpose has its own random stream, so that the streams are independent.
 _ORDER, _BATCH, _SAMPLE, _REPEATS = 0, 1, 2, 3
 
 
 class SampleKey(NamedTuple):
-    """All a worker has to know to make one training sample."""
+    """Everything that a worker needs to build one training sample."""
 
-    image: int  # its index in the set
+    image: int  # index in the set
     epoch: int
     size: int
     interpolation: str
-    before: int = 0  # how many samples of the image the epoch had before; each is augmented in its own way
+    before: int = 0  # earlier samples of this image in the epoch; each is augmented differently
 
 
 class LoadedImage(NamedTuple):
@@ -55,13 +55,13 @@ class LoadedImage(NamedTuple):
     boxes: Tensor  # (n, 4) xyxy, pixels of `image`
     labels: Tensor  # (n,) int64
     info: ImageInfo
-    unreadable: tuple[str, ...] = ()  # about images that this one takes the place of
+    unreadable: tuple[str, ...] = ()  # errors of the images that this one replaces
 
 
 @dataclass(eq=False)
 class TrainingSamples(Dataset[LoadedImage]):
-    """Augmented images of a set, and for one that cannot be used the next one of the epoch's order. Backends make the
-    same boxes, and pixels that differ by rounding."""
+    """Augmented images of a set. An unusable image is replaced by the next usable one in the epoch's order. The
+    backends produce the same boxes, and pixels that differ by rounding."""
 
     source: DetectionSet
     augmentation: Augmentation
@@ -74,7 +74,7 @@ class TrainingSamples(Dataset[LoadedImage]):
         again = (key.before,) if key.before else ()
         rng = np.random.default_rng((self.seed, _SAMPLE, key.epoch, key.image, *again))
         pixels, boxes, labels, info, unreadable = self._augmented(key, rng)
-        if self.paste_prob > 0 and rng.random() < self.paste_prob:  # nothing is drawn where nothing is pasted
+        if self.paste_prob > 0 and rng.random() < self.paste_prob:  # no draw if pasting is off
             donor = key._replace(image=int(rng.integers(len(self.source))))
             donor_pixels, donor_boxes, donor_labels, _, more = self._augmented(donor, rng)
             others = donor_pixels, donor_boxes, donor_labels
@@ -83,11 +83,11 @@ class TrainingSamples(Dataset[LoadedImage]):
         return LoadedImage(to_planes(pixels), torch.from_numpy(boxes), torch.from_numpy(labels), info, unreadable)
 
     def _augmented(self, key: SampleKey, rng: Generator) -> tuple[Pixels, Boxes, Labels, ImageInfo, tuple[str, ...]]:
-        """Pixels, boxes, labels and `info` of an image after a recipe, and what was wrong with those tried before."""
+        """Augmented pixels, boxes and labels of an image, its `info`, and the errors of those tried before it."""
         index, image, unreadable = self._usable(key)
         info, (boxes, labels) = self.source.info(index), self.source.targets(index)
         height, width = info.height, info.width
-        if self.custom is not None:  # nothing is drawn where there is none
+        if self.custom is not None:  # no draw without a custom augmentation
             seed, num_classes = int(rng.integers(2**32)), len(self.source.classes)
             made, boxes, labels = self.custom(np.asarray(image), boxes, labels, seed, info.file_name, num_classes)
             (height, width), image = made.shape[:2], as_read(made, image)
@@ -100,8 +100,8 @@ class TrainingSamples(Dataset[LoadedImage]):
         return pixels, *move_boxes(boxes, labels, recipe, size), info, unreadable
 
     def _usable(self, key: SampleKey) -> tuple[int, Image.Image | NDArray[np.uint8], tuple[str, ...]]:
-        """An image's index, the image as the backend takes it, and what was wrong with those tried before it. Raises
-        DataError after ten."""
+        """Index of a usable image, the image in the type that the backend takes, and the errors of those tried before
+        it. Raises DataError after ten unusable images."""
         read = self.source.pixels if self.backend == "fused" else self.source.image
         wrong: list[str] = []
         for index in itertools.islice(self._from(key), MOST_IN_A_ROW):
@@ -114,15 +114,15 @@ class TrainingSamples(Dataset[LoadedImage]):
         )
 
     def _from(self, key: SampleKey) -> Iterator[int]:
-        """The images of an epoch from that one on, and around; most are content with the first."""
+        """Yields this image, then cyclically those after it in the epoch's order, which is computed only if needed."""
         yield key.image
         order = epoch_order(self.seed, key.epoch, len(self.source))
         yield from np.roll(order, -int(np.flatnonzero(order == key.image)[0]))[1:].tolist()
 
 
 class EvaluationSamples(Dataset[LoadedImage]):
-    """Images as the network sees them in evaluation; size: (h, w). go_on: one that cannot be used becomes a black one
-    without boxes, of height and width 0 in its `info`; else DataError is raised."""
+    """Images preprocessed for evaluation; size: (h, w). go_on: an unusable image becomes a black one without boxes
+    whose `info` has height and width 0; otherwise it raises DataError."""
 
     def __init__(
         self, source: DetectionSet, size: tuple[int, int], go_on: bool = False, interpolation: Resize = "cubic"
@@ -152,12 +152,12 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
 
 
 class TrainingBatches(Sampler[list[SampleKey]]):
-    """The batches of an epoch for one of `world_size` processes: shuffled, the incomplete last one left out.
+    """The batches of an epoch for one of `world_size` processes: shuffled, without the incomplete last one.
 
-    factors: how often each image comes in an epoch, see rtdetr/data/sampling.py; None: once.
-    A global batch is `world_size` consecutive slices of one order of the epoch, so the images of global batch b are
-    the same for one process with batch size n and for k processes with n / k. As in the official run, each process
-    draws its own image size and interpolation.
+    factors: samples per epoch of each image, see rtdetr/data/sampling.py; None: one each. A global batch is
+    `world_size` consecutive slices of one shuffled order, so the images of global batch b are the same for one process
+    with batch size n and for k processes with batch size n / k. As in the official run, each process draws its own
+    image size and interpolation.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         factors: NDArray[np.float64] | None = None,
     ) -> None:
         self.num_images, self.factors = num_images, factors
-        self.num_samples = samples_per_epoch(factors, num_images)  # of an epoch, by all processes
+        self.num_samples = samples_per_epoch(factors, num_images)  # per epoch, over all processes
         self.batch_size = batch_size
         self.sizes = tuple(sizes)
         self.interpolations = tuple(interpolations)
@@ -181,10 +181,10 @@ class TrainingBatches(Sampler[list[SampleKey]]):
         self.world_size = world_size
         self.epoch = 0
         self.start_batch = 0
-        self.endless = False  # one epoch after another
+        self.endless = False  # iterate over one epoch after another
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, wherever the next one starts."""
+        """Batches of a whole epoch, regardless of `start_batch`."""
         return self.num_samples // (self.batch_size * self.world_size)
 
     def __iter__(self) -> Iterator[list[SampleKey]]:
@@ -203,7 +203,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
             yield [SampleKey(image, epoch, size, interpolation, before) for image, before in chosen]
 
     def _order(self, epoch: int) -> list[tuple[int, int]]:
-        """The samples of an epoch: image, and how many of its samples come before."""
+        """The samples of an epoch: image index, and how many earlier samples of the epoch show it."""
         if self.factors is None:
             return [(image, 0) for image in epoch_order(self.seed, epoch, self.num_images).tolist()]
         rng = np.random.default_rng((self.seed, _REPEATS, epoch))
@@ -211,7 +211,7 @@ class TrainingBatches(Sampler[list[SampleKey]]):
 
 
 class DetectionLoader(DataLoader[LoadedImage]):
-    """Iterates over Batch. `source` is the set behind it, `classes` its classes."""
+    """Iterates over Batch. `source` is the underlying data set, `classes` its classes."""
 
     def __init__(self, source: DetectionSet, num_workers: int, seed: int = 0, **arguments: Any) -> None:
         super().__init__(
@@ -220,14 +220,14 @@ class DetectionLoader(DataLoader[LoadedImage]):
             persistent_workers=num_workers > 0,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=prepare_worker,
-            # Without one of its own, a loader takes a number from torch's global generator whenever an epoch starts.
+            # Without its own generator, a loader draws from torch's global generator whenever an epoch starts.
             generator=torch.Generator().manual_seed(seed),
             **arguments,
         )
         self.source = source
         self.classes = source.classes
-        self.num_samples = len(source)  # of an epoch, by all processes
-        self.seconds_waited = 0.0  # of those who iterate over a stream, for its batches
+        self.num_samples = len(source)  # per epoch, over all processes
+        self.seconds_waited = 0.0  # time that `stream` waited for batches
 
     def __iter__(self) -> Iterator[Batch]:  # type: ignore[override]
         try:
@@ -236,13 +236,13 @@ class DetectionLoader(DataLoader[LoadedImage]):
                 batches = super().__iter__()
             yield from batches
         except DataError as error:
-            # From a worker the sentence comes at the end of a traceback; its reader wants the sentence.
+            # An error raised in a worker carries its traceback in the message; keep the last line only.
             sentence = str(error).strip().splitlines()[-1]
             raise DataError(sentence.removeprefix(f"{DataError.__module__}.{DataError.__qualname__}: ")) from error
 
     def stream(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of a training loader from there on, one epoch after another for ever. The workers do not wait
-        between epochs, which is most of the time when the set is small."""
+        """Yields the batches of a training loader from the given one on, epoch after epoch without end. The workers do
+        not pause between epochs, which would take most of the time on a small set."""
         self.set_epoch(epoch, start_batch)
         if isinstance(self.batch_sampler, TrainingBatches):
             self.batch_sampler.endless = True
@@ -256,14 +256,14 @@ class DetectionLoader(DataLoader[LoadedImage]):
             yield batch
 
     def close(self) -> None:
-        """Ends the workers; the next iteration starts others. Left to the end of the program, they would end
-        while other things are torn down."""
+        """Stops the workers; the next iteration starts new ones. Workers left running at program exit would be stopped
+        during interpreter shutdown."""
         if self._iterator is not None:
             self._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._iterator = None
 
     def set_epoch(self, epoch: int, start_batch: int = 0) -> None:
-        """Chooses what the next iteration over a training loader yields: that epoch, from that batch on."""
+        """Makes the next iteration over a training loader start at this epoch and batch."""
         if not isinstance(self.batch_sampler, TrainingBatches):
             raise TypeError("set_epoch: only a training loader has epochs")
         if not 0 <= start_batch <= len(self):
@@ -272,7 +272,7 @@ class DetectionLoader(DataLoader[LoadedImage]):
 
 
 def collate(items: Sequence[LoadedImage]) -> Batch:
-    """A batch of items that share one image size."""
+    """Builds a batch of samples that have the same image size."""
     images = torch.stack([item.image for item in items])
     height, width = images.shape[-2:]
     extent = torch.tensor([width, height, width, height], dtype=torch.float32)
@@ -284,10 +284,10 @@ def collate(items: Sequence[LoadedImage]) -> Batch:
 def build_train_loader(
     cfg: Config, seed: int, rank: int = 0, world_size: int = 1, function: Any = None
 ) -> DetectionLoader:
-    """Augmented training batches of this process. Call `set_epoch` before each epoch; `classes` come from the data.
-    function: what data.augment.custom names, where that is at hand.
+    """Augmented training batches of this process. Call `set_epoch` before each epoch. The classes are those of the
+    data. function: the callable that data.augment.custom names, if the caller has it.
 
-    Raises DataError for data that cannot be used, ConfigError where data.augment.custom names nothing.
+    Raises DataError if the data are unusable, ConfigError if data.augment.custom cannot be found.
     """
     data = cfg.data
     source = open_train_set(cfg)
@@ -327,21 +327,21 @@ def build_train_loader(
 
 
 def open_train_set(cfg: Config) -> DetectionSet:
-    """The training images. Raises DataError."""
+    """Opens the training set. Raises DataError if it is unusable."""
     source = _open(cfg, "train", None, cfg.data.drop_images_without_boxes)
-    source.refuse_losses(cfg.data.max_defects)  # boxes without area, too
+    source.refuse_losses(cfg.data.max_defects)  # here, boxes without area count as well
     return source
 
 
 def build_val_loader(
     cfg: Config, classes: Classes, rank: int = 0, world_size: int = 1, match: Match = "id", go_on: bool = False
 ) -> DetectionLoader:
-    """Evaluation batches of this process: every `world_size`-th image, each exactly once, none left out; the last
-    batch may be smaller, and processes may differ by one image.
+    """Evaluation batches of this process: every `world_size`-th image, each exactly once; the last batch may be
+    smaller, and the processes may differ by one image.
 
-    classes: those of the model; the set may use any of them, under the same category ids or names, as `match` says.
-    The loader's own `classes` have the ids that detections on this set carry. go_on: past images that cannot be used,
-    see EvaluationSamples. Raises DataError.
+    classes: those of the model; the set may use any of them, matched by category id or by name according to `match`.
+    The loader's own `classes` have the ids that detections on this set use. go_on: continue past unusable images, see
+    EvaluationSamples. Raises DataError if the data are unusable.
     """
     data = cfg.data
     source = _open(cfg, "val", classes, False, match)
@@ -353,7 +353,7 @@ def build_val_loader(
 
 
 def evaluated_together(data: DataConfig) -> int:
-    """Images of a batch in evaluation: no more than in training, where they fit into memory."""
+    """Batch size in evaluation: at most that of training, which is known to fit into memory."""
     return EVALUATED if data.train_batch_size == "auto" else min(EVALUATED, data.train_batch_size)
 
 

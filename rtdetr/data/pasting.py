@@ -1,7 +1,7 @@
-"""Copy-paste: objects of one training image put into another, rectangle by rectangle.
+"""Copy-paste augmentation: rectangles around objects of one training image are pasted into another.
 
-Objects appear in surroundings and beside neighbours that their own image does not have; a model overfits to those if
-images are few. After Ghiasi et al., arXiv 2012.07177, with boxes instead of masks.
+Objects then appear in surroundings and beside neighbours that their own image lacks, which reduces overfitting on small
+data sets. After Ghiasi et al., arXiv 2012.07177, with boxes instead of masks.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from numpy.random import Generator
 from rtdetr.data.pixels import Pixels
 from rtdetr.data.transforms import Boxes, Labels
 
-MOST_PASTED = 4  # objects put into an image
-TRIED = 12  # objects for which one place each is drawn
-THINNEST = 6  # pixels of a side; below, there is nothing to see
-WIDEST = 0.7  # of the image's side
-HIDDEN = 0.3  # share of an object's box that another one may cover
+MOST_PASTED = 4  # objects pasted into an image, at most
+TRIED = 12  # objects to try, each at one random place
+THINNEST = 6  # pixels; objects with a shorter side show too little
+WIDEST = 0.7  # share of the image's side; larger objects are not pasted
+HIDDEN = 0.3  # share of an object's box that a pasted one may cover
 
 
 def paste(
     pixels: Pixels, boxes: Boxes, labels: Labels, others: tuple[Pixels, Boxes, Labels], rng: Generator
 ) -> tuple[Pixels, Boxes, Labels]:
-    """An image with its boxes and some objects of another one, `others`, of the same size (h, w, 3), at random places.
+    """Pastes objects of another image, `others`, of the same size (h, w, 3), at random places; returns all boxes, too.
 
-    Boxes under a new object are kept if no more than HIDDEN of their area is covered.
+    Objects under a pasted one keep their boxes; at most HIDDEN of each box may be covered.
     """
     donor, theirs, classes = others
     pixels = pixels.copy()
@@ -48,7 +48,7 @@ def paste(
 
 
 def _covered(boxes: Boxes, new: Boxes) -> Boxes:
-    """The share (n,) of each box (n, 4) that is under the box `new` (4,)."""
+    """Share (n,) of each box (n, 4) that the box `new` (4,) covers."""
     sides = np.minimum(boxes[:, 2:], new[2:]) - np.maximum(boxes[:, :2], new[:2])
     covered: Boxes = sides.clip(min=0).prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
     return covered

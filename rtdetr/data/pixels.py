@@ -1,10 +1,10 @@
-"""Applies a recipe to the pixels of an image, in two ways that differ by rounding only.
+"""Applies a recipe to the pixels of an image, by two backends whose results differ by rounding only.
 
-Pixels stay uint8 to the end, so values are rounded and saturated after each step; the official reader converts to float
-after the colour step and lets cubic and lanczos overshoot a little. `plain` runs step after step, the colours with
-torchvision.transforms.v2 on the whole image. `fused` changes the colours of the visible part only, by matrices, and
-resizes it at once; of the expanded canvas it creates only what surrounds the image. The resize is OpenCV's in both, as
-in evaluation: v2 has neither "area" nor "lanczos4", and smooths differently when it shrinks.
+Pixels stay uint8, so values are rounded and saturated after each step; the official reader changes to float after the
+colour step and lets cubic and lanczos overshoot slightly. `plain` applies step after step, the colours with
+torchvision.transforms.v2 on the whole image. `fused` changes the colours of the visible part alone, by matrices, and
+resizes it in one go; of an expanded canvas it builds only the surroundings of the image. Both resize with OpenCV, as in
+evaluation: v2 has neither "area" nor "lanczos4", and antialiases differently.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Pixels = NDArray[Any]  # (h, w, 3) uint8 RGB
 
 FILL = (124, 116, 104)  # the ImageNet mean (123.675, 116.28, 103.53), rounded
 
-# The names of the official reader, which calls OpenCV too. Only "area" smooths when it shrinks an image.
+# Names as in the official reader, which also uses OpenCV. Only "area" antialiases.
 INTERPOLATIONS = {
     "nearest": cv2.INTER_NEAREST,
     "linear": cv2.INTER_LINEAR,
@@ -33,11 +33,11 @@ INTERPOLATIONS = {
     "cubic": cv2.INTER_CUBIC,
     "lanczos": cv2.INTER_LANCZOS4,
 }
-REACH = 4  # pixels to either side that an interpolated value may depend on (lanczos4)
+REACH = 4  # pixels on each side that an interpolated value may depend on (lanczos4)
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
-CUT_OFF = -0.498  # makes OpenCV's rounding the cutting of fractions, and leaves whole numbers alone
-OFF_GRID = 1 / 64  # of a pixel that the samples of an expanded image may lie beside their places
-SAMPLED = 20_000  # pixels, about, from which the mean grey of an image is estimated
+CUT_OFF = -0.498  # turns OpenCV's rounding into truncation, and keeps whole numbers
+OFF_GRID = 1 / 64  # pixels by which the samples of an expanded image may be off
+SAMPLED = 20_000  # approximate number of pixels used to estimate an image's mean grey
 
 
 def plain(image: Image.Image, recipe: Recipe, size: tuple[int, int], interpolation: str) -> Pixels:
@@ -52,7 +52,7 @@ def plain(image: Image.Image, recipe: Recipe, size: tuple[int, int], interpolati
 
 
 def distort(image: Image.Image, recipe: Recipe) -> Image.Image:
-    """The image in the recipe's colours."""
+    """Applies the recipe's colour steps to the image."""
 
     def shift_hue(colourful: Image.Image, shift: float) -> Image.Image:
         return F.adjust_hue(colourful, shift / 255)  # v2 multiplies by 255 again and rounds towards zero
@@ -69,7 +69,7 @@ def distort(image: Image.Image, recipe: Recipe) -> Image.Image:
 
 
 def cut(image: Image.Image, window: Window) -> Image.Image:
-    """The part of the image under the window, filled up where the window reaches beyond."""
+    """The part of the image in the window, padded with FILL where the window extends beyond the image."""
     left, top, width, height = window
     x1, y1 = max(left, 0), max(top, 0)
     x2, y2 = min(left + width, image.width), min(top + height, image.height)
@@ -81,12 +81,12 @@ def cut(image: Image.Image, window: Window) -> Image.Image:
 
 
 def fused(pixels: Pixels, recipe: Recipe, size: tuple[int, int], interpolation: str) -> Pixels:
-    """As `plain`, of the pixels (H, W, 3) of an image, in a fraction of the time."""
+    """Like `plain`, for the pixels (H, W, 3) of an image, in a fraction of the time."""
     left, top, width, height = recipe.window
     x1, y1 = max(left, 0), max(top, 0)
     x2, y2 = min(left + width, pixels.shape[1]), min(top + height, pixels.shape[0])
     visible = recolour(pixels[y1:y2, x1:x2], recipe.colours, pixels)
-    x, y = x1 - left, y1 - top  # of the visible part in the window
+    x, y = x1 - left, y1 - top  # position of the visible part in the window
     if recipe.flip:
         visible, x = cv2.flip(visible, 1), width - x - (x2 - x1)
     made = place(visible, (x, y), (width, height), before_turning(size, recipe.turns), interpolation)
@@ -94,8 +94,8 @@ def fused(pixels: Pixels, recipe: Recipe, size: tuple[int, int], interpolation: 
 
 
 def recolour(part: Pixels, colours: tuple[tuple[Colour, float], ...], whole: Pixels) -> Pixels:
-    """A part of an image in other colours. Contrast uses the mean grey of the whole image at that moment, here that of
-    every n-th pixel."""
+    """Applies colour steps to a part of an image. Contrast uses the mean grey of the whole image after the steps before
+    it, estimated from every n-th pixel."""
     names = [colour for colour, _ in colours]
     before_contrast = names.index("contrast") if "contrast" in names else -1
     step = max(1, math.isqrt(whole.shape[0] * whole.shape[1] // SAMPLED))
@@ -109,12 +109,12 @@ def recolour(part: Pixels, colours: tuple[tuple[Colour, float], ...], whole: Pix
 
 
 def adjusted(pixels: Pixels, colour: Colour, amount: float, grey: int) -> Pixels:
-    """One colour step. PIL cuts fractions off, and so do these; the hue is rounded. grey: the contrast's centre."""
+    """Applies one colour step. Truncates like PIL, but rounds the hue. grey: the centre of the contrast step."""
     if colour == "hue":
         hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV_FULL)
-        hsv[..., 0] += np.uint8(int(amount) % 256)  # wraps round the circle
+        hsv[..., 0] += np.uint8(int(amount) % 256)  # uint8 wraps around the colour circle
         return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
-    mix = np.empty((3, 4), np.float32)  # of red, green, blue and one
+    mix = np.empty((3, 4), np.float32)  # coefficients of red, green, blue and 1
     mix[:, :3] = amount * np.eye(3) + ((1 - amount) * LUMA if colour == "saturation" else 0)
     mix[:, 3] = (1 - amount) * grey + CUT_OFF
     return cv2.transform(pixels, mix)
@@ -123,20 +123,20 @@ def adjusted(pixels: Pixels, colour: Colour, amount: float, grey: int) -> Pixels
 def place(
     visible: Pixels, at: tuple[int, int], extent: tuple[int, int], size: tuple[int, int], interpolation: str
 ) -> Pixels:
-    """The pixels (h, w, 3) of a canvas of `extent` (w, h) in FILL that shows `visible` with its corner at `at` (x, y),
-    resized to `size` (h, w). Only the part of the canvas that surrounds the image is created."""
+    """Pastes `visible` with its corner `at` (x, y) into a canvas of `extent` (w, h) in FILL, and resizes that to `size`
+    (h, w). Only the part of the canvas around the image is built."""
     if interpolation == "lanczos":
-        visible = visible.astype(np.float32)  # for bytes OpenCV's code is plain, and twice as slow as converting twice
+        visible = visible.astype(np.float32)  # OpenCV is slow on uint8: converting twice takes half the time
     method = INTERPOLATIONS[interpolation]
     if visible.shape[1::-1] == extent:
         return _rounded(cv2.resize(visible, size[::-1], interpolation=method))
     scales = [target / whole for target, whole in zip(size[::-1], extent)]
-    # In these two, a hair decides which pixel is taken, so the samples lie exactly where they should.
+    # In these two, tiny offsets change which pixel is taken, so the sample positions must be exact.
     exact = interpolation == "nearest" or (interpolation == "area" and max(scales) > 1)
     around, lines = [], []
     for start, length, whole, target, scale in zip(at, visible.shape[1::-1], extent, size[::-1], scales):
         first = 0 if exact else _first_line(start, scale)
-        last = min(target, math.ceil((start + length + REACH) * scale) + 1)  # what follows shows nothing but FILL
+        last = min(target, math.ceil((start + length + REACH) * scale) + 1)  # the rest is FILL
         end = min(whole, math.ceil(last / scale) + REACH)
         around.append((start - round(first / scale), max(end - start - length, 0)))
         lines.append((first, last))
@@ -149,8 +149,8 @@ def place(
 
 
 def _first_line(start: int, scale: float) -> int:
-    """The line (row or column) of the result to begin with, where the image starts at line `start` of the canvas: all
-    before it show nothing but FILL, and it begins at a line of the canvas, up to OFF_GRID."""
+    """The first line (row or column) of the result to compute, if the image starts at line `start` of the canvas: all
+    lines before it contain only FILL, and it starts at a whole line of the canvas, within OFF_GRID."""
     lines = np.arange(max(int((start - REACH) * scale), 1))[::-1]
     begins = lines / scale
     return int(lines[np.argmax(np.abs(begins - np.rint(begins)) <= OFF_GRID)])

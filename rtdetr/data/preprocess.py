@@ -1,7 +1,7 @@
-"""Converts an image to network input in evaluation and detection, as in the official pipeline.
+"""Preprocessing of images into network input for evaluation and detection, as in the official pipeline.
 
-Everything is equal bit for bit, except the resize: OpenCV rounds its cubic weights on some CPUs and not on others, so
-up to 5 % of a photograph's values differ from the official ones, by one level of 255.
+All steps are bit-identical to it except the resize: OpenCV rounds its cubic weights on some CPUs and not on others, so
+up to 5 % of a photograph's values differ from the official ones, each by at most one level of 255.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ def preprocess(
     size: tuple[int, int] = (640, 640),
     interpolation: Resize = "cubic",
 ) -> Tensor:
-    """Network input (3, h, w) float32, RGB in [0, 1], of a PIL image of any mode or a uint8 RGB array (H, W, 3).
+    """Converts a PIL image of any mode or a uint8 RGB array (H, W, 3) to network input (3, h, w) float32, RGB in [0,
+    1].
 
     size: (h, w) in pixels. The aspect ratio is not kept. The resize is OpenCV's cubic one on uint8 (rounded, saturated)
-    without smoothing when it shrinks, as in the official eval pipeline; an image of that size is not touched.
-    interpolation: as in `resize`.
-    Raises ValueError when the array or the size has another form.
+    without antialiasing, as in the official eval pipeline; an image of the target size is left unchanged.
+    interpolation: see `resize`. Raises ValueError if the array or the size has another form.
     """
     return to_tensor(resize(as_rgb_array(image), size, interpolation))
 
 
 def resize_there(pixels: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
-    """`resize` of a tensor (H, W, 3) uint8 where it lies, a GPU, say: within one level of 255 of the host's."""
+    """Resizes a tensor (H, W, 3) uint8 on its own device. Values are within one level of 255 of `resize`."""
     return resize_planes_there(pixels.permute(2, 0, 1)[None], size, interpolation)[0].permute(1, 2, 0)
 
 
 def resize_planes_there(planes: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
-    """(B, 3, h, w) uint8 of tensors (B, 3, H, W) uint8; see `resize_there`. None of that size is touched."""
+    """Resizes (B, 3, H, W) uint8 to (B, 3, h, w), see `resize_there`. Input of that size is returned unchanged."""
     if planes.shape[2:] == size:
         return planes
     mode, smooth = ("bilinear" if interpolation == "bilinear" else "bicubic"), interpolation != "cubic"
     resized = planes.to(torch.float32)
-    # bicubic is cut to 0 ... 255 after either axis, as on the host
+    # bicubic clamps to 0..255 after each axis, as on the CPU
     for sides in ((planes.shape[2], size[1]), size) if interpolation == "bicubic" else (size,):
         resized = F.interpolate(resized, size=sides, mode=mode, align_corners=False, antialias=smooth)
         resized = resized.round().clamp(0, 255)
@@ -55,10 +55,10 @@ def resize_planes_there(planes: Tensor, size: tuple[int, int], interpolation: Re
 
 
 def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    """Tensor (3, h, w) float32 in [0, 1] of RGB pixels (h, w, 3) uint8."""
+    """Converts RGB pixels (h, w, 3) uint8 to a tensor (3, h, w) float32 in [0, 1]."""
     return torch.from_numpy(np.multiply(to_planes(pixels).numpy(), SCALE, dtype=np.float32))
 
 
 def to_planes(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
-    """Tensor (3, h, w) uint8 of RGB pixels (h, w, 3) uint8."""
+    """Converts RGB pixels (h, w, 3) uint8 to a tensor (3, h, w) uint8."""
     return torch.from_numpy(planes_of(pixels))

@@ -1,4 +1,4 @@
-"""Conversion to RGB arrays and resizing by NumPy and OpenCV: processes that read images need no torch."""
+"""Converts images to RGB arrays and resizes them, with NumPy and OpenCV alone: reader processes need no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """RGB pixels (H, W, 3) uint8. Transparency is dropped; more bits are scaled to 8. Raises ValueError for an array of
-    another form, and for integers and floats whose range is not known.
+    """RGB pixels (H, W, 3) uint8. Transparency is dropped; higher bit depths are scaled to 8. Raises ValueError for an
+    array of another form, and for integers and floats of unknown range.
 
-    EXIF orientation is left alone; `images.read_image`, which opens files, turns them.
+    EXIF orientation is ignored; `images.read_image`, which opens files, applies it.
     """
     if isinstance(image, Image.Image):
         return np.asarray(as_8_bits(image).convert("RGB"))
@@ -37,12 +37,12 @@ def resize(
     interpolation: Resize,
     out: np.ndarray[Any, Any] | None = None,
 ) -> np.ndarray[Any, Any]:
-    """`resize_cubic`, or torchvision's resize of uint8 with smoothing (bilinear, bicubic), which transformers' own
-    CPUs call."""
+    """Resizes by `resize_cubic`, or by torchvision's antialiased resize of uint8 (bilinear, bicubic), which
+    transformers uses on CPUs."""
     if interpolation == "cubic" or pixels.shape[:2] == size:
         return resize_cubic(pixels, size, out)
-    import torch  # here, as processes read without it
-    from torchvision.transforms.v2 import InterpolationMode, functional  # which takes as long to import
+    import torch  # imported here: reader processes do without it
+    from torchvision.transforms.v2 import InterpolationMode, functional  # as slow to import
 
     planes = torch.from_numpy(planes_of(pixels))
     planes = functional.resize(planes, list(size), InterpolationMode(interpolation), antialias=True)
@@ -52,7 +52,7 @@ def resize(
 def resize_cubic(
     pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int], out: np.ndarray[Any, Any] | None = None
 ) -> np.ndarray[Any, Any]:
-    """Pixels (h, w, 3) uint8 of an RGB array (H, W, 3) uint8; out: an array of that shape for the result."""
+    """Resizes an RGB array (H, W, 3) uint8 to (h, w, 3). out: an array of that shape to write to."""
     height, width = size
     if height <= 0 or width <= 0:
         raise ValueError(f"size: expected (height, width) in positive pixels, got {size}")
@@ -65,7 +65,7 @@ def resize_cubic(
 
 
 def planes_of(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """(3, h, w) uint8 of RGB pixels (h, w, 3) uint8."""
+    """Converts RGB pixels (h, w, 3) uint8 to planes (3, h, w) uint8."""
     planes = np.empty((3, *pixels.shape[:2]), np.uint8)
     cv2.split(np.ascontiguousarray(pixels), list(planes))
     return planes

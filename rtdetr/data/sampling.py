@@ -1,7 +1,7 @@
-"""Repeat-factor sampling: images with rare classes occur several times per epoch, as LVIS defines it.
+"""Repeat-factor sampling, as LVIS defines it: images with rare classes are sampled several times per epoch.
 
-f(c): the share of the images that have class c. r(c) = max(1, sqrt(threshold / f(c))). r(image): the largest of its
-classes, 1 without any. https://arxiv.org/abs/1908.03195, appendix B.
+f(c): the share of the images that contain class c. r(c) = max(1, sqrt(threshold / f(c))). r(image): the largest r(c) of
+its classes, 1 for an image without boxes. https://arxiv.org/abs/1908.03195, appendix B.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rtdetr.config import DataConfig
 from rtdetr.data.dataset import DetectionSet
 
 LVIS_THRESHOLD = 0.001
-# LVIS' threshold is 100 images of its 100,000. Small sets need as many images of a class and not the same share: 100 of
-# 5,000 is 0.02. Above a tenth it would repeat nearly every image of a set with ten even classes, and balance nothing.
+# The LVIS threshold is 100 of 100,000 images. Smaller sets need as many images per class, not the same share: 100 of
+# 5,000 is 0.02. A threshold above 0.1 would repeat nearly every image of a set with ten balanced classes.
 ENOUGH_IMAGES, LARGEST_THRESHOLD = 100, 0.1
-EXACT = 2**20  # factors are multiples of 1 / EXACT, so that their sum is the same in any order
+EXACT = 2**20  # factors are multiples of 1 / EXACT, so that their sum does not depend on the order
 
 
 def auto_threshold(num_images: int) -> float:
@@ -27,14 +27,14 @@ def auto_threshold(num_images: int) -> float:
 
 
 def class_factors(images_per_class: NDArray[np.int64], num_images: int, threshold: float) -> NDArray[np.float64]:
-    """r(c) for each class; 1 for one without images."""
+    """r(c) for each class; 1 for classes without images."""
     share = np.maximum(images_per_class, 1) / num_images
     factors = np.maximum(1.0, np.sqrt(threshold / share))
     return np.where(images_per_class > 0, factors, 1.0)
 
 
 def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64] | None:
-    """r(image) for each image of the set (N,); None: each occurs once."""
+    """r(image) for each image of the set (N,), or None if each image is sampled once."""
     if data.sampling == "uniform":
         return None
     num_images = len(source)
@@ -47,15 +47,15 @@ def repeat_factors(source: DetectionSet, data: DataConfig) -> NDArray[np.float64
 
 
 def samples_per_epoch(factors: NDArray[np.float64] | None, num_images: int) -> int:
-    """Number of samples of all processes, the same in each epoch."""
+    """Samples per epoch over all processes, the same in each epoch."""
     return num_images if factors is None else math.floor(factors.sum())
 
 
 def repeated_order(rng: Generator, factors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The samples of an epoch (n, 2) in random order: image, and how many times it occurred before among them.
+    """The samples of an epoch (n, 2) in random order: image index, and how many earlier samples of the epoch show it.
 
-    An image of factor 2.3 occurs three times with probability 0.3, else twice. One draw rounds all of them (systematic
-    sampling), so the epoch has the length of the factors' sum; of one sample too many, any one is left out.
+    An image with factor 2.3 comes three times with probability 0.3, else twice. One draw rounds all factors (systematic
+    sampling), so that the epoch has the expected length; a random sample is left out if there is one too many.
     """
     order = rng.permutation(len(factors))
     ends = np.floor(np.cumsum(factors[order]) + rng.random()).astype(np.int64)

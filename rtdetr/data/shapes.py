@@ -1,8 +1,8 @@
 """The embedded data set: textured shapes on cluttered backgrounds, COCO format, the same bytes for the same arguments.
 
-It needs no download and takes seconds, so that the demo and the tests have something real to learn. Category ids have
-gaps and some images are empty, on purpose: both are where detectors go wrong.
-`python -m rtdetr.data.shapes FOLDER` makes it.
+It takes seconds and no download, and gives the demo and the tests something real to learn. Category ids have gaps and
+some images are empty, on purpose: both often reveal errors in detectors. `python -m rtdetr.data.shapes FOLDER` writes
+it.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from PIL import Image, ImageDraw
 from rtdetr.data.classes import DataError
 
 CATEGORIES = {2: "circle", 3: "square", 5: "triangle", 7: "star", 11: "cross"}
-VERSION = 1  # raise it with any change that changes images, so that old copies are made again
+VERSION = 1  # increment with any change to the images, so that old copies are regenerated
 STAMP = "shapes.json"
 SMALLEST, LARGEST = 0.2, 0.45  # extent of a shape, relative to the image's side
 EMPTY_SHARE = 0.06
 MAX_SHAPES = 5
-MAX_COVERED = 0.25  # share of either box that a pair may have in common
-MIN_CONTRAST = 90.0  # between the two colours of a texture's mean and the background under it, in RGB distance
-FINE = 4  # shapes are drawn this much larger and averaged, for smooth edges
+MAX_COVERED = 0.25  # largest overlap of two boxes, as a share of the smaller one
+MIN_CONTRAST = 90.0  # RGB distance between a texture's mean colour and the background under it
+FINE = 4  # supersampling factor of shapes, for smooth edges
 
 Pixels = NDArray[np.float32]  # (h, w, 3) in [0, 255]
 
 
 def make_shapes(folder: str | Path, num_train: int = 900, num_val: int = 100, size: int = 224, seed: int = 0) -> Path:
-    """Writes train/, val/ and annotations/instances_{train,val}.json below `folder`, unless they are there already.
+    """Writes train/, val/ and annotations/instances_{train,val}.json below `folder`, unless they exist already.
 
-    size: side of the square images in pixels, at least 96. The set appears complete or not at all; one made with
-    other arguments is replaced. Raises DataError when the folder holds something else or an argument makes no sense.
+    size: side of the square images in pixels, at least 96. The set is moved into place only when complete; one created
+    with other arguments is replaced. Raises DataError if the folder contains something else or an argument is invalid.
     """
     folder = Path(folder)
     stamp = {"version": VERSION, "num_train": num_train, "num_val": num_val, "size": size, "seed": seed}
@@ -55,7 +55,7 @@ def make_shapes(folder: str | Path, num_train: int = 900, num_val: int = 100, si
         for split, count in (("train", num_train), ("val", num_val)):
             _write_split(new, split, count, size, seed)
         (new / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
-        new.chmod(0o755)  # mkdtemp's folder is for its maker only
+        new.chmod(0o755)  # mkdtemp creates folders that only their owner may read
         _put_in_place(new, folder, stamp)
     finally:
         shutil.rmtree(new, ignore_errors=True)
@@ -68,7 +68,7 @@ def _stamp_of(folder: Path) -> dict[str, int] | None:
 
 
 def _put_in_place(new: Path, folder: Path, stamp: dict[str, int]) -> None:
-    """Moves the finished set to its folder, unless another process has put the same set there in the meantime."""
+    """Moves the finished set to its folder, unless another process has created the same set there in the meantime."""
     if _stamp_of(folder) == stamp:
         return
     if folder.exists():
@@ -78,7 +78,7 @@ def _put_in_place(new: Path, folder: Path, stamp: dict[str, int]) -> None:
     try:
         new.rename(folder)
     except OSError:
-        if _stamp_of(folder) != stamp:  # otherwise the other process was faster by a hair
+        if _stamp_of(folder) != stamp:  # else another process moved the same set there first
             raise
 
 
@@ -120,7 +120,7 @@ def draw_image(size: int, rng: Generator) -> tuple[NDArray[np.uint8], list[tuple
         category_id = int(rng.choice(list(CATEGORIES)))
         mask = _shape_mask(CATEGORIES[category_id], size * rng.uniform(SMALLEST, LARGEST), rng)
         height, width = mask.shape
-        for _ in range(20):  # places; an image that is full stays with fewer shapes
+        for _ in range(20):  # tries to place it; a full image gets fewer shapes
             x, y = int(rng.integers(size - width)), int(rng.integers(size - height))
             box = (x, y, x + width, y + height)
             if all(_covered(box, other) <= MAX_COVERED for _, other in found):
@@ -134,13 +134,13 @@ def draw_image(size: int, rng: Generator) -> tuple[NDArray[np.uint8], list[tuple
 
 
 def _covered(a: tuple[int, int, int, int], b: tuple[int, int, int, int]) -> float:
-    """Shared area relative to the smaller box."""
+    """Intersection area relative to the smaller box."""
     shared = max(0, min(a[2], b[2]) - max(a[0], b[0])) * max(0, min(a[3], b[3]) - max(a[1], b[1]))
     return shared / min((a[2] - a[0]) * (a[3] - a[1]), (b[2] - b[0]) * (b[3] - b[1]))
 
 
 def _shape_mask(name: str, extent: float, rng: Generator) -> NDArray[np.float32]:
-    """Opacity (h, w) in [0, 1] of a shape turned at random, trimmed to what is visible of it."""
+    """Opacity (h, w) in [0, 1] of a randomly rotated shape, cropped to its visible part."""
     radius = extent / 2
     side = int(np.ceil(extent)) + 4
     turn, squeeze = rng.uniform(0, 2 * np.pi), rng.uniform(0.8, 1.0)
@@ -149,7 +149,7 @@ def _shape_mask(name: str, extent: float, rng: Generator) -> NDArray[np.float32]
     reach = np.ones(corners)
     if name == "star":
         reach[1::2] = 0.42
-    if name == "cross":  # two bars: each arm has two outer corners, and one inner corner follows
+    if name == "cross":  # each arm has two outer corners, followed by one inner corner
         arm = np.arctan2(0.3, 1.0)
         angle = np.concatenate([[k * np.pi / 2 - arm, k * np.pi / 2 + arm, (k + 0.5) * np.pi / 2] for k in range(4)])
         reach = np.tile([1.0, 1.0, 0.3 * 2**0.5 * np.cos(arm)], 4)
@@ -164,7 +164,7 @@ def _shape_mask(name: str, extent: float, rng: Generator) -> NDArray[np.float32]
 
 
 def _texture(height: int, width: int, behind: Pixels, rng: Generator) -> Pixels:
-    """A plain, striped, dotted, chequered or shaded surface whose mean colour differs clearly from what is behind."""
+    """A plain, striped, dotted, chequered or graded surface whose mean colour differs clearly from the background."""
     while True:
         light, dark = rng.uniform(0, 255, (2, 3)).astype(np.float32)
         dark = light + 0.45 * (dark - light)
@@ -180,7 +180,7 @@ def _texture(height: int, width: int, behind: Pixels, rng: Generator) -> Pixels:
 
 
 def _background(size: int, rng: Generator) -> Pixels:
-    """Soft blotches of colour, with lines, outlines and specks that are no objects."""
+    """Soft patches of colour, with lines, outlines and specks that are not objects."""
     coarse = rng.uniform(20, 235, (int(rng.integers(2, 6)), int(rng.integers(2, 6)), 3)).astype(np.uint8)
     image = Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)

@@ -1,4 +1,4 @@
-"""A sheet of training images as the model sees them, with boxes and class names."""
+"""Draws a sheet of augmented training images, with their boxes and class names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from PIL import Image, ImageDraw
 
 from rtdetr.types import Batch
 
-MOST_IMAGES, CELL, GAP = 16, 320, 4  # of a sheet; pixels of an image's longer side, and between two
+MOST_IMAGES, CELL, GAP = 16, 320, 4  # images per sheet; pixels of an image's longer side; pixels between images
 COLOURS = ((230, 60, 60), (60, 200, 80), (80, 140, 255), (240, 190, 40), (200, 90, 230), (60, 210, 210))
 
 
 def sheet_of(batches: Sequence[Batch], names: Sequence[str], most: int = MOST_IMAGES) -> Image.Image:
-    """The first images of training batches. names: of the classes, by index."""
+    """Draws the first images of training batches. names: class names by index."""
     places = [(batch, i) for batch in batches for i in range(len(batch.images))][:most]
     columns = math.ceil(math.sqrt(len(places)))
     cell = CELL + GAP
@@ -41,7 +41,7 @@ def _with_boxes(
     for box, label in zip(boxes, labels):
         colour = COLOURS[label % len(COLOURS)]
         pen.rectangle([zoom * each for each in box], outline=colour, width=2)
-        text = names[label].encode("latin-1", "replace").decode("latin-1")  # Pillow's own font knows no more
+        text = names[label].encode("latin-1", "replace").decode("latin-1")  # Pillow's font has Latin-1 only
         left, top = zoom * box[0] + 2, zoom * box[1] + 2
         pen.rectangle(pen.textbbox((left, top), text), fill=colour)
         pen.text((left, top), text, fill="black")

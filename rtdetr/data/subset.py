@@ -1,4 +1,4 @@
-"""Some images of a set as COCO JSON, whatever the format of the set."""
+"""Writes some images of a set as COCO JSON, whatever the format of the set."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rtdetr.data.dataset import DetectionSet
 
 
 def spread(among: Sequence[int], number: int) -> list[int]:
-    """`number` of the items at even distances, or all if there are no more."""
+    """`number` evenly spaced elements, or all if there are fewer."""
     places = np.linspace(0, len(among) - 1, min(number, len(among))).round().astype(int)
     return [among[place] for place in places.tolist()]
 
 
 def with_boxes(source: DetectionSet) -> list[int]:
-    """Indices of the images that have a box."""
+    """Indices of the images that have boxes."""
     return [index for index in range(len(source)) if len(source.targets(index)[0])]
 
 
 def write_subset(source: DetectionSet, indices: Sequence[int], path: Path) -> SplitConfig:
-    """Writes these images with their boxes and all classes of the set; returns the config's settings to train on them.
+    """Writes these images with their boxes and all classes of the set; returns the config of the new split.
 
-    Crowds are left out, as in training. The images stay where they are.
+    Crowd boxes are left out, as in training. The image files are not copied.
     """
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []

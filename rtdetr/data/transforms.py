@@ -1,7 +1,7 @@
-"""Training augmentation: the operations of the official reader, in its order and with its probabilities.
+"""Training augmentation: the steps of the official reader, in its order and with its probabilities.
 
-All random numbers are drawn first, into a Recipe, by an explicit generator and by rules that torchvision's transforms
-lack. The recipe is applied to the boxes here, and to the pixels in rtdetr/data/pixels.py.
+All random values are drawn first, into a Recipe, from an explicit generator and by rules that torchvision's transforms
+lack. The recipe is then applied to the boxes, in this file, and to the pixels, in rtdetr/data/pixels.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Boxes = NDArray[np.float32]  # (n, 4) xyxy, pixels
 Labels = NDArray[np.int64]  # (n,)
 Colour = Literal["brightness", "contrast", "saturation", "hue"]
 
-HUE_SHIFT = 18.0  # of 255 steps round the colour circle
+HUE_SHIFT = 18.0  # in steps of 1/255 of the colour circle
 COLOUR_RANGE = (0.5, 1.5)
 COLOURS: tuple[tuple[Colour, tuple[float, float]], ...] = (
     ("brightness", COLOUR_RANGE),
@@ -27,11 +27,11 @@ COLOURS: tuple[tuple[Colour, tuple[float, float]], ...] = (
 )
 CROP_THRESHOLDS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, None)  # None: no crop
 CROP_TRIES = 50
-MIN_SIDE = 0.01  # pixels; a box thinner than this is no box
+MIN_SIDE = 0.01  # pixels; boxes with a shorter side are dropped
 
 
 class Window(NamedTuple):
-    """A rectangle in pixels of the image; it may reach beyond its borders."""
+    """A rectangle in pixels of the image; it may extend beyond the image."""
 
     left: int
     top: int
@@ -40,30 +40,30 @@ class Window(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """The operations on one image: colours, then its part under the window, then a horizontal flip, and a rotation once
-    it has the size of the network input."""
+    """The augmentation of one image, in order: change colours, cut out the window, flip horizontally, and, after the
+    resize to the network input, rotate."""
 
-    colours: tuple[tuple[Colour, float], ...]  # in this order; a factor, for hue a shift in steps of HUE_SHIFT
+    colours: tuple[tuple[Colour, float], ...]  # applied in this order; a factor, for hue a shift in steps of 1/255
     window: Window
     flip: bool
-    turns: int = 0  # by 90 degrees, counterclockwise
+    turns: int = 0  # of 90 degrees, counterclockwise
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Draws recipes. The official reader does not rotate images, and applies everything else from the start."""
+    """Draws recipes. The official reader does not rotate images, and applies all other steps from the first epoch."""
 
     distort_prob: float
     expand_prob: float
-    expand_max_ratio: float  # of an expanded side to the old one
+    expand_max_ratio: float  # largest ratio of an expanded side to the original one
     crop_prob: float
     flip_prob: float
     turn_prob: float = 0.0
-    turn_after: int = 0  # epochs
-    zoom_ramp: int = 0  # epochs over which expanding and cropping come in
+    turn_after: int = 0  # first epoch with rotations
+    zoom_ramp: int = 0  # epochs over which the probabilities of expanding and cropping rise to their values
 
     def draw(self, size: tuple[int, int], boxes: Boxes, rng: Generator, epoch: int = 0) -> Recipe:
-        """A recipe for an image of `size` (h, w) with these boxes, in an epoch (from 0)."""
+        """Draws a recipe for an image of `size` (h, w) with these boxes, in an epoch (from 0)."""
         height, width = size
         colours = draw_colours(rng) if rng.random() < self.distort_prob else ()
         window = Window(0, 0, width, height)
@@ -74,7 +74,7 @@ class Augmentation:
             window = crop(window, boxes, rng)
         flip = rng.random() < self.flip_prob
         may_turn = self.turn_prob > 0 and epoch >= self.turn_after
-        turned = may_turn and rng.random() < self.turn_prob  # nothing is drawn where nothing turns
+        turned = may_turn and rng.random() < self.turn_prob  # no draw if rotations are off
         return Recipe(colours, window, flip, int(rng.integers(1, 4)) if turned else 0)
 
 
@@ -89,7 +89,7 @@ def draw_colours(rng: Generator) -> tuple[tuple[Colour, float], ...]:
 
 
 def expand(window: Window, max_ratio: float, rng: Generator) -> Window:
-    """A window up to `max_ratio` times as wide and high that holds the old one somewhere."""
+    """A window up to `max_ratio` times as wide and high, with the given one at a random place inside."""
     ratio = rng.uniform(1.0, max_ratio)
     width, height = int(window.width * ratio), int(window.height * ratio)
     left = window.left - int(rng.integers(width - window.width, endpoint=True))
@@ -100,13 +100,13 @@ def expand(window: Window, max_ratio: float, rng: Generator) -> Window:
 def crop(window: Window, boxes: Boxes, rng: Generator) -> Window:
     """A window inside `window` that overlaps some box by a randomly chosen IoU and contains the centre of some box.
 
-    The IoU thresholds are tried in random order, "no crop" among them, with up to 50 tries each; without boxes, or if
-    all tries fail, the window stays. (v2.RandomIoUCrop draws a new threshold each time, and width and height apart.)
+    The IoU thresholds, including "no crop", are tried in random order, up to 50 times each; without boxes, or if all
+    tries fail, returns `window`. (v2.RandomIoUCrop draws a new threshold each time, and width and height separately.)
     """
     if len(boxes) == 0:
         return window
     areas, centres = (boxes[:, 2:] - boxes[:, :2]).prod(axis=1), (boxes[:, :2] + boxes[:, 2:]) / 2
-    measured = np.column_stack((boxes, areas, centres)).tolist()  # a try takes microseconds; numpy would take tens
+    measured = np.column_stack((boxes, areas, centres)).tolist()  # lists, as a try takes ten times as long in numpy
     for i in rng.permutation(len(CROP_THRESHOLDS)):
         threshold = CROP_THRESHOLDS[i]
         if threshold is None:
@@ -119,14 +119,14 @@ def crop(window: Window, boxes: Boxes, rng: Generator) -> Window:
 
 
 def inside(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
-    """Which boxes have their centre in the window: (n,)."""
+    """Mask (n,) of the boxes whose centre is in the window."""
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 - (window.left, window.top)
     within: NDArray[np.bool_] = np.all((centres >= 0) & (centres < (window.width, window.height)), axis=1)
     return within
 
 
 def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, int]) -> tuple[Boxes, Labels]:
-    """The boxes after a recipe and the resize to `size` (h, w), in pixels of the network input."""
+    """Boxes and labels after a recipe and the resize to `size` (h, w), in pixels of the network input."""
     left, top, width, height = recipe.window
     keep = inside(recipe.window, boxes)
     extent = np.array([width, height, width, height], np.float32)
@@ -141,12 +141,12 @@ def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, in
 
 
 def before_turning(size: tuple[int, int], turns: int) -> tuple[int, int]:
-    """The size (h, w) before that many quarter turns of an image that has `size` afterwards."""
+    """The size (h, w) before `turns` quarter turns that result in `size`."""
     return size[::-1] if turns % 2 else size
 
 
 def turn(boxes: Boxes, turns: int, size: tuple[int, int]) -> Boxes:
-    """Boxes (n, 4) in an image of `size` (h, w), after that many counterclockwise quarter turns of both."""
+    """Rotates boxes (n, 4) xyxy in an image of `size` (h, w) by `turns` quarter turns counterclockwise."""
     for _ in range(turns):
         x1, y1, x2, y2 = boxes.T
         boxes, size = np.stack((y1, size[1] - x2, y2, size[1] - x1), axis=1), size[::-1]
@@ -154,7 +154,7 @@ def turn(boxes: Boxes, turns: int, size: tuple[int, int]) -> Boxes:
 
 
 def _part_of(window: Window, rng: Generator) -> Window:
-    # low + (high - low) * random() is what uniform() computes, in a fifth of the time
+    # low + (high - low) * random() equals uniform() and takes a fifth of the time
     scale = 0.3 + 0.7 * rng.random()
     narrowest, widest = max(0.5, scale**2), min(2.0, scale**-2)
     aspect = narrowest + (widest - narrowest) * rng.random()
@@ -166,8 +166,8 @@ def _part_of(window: Window, rng: Generator) -> Window:
 
 
 def _fits(window: Window, threshold: float, measured: list[list[float]]) -> bool:
-    """Whether some box has at least that IoU with the window and some box its centre in it. measured: of each box
-    x1, y1, x2, y2, area and centre."""
+    """Whether some box has at least this IoU with the window and some box has its centre in it. measured: x1, y1, x2,
+    y2, area and centre x, y of each box."""
     left, top, width, height = window
     right, bottom = left + width, top + height
     overlaps = holds = False

@@ -1,1 +1,1 @@
-"""Everything that is wrong with a detection set, in one go: its records, its files, and the two sets of a run."""
+"""Reports all defects of a detection data set: of its records, its image files, and between the two sets of a run."""

@@ -1,4 +1,4 @@
-"""Statistics of a set in a few lines: classes, sizes of boxes, crowded images."""
+"""Summarises a set in a few lines: classes, box sizes, crowded images."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rtdetr.data.defects import one_line
 from rtdetr.data.sampling import auto_threshold, class_factors
 from rtdetr.wording import counted
 
-SMALL, MEDIUM = 32**2, 96**2  # pixels of area, as COCO divides them
-CROWDED = 100  # boxes of an image; denoising and matching grow with them
-IMBALANCED = 20  # times as many boxes of one class as of another
-MOST_CLASSES = 100  # of which each gets a line
-WORTH_REPEATING = 1.5  # times an epoch that sampling would show a class; less changes little
+SMALL, MEDIUM = 32**2, 96**2  # area limits in pixels, as in COCO
+CROWDED = 100  # boxes per image; the cost of denoising and matching grows with them
+IMBALANCED = 20  # ratio of boxes between the most and the least frequent class
+MOST_CLASSES = 100  # classes listed, at most
+WORTH_REPEATING = 1.5  # repeat factor of a class from which sampling makes a difference
 
 
 def describe(data: DetectionSet) -> Iterator[str]:
-    """Lines for the terminal."""
+    """Lines about the set for the terminal."""
     targets = [data.targets(i) for i in range(len(data))]
     if not targets:
         return
@@ -62,8 +62,8 @@ def describe(data: DetectionSet) -> Iterator[str]:
 
 
 def advise_sampling(data: DetectionSet) -> Iterator[str]:
-    """A line if repeat-factor sampling would change training. The number of boxes does not matter: a class with few
-    boxes in every image is seen with every image already."""
+    """A line if repeat-factor sampling would change training. Counts images, not boxes: a class with few boxes that is
+    in every image is seen often enough."""
     if not len(data):
         return
     counts = np.bincount(data.images_and_classes()[1], minlength=len(data.classes))

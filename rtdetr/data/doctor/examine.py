@@ -1,4 +1,4 @@
-"""From a path to its data sets, their defects, and whether training would accept them."""
+"""Opens all data sets of a path, collects their defects, and decides whether training would accept them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 from rtdetr.wording import counted
 
 WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
-SHOWN = 50  # defects of a kind; --json has them all
+SHOWN = 50  # defects of a kind, at most; --json lists all
 
 
 class SetToExamine(NamedTuple):
@@ -39,39 +39,39 @@ class SetToExamine(NamedTuple):
 
     name: str  # train, val, ... or ""
     source: DataSource
-    given: Path  # as the user wrote it
-    images: str  # the image folder that the user gave; may be empty
+    given: Path  # the path that the user passed
+    images: str  # the image folder that the user passed; may be empty
 
 
 class Examined(NamedTuple):
     """One set and its defects."""
 
     asked: SetToExamine
-    data: DetectionSet | None  # None: cannot be read at all
+    data: DetectionSet | None  # None: unreadable
     defects: list[Defect]
-    gone: list[int]  # indices of the images of `data` that are dropped for their files
-    refused: Defect | None  # why training refuses it
+    gone: list[int]  # indices of the images of `data` dropped because of their files
+    refused: Defect | None  # the reason why training refuses it
 
 
 class Report(NamedTuple):
     sets: list[Examined]
-    others: list[Defect]  # of no single set
-    not_read: Sequence[Path] = ()  # in the folder of the sets
+    others: list[Defect]  # defects that belong to no single set
+    not_read: Sequence[Path] = ()  # files in the folder that look like sets but were not read
 
     def defects(self) -> list[Defect]:
         return [each for part in self.sets for each in part.defects] + self.others
 
     def reasons(self) -> list[Defect]:
-        """Why training refuses it, for each refused set."""
+        """The reason for refusal of each set that training refuses."""
         of_sets = [part.refused for part in self.sets if part.refused is not None]
         return of_sets + [each for each in self.others if each.action == "refused"]
 
     def code(self) -> int:
-        """0 valid, 1 usable by training, 2 unusable."""
+        """0: sound, 1: training would survive, 2: unusable."""
         return 2 if self.reasons() else int(not all(each.is_note for each in self.defects()))
 
     def verdict(self) -> str:
-        """Reason of the exit code."""
+        """The reason for the exit code."""
         reasons = self.reasons()
         bad = Counter(each.kind for each in self.defects() if not each.is_note)
         notes = _notes(len(self.defects()) - bad.total())
@@ -85,7 +85,7 @@ class Report(NamedTuple):
         return one_line(f"{said}; exit code {self.code()}")
 
     def lines(self) -> Iterator[str]:
-        """For the terminal: the defects, the notes, each set, and the reason of the exit code."""
+        """Lines for the terminal: the defects, the notes, each set, and the reason for the exit code."""
         bad = [each for each in self.defects() if not each.is_note]
         yield from _listed(sorted(bad, key=lambda each: WORST_FIRST.index(each.action)))
         yield from _listed([each for each in self.defects() if each.is_note])
@@ -99,8 +99,8 @@ class Report(NamedTuple):
 def examine(
     path: Path, images: str = "", fast: bool = False, progress: Callable[[int], Callable[[], object]] | None = None
 ) -> Report:
-    """All defects of the sets of a config, an annotation file or a folder. images: the image folder. fast: no image is
-    opened. progress: called with the number of images; its result is called after each."""
+    """Reports all defects of the sets of a config, an annotation file or a folder. images: the image folder. fast: do
+    not open images. progress: receives the number of images and returns a function to call after each."""
     unknown: list[Defect] = []
     try:
         asked, limit = _asked(path, images, unknown)
@@ -111,7 +111,7 @@ def examine(
     done = progress(num_images) if progress and num_images and not fast else lambda: None
     if not fast:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of PIL, on files that are odd; what matters becomes a defect
+            warnings.simplefilter("ignore")  # PIL warns of unusual files; relevant ones become defects
             opened = [_with_files(part, done) for part in opened]
     judged = [_judged(part, limit) for part in opened]
     if not fast:
@@ -122,8 +122,8 @@ def examine(
 
 
 def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToExamine], float]:
-    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; an error of one of the two
-    sets of a config is added to `unknown`."""
+    """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; errors in one of the two
+    sets of a config are appended to `unknown` instead."""
     if _is_config(path):
         data = load_config(path).data
         asked = []
@@ -139,18 +139,18 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToEx
         return asked, data.max_defects
     sources = find_sources(path, MAX_MEGAPIXELS)
     if {"train", "val"} <= sources.keys():
-        sources.pop("trainval", None)  # the two together
+        sources.pop("trainval", None)  # trainval is the union of both
     return [SetToExamine(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
 
 
 def _is_config(path: Path) -> bool:
-    """Whether a YAML is a config of this project and no data.yaml of YOLO. Raises ConfigError if it is neither."""
+    """Whether a YAML file is an rtdetr config and not a data.yaml of YOLO. An unreadable one is not."""
     if path.suffix.lower() not in (".yml", ".yaml") or not os.path.isfile(path):
         return False
     try:
         content = parse_yaml(path.read_bytes()[:1_000_000].decode(), str(path))
     except (OSError, UnicodeDecodeError, ConfigError):
-        return False  # reported when it is read
+        return False  # reported by its reader
     of_yolo = isinstance(content, dict) and (
         "names" in content
         or "nc" in content
@@ -160,7 +160,7 @@ def _is_config(path: Path) -> bool:
 
 
 def _open(asked: SetToExamine) -> Examined:
-    """The records, and whether the files exist."""
+    """Reads the records, and checks that the image files exist."""
     defects: list[Defect] = []
     try:
         source = with_images(asked.source, asked.images)
@@ -183,7 +183,7 @@ def _with_files(part: Examined, done: Callable[[], object]) -> Examined:
 
 
 def _judged(part: Examined, limit: float) -> Examined:
-    """The set with the reason why training would refuse it, as a defect unless one states it already."""
+    """Adds the reason why training would refuse the set, as an extra defect unless one already contains it."""
     if part.data is None:
         return part
     data, defects = part.data, part.defects
@@ -205,8 +205,8 @@ def _judged(part: Examined, limit: float) -> Examined:
 
 
 def _matched(parts: Sequence[Examined]) -> list[Examined]:
-    """The sets with the classes of the others compared with those of the training set, or of the first. Folders of VOC
-    and YOLO have one list of classes for all their sets."""
+    """Compares the classes of the other sets with those of the training set, or else of the first. VOC and YOLO folders
+    have one list of classes for all their sets."""
     trained = [part.data for part in parts if part.asked.name == "train"] or [part.data for part in parts]
     first = trained[0] if trained else None
     matched = []
@@ -223,7 +223,7 @@ def _matched(parts: Sequence[Examined]) -> list[Examined]:
 
 
 def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
-    if isinstance(error, OSError):  # a folder that may not be listed, a disk that went away
+    if isinstance(error, OSError):  # a folder without permission, a disk that was removed
         what = f"cannot be read ({error.strerror or error})"
         return Defect(str(error.filename or path), None, "file_unreadable", what, "refused")
     if isinstance(error, DataError):
@@ -266,5 +266,5 @@ def _lines_of(part: Examined) -> Iterator[str]:
 
 
 def plain(report: Report) -> list[dict[str, Any]]:
-    """Every defect, for a machine."""
+    """All defects as dictionaries for JSON."""
     return [each.plain() for each in report.defects()]

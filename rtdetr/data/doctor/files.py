@@ -1,4 +1,4 @@
-"""The image files of sets: unreadable, unusual and duplicate ones."""
+"""Checks the image files of sets for unreadable, unusual and duplicate ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rtdetr.data.defects import Defect
 from rtdetr.data.image_files import unreadable
 from rtdetr.data.images import UPRIGHT, image_facts
 
-LARGE = 20_000_000  # pixels; of such images one is in memory at a time
-MOST_SIZES, MOST_READ = 20_000, 2_000  # files whose size, whose bytes are compared before a training
+LARGE = 20_000_000  # pixels; larger images are decoded one at a time
+MOST_SIZES, MOST_READ = 20_000, 2_000  # largest numbers of files to compare by size and by content before training
 _one_at_a_time = threading.Lock()
-# Of PIL's modes: how training takes them.
+# PIL modes: the kind of defect, and how training reads them.
 MODES = {
     "CMYK": ("picture_cmyk", "is CMYK, taken as RGB"),
     "YCCK": ("picture_cmyk", "is CMYK, taken as RGB"),
@@ -34,7 +34,7 @@ MODES = {
 
 
 class Copy(NamedTuple):
-    """An image of one of the sets that may be a duplicate."""
+    """An image of one set that may be a duplicate."""
 
     set_name: str
     path: Path
@@ -42,8 +42,8 @@ class Copy(NamedTuple):
 
 
 def examine_files(data: DetectionSet, done: Callable[[], object]) -> tuple[list[Defect], list[int]]:
-    """Reads every image as training does. Returns the defects, and the indices of images that are dropped for their
-    files. done: called after each."""
+    """Reads every image as training does. Returns the defects and the indices of the images dropped for them. done: is
+    called after each image."""
     defects: list[Defect] = []
     gone: list[int] = []
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -78,7 +78,7 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
 
 
 def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
-    """Duplicate images by set, in it or in two of the sets, by the bytes of their files."""
+    """Defects by set: images that occur twice, in one set or in two of them, compared by the bytes of their files."""
     by_size: defaultdict[int, list[Copy]] = defaultdict(list)
     for name, data in sets:
         for i in range(len(data)):
@@ -99,8 +99,8 @@ def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
 
 
 def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
-    """Names of the images of `second` whose file, or one with the same bytes, is in `first` too. If many files would
-    have to be read, only paths are compared: this runs before every training."""
+    """File names of images of `second` whose path or content is also in `first`. Compares paths only if too many files
+    would have to be read: this check runs before every training."""
     one, two = (
         {os.path.normpath(os.path.join(os.path.realpath(data.folder), name)): name for name in _names(data)}
         for data in (first, second)
@@ -120,10 +120,10 @@ def _names(data: DetectionSet) -> Iterator[str]:
 
 
 def _by_size(paths: Iterable[str]) -> dict[int, list[str]]:
-    """Files by size; missing and empty files are left out."""
+    """Files by their size in bytes, without missing and empty ones."""
     found: defaultdict[int, list[str]] = defaultdict(list)
     for path in paths:
-        with contextlib.suppress(OSError):  # named elsewhere
+        with contextlib.suppress(OSError):  # missing files are reported elsewhere
             found[os.path.getsize(path)].append(path)
     found.pop(0, None)
     return found
@@ -140,7 +140,7 @@ def _twice(copy: Copy, first: Copy) -> Defect:
 
 
 def _digest(path: Path) -> bytes | None:
-    """None if the file cannot be read, which is reported elsewhere."""
+    """The SHA-256 digest, or None if the file cannot be read, which is reported elsewhere."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _slowly(path)

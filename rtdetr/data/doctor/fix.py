@@ -1,6 +1,6 @@
-"""A clean copy of a set: COCO JSON with the valid records only, boxes clipped to their images, sizes filled in.
+"""Writes a cleaned copy of a set: COCO JSON of the valid records, boxes clipped to their images, image sizes filled in.
 
-Images are not copied. The clean file refers to the usable ones in their folder.
+Images are not copied. The new file refers to the usable ones in their folder.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
 
 
 def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
-    """The path of each set's clean copy: `out` itself for a name that ends in .json, else out/annotations. Raises
-    DataError if a set cannot be repaired, or there are several for one file."""
+    """The path of each set's cleaned copy: `out` itself if it ends in .json, else in out/annotations. Raises DataError
+    if a set cannot be read, or if there are several sets for one file."""
     broken = [part for part in parts if part.data is None]
     if broken or not parts:
         what = broken[0].refused.what if broken and broken[0].refused else "there is no set"
@@ -44,7 +44,7 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
 
 
 def clean_document(part: Examined) -> dict[str, Any]:
-    """The COCO document of the remaining records of a set. Other fields of a COCO JSON's records are kept."""
+    """The COCO document of the usable records of a set. Other keys of a COCO JSON are preserved."""
     data = part.data
     if data is None:
         raise Refused(part.asked.source.path, "unusable", "cannot be read, and so not repaired")
