@@ -1,5 +1,4 @@
-"""Reads COCO detection JSON, checks it and converts it to one form, for training and evaluation. LVIS' is a superset of
-it."""
+"""Reads and checks COCO detection JSON, including LVIS, into one form for both training and evaluation."""
 
 from __future__ import annotations
 
@@ -27,27 +26,27 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 
 
 class CocoDocument(NamedTuple):
-    """The content of a COCO JSON that detection needs, in one form for all writers."""
+    """The parts of a COCO JSON that detection needs, in one form for the readers of all formats."""
 
-    images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: not said)
+    images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: unknown)
     annotations: list[
         dict[str, Any]
     ]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
-    categories: list[dict[str, Any]]  # id, name; by id
-    num_boxless_crowds: int  # crowds without a bbox: they cannot be evaluated and are not needed to train
-    notes: tuple[str, ...] = ()  # what the user should know about how it was read
-    defects: Sequence[Defect] = ()  # of the records that were left out, and of some that were not
-    tally: Totals | None = None  # of all records; None: of those in this document
+    categories: list[dict[str, Any]]  # id, name; sorted by id
+    num_boxless_crowds: int  # crowds without a bbox: unusable in evaluation, unneeded in training
+    notes: tuple[str, ...] = ()  # remarks for the user on how it was read
+    defects: Sequence[Defect] = ()  # of dropped records, and of some that were kept
+    tally: Totals | None = None  # counts of all records; None: of those in this document
 
 
 class DocumentSet(DetectionSet):
     """Images and boxes of one document.
 
-    source: its origin; its `images` is the folder that file names are relative to. classes: None takes them from the
-    document; otherwise boxes get the index of their category by `match`, its id or its name. drop_empty leaves out
-    images without boxes. Crowd boxes are left out and counted. limit: the share of the images, and of the boxes, that
-    may be left out because of defects; None: all of them. The table of a document is emptied: it is the largest object
-    in memory. Raises DataError for unusable data.
+    source: the location of the document; its `images` is the folder that file names are relative to. classes: None uses
+    those of the document; otherwise boxes get the index of their category in `classes`, matched by id or name as
+    `match` says. drop_empty leaves out images without boxes. Crowd boxes are left out and counted. limit: the largest
+    share of images, and of boxes, that may be dropped because of defects; None: no limit. Clears the document's
+    BoxTable, the largest object in memory. Raises DataError if the set is unusable.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class DocumentSet(DetectionSet):
 
 
 def _odd_names(classes: Classes, path: Path) -> list[Defect]:
-    """Classes without a name or with the name of another one."""
+    """Defects of classes with a duplicate name or none."""
     found = []
     for own, name in zip(classes.category_ids, classes.names):
         if not name.strip() or classes.names.count(name) > 1:
@@ -90,8 +89,8 @@ def _odd_names(classes: Classes, path: Path) -> list[Defect]:
 
 
 class CocoDetection(DocumentSet):
-    """Images and boxes of one COCO detection JSON; images: the folder that `file_name` is relative to. max_megapixels:
-    larger images are refused. For the rest see DocumentSet."""
+    """Images and boxes of one COCO detection JSON; images: the folder that its `file_name` entries are relative to.
+    max_megapixels: larger images are refused. The other arguments are as in DocumentSet."""
 
     def __init__(
         self,
@@ -108,11 +107,11 @@ class CocoDetection(DocumentSet):
 
 
 def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
-    """The valid records of the JSON, and the defects of the others. Training and evaluation both use it, so they agree
-    on crowds, null values and dropped records.
+    """The valid records of the JSON, and the defects of the others. Training and evaluation both use this function, so
+    that they agree on what a crowd is, what null means and which records are left out.
 
-    limit: the share of images, and of annotations, that may be left out; None: all of them. Raises DataError with one
-    sentence that names the file and the entry.
+    limit: the largest share of images, and of annotations, that may be dropped; None: no limit. Raises DataError with
+    one sentence that names the file and the entry.
     """
     path = Path(annotations)
     images, boxes, entries = _judged(path)
@@ -139,7 +138,7 @@ def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path
 
 
 def refuse_bad(document: CocoDocument, path: Path, limit: float | None) -> None:
-    """Raises DataError if more than `limit` of the records were left out, or a class disappeared with them."""
+    """Raises DataError if more than `limit` of the records were dropped, or all boxes of a class."""
     if limit is None or not document.defects or document.tally is None:
         return
     left = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
@@ -150,7 +149,7 @@ def refuse_bad(document: CocoDocument, path: Path, limit: float | None) -> None:
 
 
 def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
-    """The checked records, and the categories as in the file."""
+    """The checked records, and the unchecked categories."""
     _check_file(path)
     try:
         images, boxes, categories = Images(path), Annotations(path), list[Any]()
@@ -158,7 +157,7 @@ def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
             return images, boxes, categories
     except OSError as error:
         raise Refused(path, "file_unreadable", f"cannot be read ({error.strerror})") from error
-    images, boxes = Images(path), Annotations(path)  # from the start again, the plain way
+    images, boxes = Images(path), Annotations(path)  # read it again with json.loads
     document = _read_json(path)
     for take, key in ((images.take, "images"), (boxes.take, "annotations")):
         for entry in document[key]:
@@ -167,7 +166,7 @@ def _judged(path: Path) -> tuple[Images, Annotations, list[Any]]:
 
 
 def read_classes(annotations: str | Path) -> Classes:
-    """The classes of a COCO detection JSON. Raises DataError."""
+    """The classes of a COCO detection JSON. Raises DataError if it cannot be read."""
     path = Path(annotations)
     return _classes(_categories(_read_json(path)["categories"], path))
 
@@ -181,14 +180,14 @@ def _check_file(path: Path) -> None:
         inside = some((str(file) for file in annotations_in(path)), 3)
         advice = f"; did you mean {inside}?" if inside else ""
         raise Refused(path, "file_is_folder", f"is a folder, expected a COCO detection JSON{advice}")
-    if not os.path.exists(path):  # False, too, for names that no file can have
+    if not os.path.exists(path):  # also False for names that no file can have
         raise Refused(path, "file_missing", "no such annotation file, expected a COCO detection JSON")
-    if not path.is_file():  # reading a pipe would wait for ever
+    if not path.is_file():  # reading a pipe would block
         raise Refused(path, "file_unreadable", "is a device, expected a COCO detection JSON")
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
-    """The document with its three lists. Raises DataError."""
+    """The document with its three lists. Raises DataError if it cannot be read or lacks one."""
     _check_file(path)
     try:
         content = path.read_bytes()
@@ -196,7 +195,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
         raise Refused(path, "file_unreadable", f"cannot be read ({error.strerror})") from error
     try:
         document = json.loads(content, object_pairs_hook=one_object)
-    except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
+    except (ValueError, RecursionError) as error:  # broken JSON, invalid UTF-8, too deep nesting
         raise Refused(path, "json_broken", f"not valid JSON ({error}){kind_of_bytes(content)}") from error
     if what := _no_lists(document):
         raise Refused(path, "json_not_coco", what)
@@ -207,7 +206,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
 
 
 def _no_lists(document: Any) -> str:
-    """The error of a JSON that lacks COCO's three lists at its top; empty if it has them."""
+    """What is wrong with a JSON that lacks one of COCO's three lists; empty if it has all of them."""
     keys = ("images", "annotations", "categories")
     if not isinstance(document, dict):
         return f"no `images`, `annotations` and `categories`, expected a COCO detection JSON{kind_of_json(document)}"
@@ -219,7 +218,7 @@ def _no_lists(document: Any) -> str:
 
 
 def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
-    """The categories. Nothing can be read without them: a defect of one refuses the file."""
+    """The categories, sorted by id. Raises DataError for any invalid one, as the boxes depend on them."""
     if not entries:
         raise Refused(path, "no_classes", "`categories` is empty, so there is nothing to detect")
     for each in entries:
@@ -240,8 +239,8 @@ def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    """Names relative to the folder. LVIS identifies an image by its URL only: train2017/1.jpg if COCO's folders are
-    kept (its sets draw on both), 1.jpg if that is in the folder itself."""
+    """File names relative to the folder. LVIS has only URLs: the name is train2017/1.jpg, as LVIS sets draw on several
+    of COCO's folders, or 1.jpg if that is in the folder itself."""
     present = Folders(folder)
     names = []
     for each in images:
@@ -254,7 +253,7 @@ def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
 
 
 def corners_of(annotations: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    """The boxes (n, 4) xyxy in pixels."""
+    """Boxes (n, 4) xyxy in pixels."""
     corners = np.array([each["bbox"] for each in annotations], np.float64).reshape(-1, 4)
     corners[:, 2:] += corners[:, :2]
     return corners
@@ -272,8 +271,8 @@ def _boxes(document: CocoDocument, ids: Sequence[int], classes: Classes) -> BoxL
 
 
 def _places(values: NDArray[np.int64], among: Sequence[int]) -> NDArray[np.int64]:
-    """The index of each value in a list of distinct values."""
-    listed = np.array([max(each, -(2**63)) for each in among], np.int64)  # NO_ID is below; no value is
+    """The index of each value in a list that contains it once."""
+    listed = np.array([max(each, -(2**63)) for each in among], np.int64)  # NO_ID is below int64; no value equals it
     order = np.argsort(listed, kind="stable")
     return order[np.searchsorted(listed, values, sorter=order)] if len(listed) else values[:0]
 

@@ -1,6 +1,6 @@
-"""Checks each record of a COCO JSON separately: valid ones go into flat arrays, others become a Defect.
+"""Checks each record of a COCO JSON by itself: valid ones are appended to flat arrays, others become a Defect.
 
-Most records of most files are valid, so a record is first checked by one fast test, and examined in detail only if that
+Most records of most files are valid, so each one first takes a short test, and is examined in detail only if that
 fails.
 """
 
@@ -23,14 +23,14 @@ from rtdetr.data.formats import lvis
 from rtdetr.data.formats.json_lists import DuplicateKeys
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
-NO_ID = -(2**63)  # of an annotation without a valid id; only messages need it
+NO_ID = -(2**63)  # for annotations without a valid id, which only messages use
 LARGEST = 2**63 - 1
 LARGEST_NUMBER = 1e150
-MOST_PIXELS = 1_000_000  # of a side; no image has them, and boxes are kept in 32 bits
+MOST_PIXELS = 1_000_000  # longest side; no image is larger, and boxes are stored in 32 bits
 
 
 class BoxTable(Sequence[dict[str, Any]]):
-    """Annotations in flat arrays of n rows, each of which can also be read as COCO's mapping."""
+    """Annotations in flat arrays of n rows, which also acts as a sequence of COCO's dictionaries."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
@@ -59,22 +59,21 @@ class BoxTable(Sequence[dict[str, Any]]):
             yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
 
     def clear(self) -> None:
-        """Frees the memory: no row is left."""
+        """Frees the memory by removing all rows."""
         self.columns = Columns(*(column[:0].copy() for column in self.columns))
 
     def where(self, keep: NDArray[Any]) -> BoxTable:
-        """The rows of a mask or of indices."""
+        """Selects rows by a mask or by indices."""
         return BoxTable(Columns(*(column[keep] for column in self.columns)))
 
     def names(self, keep: NDArray[Any]) -> Callable[[int], int | str]:
-        """Returns a function that names the i-th of the rows of a mask in messages: its id, or its place in the
-        file."""
+        """A function that returns the name of the i-th selected row for messages: its id, or its place in the file."""
         own_ids, places = self.columns.own_ids[keep], self.columns.places[keep]
         return lambda i: int(own_ids[i]) if own_ids[i] != NO_ID else f"annotations[{places[i]}]"
 
 
 class Columns(NamedTuple):
-    places: NDArray[np.int64]  # (n,) in the file's list
+    places: NDArray[np.int64]  # (n,) index in the file's list
     own_ids: NDArray[np.int64]  # (n,)
     image_ids: NDArray[np.int64]  # (n,)
     category_ids: NDArray[np.int64]  # (n,)
@@ -83,7 +82,7 @@ class Columns(NamedTuple):
 
 
 def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
-    """The valid annotations of any reader, as a table."""
+    """Converts valid annotations of any reader to a table."""
     if isinstance(annotations, BoxTable):
         return annotations
     numbers = [[*each["bbox"], each["area"]] for each in annotations]
@@ -95,13 +94,13 @@ def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
 
 
 class Images:
-    """Receives the entries of `images` one by one; `finish` returns the valid ones."""
+    """Takes the entries of `images` one by one; `finish` returns the valid ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
         self.defects: list[Defect] = []
-        self.gone: set[int] = set()  # ids of images that are left out, with their boxes
+        self.gone: set[int] = set()  # ids of images that are dropped with their boxes
         self._kept: list[dict[str, Any]] = []
 
     def take(self, entry: Any) -> None:
@@ -122,7 +121,7 @@ class Images:
             self._take_size(entry, own)
 
     def finish(self) -> list[dict[str, Any]]:
-        """The images, without those whose id is not unique: their boxes could belong to either."""
+        """The images, without those whose id is used for several files: their boxes cannot be assigned."""
         counts = Counter(each["id"] for each in self._kept)
         twice = {own for own, count in counts.items() if count > 1}
         if not twice:
@@ -166,7 +165,7 @@ class Images:
             what = f"image {own}: `{texts[0]}` is text, {shown(entry[texts[0]])}, taken as a number"
             self.defects.append(Defect(str(self.path), own, "image_size", what, "kept"))
         name, url = entry.get("file_name"), entry.get("coco_url")
-        needed = isinstance(url, str) and (name is None or more)  # COCO has both, and only one is used
+        needed = isinstance(url, str) and (name is None or more)  # COCO has both, of which only one is needed
         image = {"id": own, "file_name": name, "coco_url": url if needed else None, **more}
         self._kept.append(image | {"height": int(height), "width": int(width)})
 
@@ -177,14 +176,14 @@ class Images:
 
 
 class Annotations:
-    """Receives the entries of `annotations` one by one; `finish` returns the valid ones."""
+    """Takes the entries of `annotations` one by one; `finish` returns the valid ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
         self.defects: list[Defect] = []
         self.num_boxless_crowds = 0
-        self.lost_of: Counter[int] = Counter()  # boxes that are no rows, by category id
+        self.lost_of: Counter[int] = Counter()  # invalid boxes, which have no row, by category id
         self._lists = _no_rows()
 
     def take(self, entry: Any) -> None:
@@ -193,8 +192,8 @@ class Annotations:
             self._take_slowly(entry, place)
 
     def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Totals]:
-        """The valid annotations with these image and category ids, and their number. gone: ids of dropped images, whose
-        boxes are dropped without a defect of their own."""
+        """The valid annotations with these image and category ids, and the counts of the whole file. gone: ids of
+        dropped images; their boxes are dropped without a defect of their own."""
         places, own, image, category, numbers, crowds = self._lists
         table = BoxTable(
             Columns(
@@ -228,7 +227,7 @@ class Annotations:
         return (table if sound.all() else table.where(sound)), tally
 
     def _note_oddities(self, columns: Columns) -> None:
-        """Reports defects of kept annotations: other programs fail for missing or duplicate ids."""
+        """Reports records that are kept. Invalid and duplicate annotation ids are a problem in other programs only."""
         own = columns.own_ids
         for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
             record = int(own[i]) if own[i] != NO_ID else f"annotations[{columns.places[i]}]"
@@ -242,7 +241,7 @@ class Annotations:
             self._add(own_id, "box_id_twice", f"annotation id {own_id} is given {count} times, not used here", "kept")
 
     def _take_quickly(self, entry: Any, place: int) -> bool:
-        """Whether the entry is valid; then it becomes a row."""
+        """Appends a row if the entry is valid in every respect, and returns whether it is."""
         if type(entry) is not dict:
             return False
         get = entry.get
@@ -274,7 +273,7 @@ class Annotations:
         crowds.append(crowd)
 
     def _take_slowly(self, entry: Any, place: int) -> None:
-        """Adds a row, or a defect with the reason."""
+        """Appends a row if the entry is usable, else a defect with the reason."""
         own: Any = entry.get("id") if isinstance(entry, dict) else None
         record: int | str = own if is_id(own) else f"annotations[{place}]"
         found = _wrong_with(entry)
@@ -289,7 +288,7 @@ class Annotations:
                     record, "box_id_not_integer", f"annotation {record}: its ids are no integers, but equal one", "kept"
                 )
             area = number(entry.get("area"), box[2] * box[3])
-            assert area is not None  # judged above
+            assert area is not None  # checked by _wrong_with
             self._row(place, own if is_id(own) else NO_ID, int(image), int(category), [*map(float, box)], area, crowd)
             return
         kind, what = found
@@ -303,17 +302,17 @@ class Annotations:
 
 
 def _no_rows() -> tuple[array[int], array[int], array[int], array[int], array[float], array[int]]:
-    """Growing columns: places, own, image and category ids, five numbers each, crowds."""
+    """Empty columns: places, own, image and category ids, five numbers per row, crowds."""
     return array("q"), array("q"), array("q"), array("q"), array("d"), array("b")
 
 
 def _column(values: array[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """In the same memory. An empty array has none."""
+    """The values as a numpy array that shares their memory. frombuffer rejects an empty one."""
     return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)
 
 
 def _wrong_with(entry: Any) -> tuple[str, str] | None:
-    """Kind and sentence of an annotation's defect, None if it can be used."""
+    """Kind and message of what is wrong with an annotation, None if it is usable."""
     if not isinstance(entry, dict):
         return "box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}"
     if isinstance(entry, DuplicateKeys):
@@ -345,7 +344,7 @@ def _kind_of_box(box: Any) -> str:
 
 
 def number(value: Any, default: float) -> float | None:
-    """A number, written as one or as text; the default for null; None for everything else."""
+    """The value of a number or of a numeric string; the default for null; None for everything else."""
     if value is None:
         value = default
     if isinstance(value, str):
@@ -355,7 +354,7 @@ def number(value: Any, default: float) -> float | None:
 
 
 def _is_finite(value: object) -> bool:
-    """Also False for integers that no float can hold, and for numbers whose product overflows."""
+    """Whether a value is a number below LARGEST_NUMBER, so that it fits a float, and so does a product of two."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
 
 
@@ -364,12 +363,12 @@ def is_id(value: object) -> TypeGuard[int]:
 
 
 def _is_whole(value: object) -> bool:
-    """An integer of 64 bits, or a float that equals one."""
+    """Whether a value is an integer of 64 bits, or a float equal to one."""
     return isinstance(value, (int, float)) and abs(value) <= LARGEST // 2 and value == int(value)
 
 
 def _is_name(value: object) -> bool:
-    """A text that can be the name of a file."""
+    """Whether a value is a string that can be a file name."""
     if not isinstance(value, str) or not value or "\0" in value:
         return False
     with contextlib.suppress(UnicodeEncodeError):

@@ -1,6 +1,6 @@
 """Writes sets of any format as COCO, VOC or YOLO: `rtdetr convert-data`.
 
-What a format cannot store is kept in rtdetr.json next to it (see sidecar.py), so that the way back loses nothing that
+Data that a format cannot hold is stored in rtdetr.json (see sidecar.py), so that converting back loses nothing that
 detection needs: boxes, crowds and areas, ids and names of categories, ids and names of images, LVIS' lists.
 """
 
@@ -42,10 +42,10 @@ class Part(NamedTuple):
     """One set, ready to be written."""
 
     split: str
-    document: CocoDocument  # under the ids that it once had in COCO, where rtdetr.json knows them; sizes are all known
-    files: list[Path]  # the images, in its order
-    names: list[str]  # and what they will be called; no two but for their endings
-    boxes: dict[int, list[dict[str, Any]]]  # by id of the image
+    document: CocoDocument  # with its original COCO ids, if rtdetr.json has them; all sizes are known
+    files: list[Path]  # image files, in the document's order
+    names: list[str]  # their new names, unique even without their endings
+    boxes: dict[int, list[dict[str, Any]]]  # by image id
 
     @property
     def num_boxes(self) -> int:
@@ -53,8 +53,8 @@ class Part(NamedTuple):
 
 
 def load(given: Path, split: str = "", images: str = "") -> list[Part]:
-    """The sets of a file or folder, or only the one called `split`. images: the image folder of a JSON, if it is not
-    near it. Raises DataError."""
+    """The sets of a file or folder, or only the one named `split`. images: the image folder of a JSON, if it is not
+    near the file. Raises DataError if a set is unusable."""
     parts = [_part(source, name, given, images) for name, source in _chosen(given, split).items()]
     for part in parts[1:]:
         if part.document.categories != parts[0].document.categories:
@@ -65,8 +65,8 @@ def load(given: Path, split: str = "", images: str = "") -> list[Part]:
 
 
 def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Iterator[None]:
-    """Writes the sets into the empty folder `out`; yields after each image. link: images become symbolic links. Raises
-    OSError, and DataError for a file that is no image."""
+    """Writes the sets into the empty folder `out`; yields after each image. link: create symbolic links to the images.
+    Raises OSError, and DataError for files that are not images."""
     writers: dict[Target, Callable[[Path, list[Part]], _Writer]] = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}
     writer = writers[to](out, _apart(parts) if to == "voc" else parts)
     for part in writer.parts:
@@ -83,11 +83,11 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
 
 
 def _chosen(given: Path, split: str) -> dict[str, DataSource]:
-    """Sets by their names in the output."""
+    """The sources by the split name that they will have."""
     if split:
         return {split: source_of(given, split)}
     sources = find_sources(given)
-    if "trainval" in sources and len(sources) > 1:  # train and val together
+    if "trainval" in sources and len(sources) > 1:  # trainval is the union of both
         sources.pop("trainval" if "val" in sources else "train", None)
     names = {"": split_named(given) or "train", "trainval": "train"}
     return {names.get(name, name): source for name, source in sources.items()}
@@ -95,7 +95,7 @@ def _chosen(given: Path, split: str) -> dict[str, DataSource]:
 
 def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     source = with_images(source, images)
-    document = read_document(source, limit=0)  # nothing is to be lost on the way
+    document = read_document(source, limit=0)  # a conversion must not drop records
     folder = image_folder_of(source, document, given, images)
     names = coco.file_names(document.images, folder)
     files = [folder / name for name in names]
@@ -122,7 +122,7 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
 
 
 def _root(source: DataSource) -> Path:
-    """The folder with rtdetr.json, if any."""
+    """The folder in which rtdetr.json would be."""
     if source.format == "voc" and (voc := find_voc(source.path)) is not None:
         return voc.root
     if source.format == "yolo" and (yolo := find_yolo(source.path)) is not None:
@@ -131,14 +131,14 @@ def _root(source: DataSource) -> Path:
 
 
 def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocument:
-    """The document under the ids and names that it had before it was converted, if the classes are still the same."""
+    """The document with the ids and names that it had before its conversion, if its classes are still the same."""
     names = [each["name"] for each in document.categories]
     if names not in (sidecar.labels(), [each["name"] for each in sidecar.categories]):
         return document
     category = {now["id"]: then["id"] for now, then in zip(document.categories, sidecar.categories)}
     entries = sidecar.images.get(split or "train", {})
     kept = [entries.get(image["file_name"]) for image in document.images]
-    free = 1 + max([0, *(each["id"] for each in kept if each)])  # for images that were added since
+    free = 1 + max([0, *(each["id"] for each in kept if each)])  # for images added since the conversion
     number_of, images = {}, []
     for image, entry in zip(document.images, kept):
         number = entry["id"] if entry else free
@@ -154,7 +154,7 @@ def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocu
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """Names inside a folder that also differ without their endings, as label files are named after them."""
+    """Names that stay below a folder and are unique without their endings, as label files are named after them."""
     taken: set[str] = set()
     chosen = []
     for name in names:
@@ -171,7 +171,7 @@ def _distinct(names: list[str]) -> list[str]:
 
 
 def _apart(parts: list[Part]) -> list[Part]:
-    """Names that also differ between the sets: if they do not, each set gets a folder of its own."""
+    """Makes names unique across the sets: if they are not, each set gets its own folder."""
     stems = [os.path.splitext(name)[0] for part in parts for name in part.names]
     if len(set(stems)) == len(stems):
         return parts
@@ -196,7 +196,7 @@ class _Writer(ABC):
         write_sidecar(self.out, Sidecar(self.categories, self.kept))
 
     def _keep(self, part: Part, image: Mapping[str, Any], name: str, place: str) -> dict[str, Any]:
-        """The entry of rtdetr.json for an image at `place`."""
+        """Adds the entry of an image, written to `place`, to rtdetr.json and returns it."""
         keys = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
         entry = {key: image[key] for key in keys if image.get(key) is not None}
         entry.setdefault("file_name", name)
@@ -205,7 +205,7 @@ class _Writer(ABC):
 
 
 class _Coco(_Writer):
-    """annotations/instances_SET.json, and the images in SET/."""
+    """Writes annotations/instances_SET.json, and the images to SET/."""
 
     def image(self, part: Part, name: str) -> Path:
         return self.out / part.split / name
@@ -227,7 +227,7 @@ class _Coco(_Writer):
 
 
 class _Yolo(_Writer):
-    """data.yaml, images/SET, labels/SET."""
+    """Writes data.yaml, images/SET and labels/SET."""
 
     def image(self, part: Part, name: str) -> Path:
         return self.out / "images" / part.split / name
@@ -262,7 +262,7 @@ class _Yolo(_Writer):
 
 
 class _Voc(_Writer):
-    """Annotations, JPEGImages and ImageSets/Main; pixels are counted from 1 and the last belongs to the box."""
+    """Writes Annotations, JPEGImages and ImageSets/Main; pixels count from 1 and the last one is part of the box."""
 
     def __init__(self, out: Path, parts: list[Part]) -> None:
         super().__init__(out, parts)
@@ -320,7 +320,7 @@ def _number(value: float) -> str:
 
 
 def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
-    """x, y, w, h, clipped to the image: YOLO's numbers are from 0 to 1."""
+    """The box x, y, w, h, clipped if it extends beyond the image: YOLO's numbers must be from 0 to 1."""
     x, y, width, height = box
     if x >= 0 and y >= 0 and width >= 0 and height >= 0 and x + width <= size[1] and y + height <= size[0]:
         return box
@@ -332,7 +332,7 @@ def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
 def _turned(
     box: list[float], size: tuple[int, int], turn: Image.Transpose | None
 ) -> tuple[list[float], tuple[int, int]]:
-    """A box x, y, w, h of the stored image, of `size` (h, w), in the upright one, and the upright size."""
+    """Converts a box x, y, w, h of the stored image, of `size` (h, w), and this size to those of the upright image."""
     if turn is None:
         return box, size
     (height, width), (x, y, w, h) = size, box
@@ -347,7 +347,7 @@ def _turned(
 
 
 def _relative(box: list[float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """YOLO's centre and sides, from 0 to 1."""
+    """YOLO's centre, width and height, from 0 to 1, of a box x, y, w, h in pixels."""
     height, width = size
     x, y, w, h = box
     return (x + w / 2) / width, (y + h / 2) / height, w / width, h / height

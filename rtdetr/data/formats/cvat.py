@@ -1,4 +1,4 @@
-"""CVAT for images 1.1: one XML of all images, in pixels."""
+"""Reads CVAT for images 1.1: one XML for all images, in pixels."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ WITHOUT_BOX = ("tag", "points", "polyline", "skeleton", "cuboid")
 
 class CvatFile(NamedTuple):
     path: Path
-    subsets: dict[str, str]  # set -> what CVAT calls it; "" -> "" for a file that is not divided
+    subsets: dict[str, str]  # split -> name of the CVAT subset; "" -> "" for a file without subsets
 
 
 def find_cvat(path: Path) -> CvatFile | None:
-    """The sets of an XML, or of a folder with an annotations.xml; None if it is not CVAT's. Raises DataError for
-    ambiguous subsets."""
+    """The subsets of an XML, or of a folder with an annotations.xml; None if it is not in CVAT's format. Raises
+    DataError if the subsets cannot be mapped to splits."""
     file = path / "annotations.xml" if path.is_dir() else path
     if file.suffix.lower() != ".xml" or not os.path.isfile(file):
         return None
@@ -62,7 +62,7 @@ def find_cvat(path: Path) -> CvatFile | None:
 
 
 def read_cvat(cvat: CvatFile, split: str, problems: Problems) -> CocoDocument:
-    """The images of a set. Classes are those of the whole file, in the order of its list of labels, else by name."""
+    """Reads the images of a set. The classes are those of the whole file, in the order of its labels, else by name."""
     root = parse_xml(read_bytes(cvat.path, MOST_BYTES), cvat.path)
     if root.tag != "annotations":
         raise DataError(f"{cvat.path}: line {root.line}: expected <annotations> of CVAT, got <{root.tag}>")
@@ -76,7 +76,7 @@ def read_cvat(cvat: CvatFile, split: str, problems: Problems) -> CocoDocument:
 
 
 def _labels(root: Node) -> list[str]:
-    """The names in <meta><task><labels>; tasks may be inside a project or a job, too."""
+    """The names in <meta><task><labels>; the labels may also be in a project or a job."""
     found: dict[str, None] = {}
     for meta in root.all("meta"):
         for kind in ("task", "project", "job"):
@@ -103,7 +103,7 @@ def _image(path: Path, node: Node, problems: Problems, counted: Counter[str]) ->
 
 
 def _shape(node: Node, counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """Its box, the kind and sentence of its defect, or None for a kind without a box."""
+    """The shape's box, or kind and message of its problem, or None for a type of shape without a box."""
     if node.tag in WITHOUT_BOX:
         counted["shapes without a box (points, lines, tags) left out"] += 1
         return None

@@ -1,4 +1,4 @@
-"""Hugging Face's folders of images with a metadata.jsonl, one line per image, as in its detection guide:
+"""Reads Hugging Face image folders with a metadata.jsonl, one line per image, as in its object detection guide:
 
 {"file_name": "a.jpg", "objects": {"bbox": [[x, y, width, height]], "categories": [0]}}
 """
@@ -33,7 +33,7 @@ from rtdetr.data.image_files import stays_in
 from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
 
 NAME = "metadata.jsonl"
-CLASS_KEYS = ("category", "categories", "category_id", "label", "labels", "class", "classes")  # the first that is there
+CLASS_KEYS = ("category", "categories", "category_id", "label", "labels", "class", "classes")  # in order of preference
 MOST_BYTES = 1_000_000_000
 
 
@@ -44,11 +44,11 @@ class ImageFolder(NamedTuple):
 
 class _Rows(NamedTuple):
     images: list[NamedImage]
-    numbered: bool  # some class is a number
+    numbered: bool  # whether some class is a number
 
 
 def find_image_folder(path: Path) -> ImageFolder | None:
-    """The sets of a folder or its metadata.jsonl; None if it is not Hugging Face's."""
+    """The sets of a folder or of its metadata.jsonl; None if it is not a Hugging Face image folder."""
     if path.name == NAME and os.path.isfile(path):
         path = path.parent
     if not path.is_dir():
@@ -67,8 +67,8 @@ def find_image_folder(path: Path) -> ImageFolder | None:
 def read_image_folder(
     folder: ImageFolder, split: str, problems: Problems, max_megapixels: float = MAX_MEGAPIXELS
 ) -> CocoDocument:
-    """The images of a set, in the order of its lines. Numeric classes, from 0, are named by a classes.txt, else class0,
-    class1, ...; the classes are those of the whole folder, whatever the set."""
+    """Reads the images of a set, in the order of its lines. Class numbers, from 0, get names from a classes.txt, else
+    class0, class1, ...; the classes are those of the whole folder, the same for every set."""
     rows = {
         name: _read(place / NAME, problems if name == split else Problems(collect=True), max_megapixels)
         for name, place in folder.sets.items()
@@ -141,7 +141,7 @@ def _image(
 
 
 def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
-    """Boxes and classes, from a mapping of lists or a list of mappings; None for anything else."""
+    """Boxes and classes, from a dictionary of lists or a list of dictionaries; None if invalid."""
     if not objects and objects in ((), None, [], {}):
         return ([], []) if objects != () else (None, None)
     if isinstance(objects, list):
@@ -155,7 +155,7 @@ def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
 
 
 def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
-    """The names of the classes 0, 1, ... if the lines have numbers."""
+    """The names of classes 0, 1, ... if the lines contain class numbers."""
     most = 1 + max(box.number for image in images for box in image.boxes if box.number is not None)
     try:
         given = class_names(root, ())

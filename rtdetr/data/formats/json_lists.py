@@ -1,7 +1,7 @@
-"""Reads the lists of a large JSON entry by entry: the whole text is never in memory.
+"""Reads large JSON files of lists entry by entry, without the whole text in memory.
 
-`read_lists` is the fast way, json.loads the plain one. What the fast one cannot read is read again by the plain one, or
-refused with its message.
+`read_lists` is the fast way, json.loads the plain one. Files that the fast one cannot read are read again by the plain
+one, which reports what is wrong with them.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-WINDOW = 2**22  # characters at once
+WINDOW = 2**22  # characters per read
 SPACE = re.compile(r"[ \t\n\r]*")
 
 
 class DuplicateKeys(dict[str, Any]):
-    """An object that has a key twice; as in every JSON reader, the last value counts."""
+    """An object with a duplicate key; as in every reader, the last value is used."""
 
 
 def one_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json's object_pairs_hook."""
+    """The object_pairs_hook for json; marks objects with duplicate keys."""
     made = dict(pairs)
     return made if len(made) == len(pairs) else DuplicateKeys(pairs)
 
 
 def read_lists(path: Path, takers: Mapping[str, Callable[[Any], object]]) -> bool:
-    """Passes each entry of the lists at the top of a JSON object to the receiver of that key, in the order of the file.
+    """Passes each entry of the top-level lists of a JSON object to the taker of its key, in the order of the file.
 
-    False if it cannot: bytes that are no UTF-8 or have a byte order mark, invalid JSON, anything but an object at the
-    top, one of these keys twice, missing, or no list. The receivers may have got entries before that. Raises OSError.
+    Returns False if it cannot: invalid UTF-8, a byte order mark, broken JSON, no object at the top, or one of these
+    keys duplicate, missing or not a list. The takers may have received entries before that. Raises OSError.
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
@@ -75,7 +75,7 @@ class _Reader:
                 return
 
     def _next(self) -> str:
-        """The next character that is no space; empty at the end."""
+        """The next character that is not whitespace; empty at the end."""
         while True:
             self._at = SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -95,7 +95,7 @@ class _Reader:
         while True:
             try:
                 value, end = self._scan(self._text, self._at)
-            except (StopIteration, json.JSONDecodeError):  # the window may end in the middle of it
+            except (StopIteration, json.JSONDecodeError):  # the window may end inside the value
                 end = len(self._text)
             if end < len(self._text):
                 self._at = end
@@ -104,7 +104,7 @@ class _Reader:
                 self._fail()
 
     def _more(self) -> bool:
-        """Moves the window on. It grows if one value fills it: the value is scanned again from its start."""
+        """Moves the window on. It grows if one value fills it: the value is then scanned again from its start."""
         rest = self._text[self._at :]
         chunk = self._file.read(max(WINDOW, len(rest)))
         self._text, self._at = rest + chunk, 0

@@ -1,4 +1,4 @@
-"""LabelMe folders: a JSON for each image, shapes in pixels."""
+"""Reads LabelMe folders: a JSON per image, shapes in pixels."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rtdetr.data.formats.named import (
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems
 from rtdetr.data.image_files import Folders
 
-MOST_BYTES = 200_000_000  # with the image in it
-HEAD = 2_000_000  # bytes, in which the shapes of an image stand
-FEW = 5  # files that tell what a folder is
-POINTS = {"rectangle": 2, "polygon": 3, "circle": 2, "mask": 2, "rotation": 3}  # at least
+MOST_BYTES = 200_000_000  # including an embedded image
+HEAD = 2_000_000  # bytes at either end of a file that are searched for its keys
+FEW = 5  # files that are checked to recognise a folder
+POINTS = {"rectangle": 2, "polygon": 3, "circle": 2, "mask": 2, "rotation": 3}  # minimum number of points
 WITHOUT_BOX = ("point", "points", "line", "linestrip")
 
 
@@ -40,7 +40,7 @@ class LabelmeFolder(NamedTuple):
 
 
 def find_labelme(path: Path) -> LabelmeFolder | None:
-    """The sets of a folder; None if it is not LabelMe's."""
+    """The sets of a folder; None if it is not in LabelMe's format."""
     if not path.is_dir():
         return None
     if _has_files(path):
@@ -54,20 +54,20 @@ def _has_files(folder: Path) -> bool:
 
 
 def _is_labelme(path: Path) -> bool:
-    if not os.path.isfile(path):  # reading a pipe would wait for ever
+    if not os.path.isfile(path):  # reading a pipe would block
         return False
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD)
             file.seek(max(0, path.stat().st_size - HEAD))
             head += file.read(HEAD)
-    except OSError:  # reported when it is read
+    except OSError:  # reported by its reader
         return False
     return b'"shapes"' in head and b'"imagePath"' in head
 
 
 def read_labelme(folder: LabelmeFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
-    """The images of a set, in the order of their files. Classes are those of the whole folder, whatever the set."""
+    """Reads the images of a set, in the order of their files. Classes are those of the whole folder, for every set."""
     own: list[NamedImage] = []
     everything: list[NamedImage] = []
     counted: Counter[str] = Counter()
@@ -107,17 +107,17 @@ def _read(path: Path, present: Folders, problems: Problems, counted: Counter[str
 
 
 def _image_of(path: Path, written: str, present: Folders) -> str:
-    """The image of a JSON, in the image folder: with the JSON's own name, else with the name stored in it, without its
-    folder, which is of the machine that labelled it."""
-    short = PureWindowsPath(written).name  # takes / and \\ alike
+    """The image's name in the image folder: that of the JSON file, else the name written in it. The folder written
+    there is ignored, as it is that of the annotator's computer."""
+    short = PureWindowsPath(written).name  # accepts both / and \\
     stem = path.stem
     candidates = [f"{stem}{PureWindowsPath(short).suffix}", short, *(f"{stem}{ending}" for ending in IMAGE_SUFFIXES)]
     return next((name for name in candidates if "\0" not in name and name in present), short or written)
 
 
 def _shape(shape: dict[str, Any], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """Its box, the kind and sentence of its defect, or None for a kind without a box."""
-    kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files say no type
+    """The shape's box, or kind and message of its problem, or None for a type of shape without a box."""
+    kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files have no type
     if kind in WITHOUT_BOX:
         counted["shapes without a box (points, lines) left out"] += 1
         return None
@@ -128,7 +128,7 @@ def _shape(shape: dict[str, Any], counted: Counter[str]) -> NamedBox | tuple[str
     points = points_of(listed(shape.get("points")))
     if points is None or len(points) < POINTS[kind]:
         return "numbers", f"a {kind} needs {POINTS[kind]} or more `points` of two numbers"
-    if kind == "circle":  # its centre and a point of its edge
+    if kind == "circle":  # its centre and a point on its edge
         (x, y), (other_x, other_y) = points[:2]
         radius = ((other_x - x) ** 2 + (other_y - y) ** 2) ** 0.5
         points = [(x - radius, y - radius), (x + radius, y + radius)]

@@ -1,4 +1,4 @@
-"""Label Studio's JSON export: tasks with the regions of each annotator, in percent of the image."""
+"""Reads Label Studio's JSON export: tasks with the regions of each annotator, in percent of the image."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ from rtdetr.data.formats.records import IMAGE_SUFFIXES, Problems, to_pixel
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 1_000_000_000
-LOOKED_AT = 20  # images, to find their folder
-UPLOAD = re.compile(r"[0-9a-f]{8}-")  # that Label Studio puts before the name of an uploaded file
+LOOKED_AT = 20  # images that are looked up to find their folder
+UPLOAD = re.compile(r"[0-9a-f]{8}-")  # prefix that Label Studio adds to uploaded files
 RECTANGLES, POLYGON, ELLIPSE = ("rectanglelabels", "labels"), "polygonlabels", "ellipselabels"
 
 
 def is_labelstudio(path: Path) -> bool:
-    """Whether a JSON begins like such an export."""
-    if not os.path.isfile(path):  # reading a pipe would wait for ever
+    """Whether a JSON begins like a Label Studio export."""
+    if not os.path.isfile(path):  # reading a pipe would block
         return False
     try:
         with open(path, "rb") as file:
             head = file.read(2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
     except OSError:
-        return False  # reported when it is read
+        return False  # reported by its reader
     return head.startswith(b"[") and b'"annotations"' in head and b'"data"' in head
 
 
 def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) -> CocoDocument:
-    """For each task the annotation marked as ground truth, else the last submitted one. Unlabelled tasks are left out.
-    folders: where its images may be."""
+    """Reads of each task the annotation marked as ground truth, else the last one submitted. Tasks without annotations
+    are left out. folders: candidates for the image folder."""
     tasks = read_json(path, MOST_BYTES)
     if not isinstance(tasks, list):
         raise DataError(f"{path}: expected a list of tasks, as Label Studio exports JSON, got {shown(tasks)}")
@@ -103,7 +103,7 @@ def _task(path: Path, number: int, task: Any, problems: Problems, counted: Count
 
 
 def _image_of(data: dict[str, Any]) -> str | None:
-    """The task's path of its image; the one called `image` if there are several."""
+    """The image path of a task; the one under the key `image`, if several values could be images."""
     for key in sorted(data, key=lambda key: key != "image"):
         if isinstance(data[key], str) and (name := _path_in(data[key])).lower().endswith(IMAGE_SUFFIXES):
             return name
@@ -115,7 +115,7 @@ def _path_in(url: str) -> str:
     try:
         parts = urlsplit(url)
         given = parse_qs(parts.query).get("d")
-    except ValueError:  # half an IPv6 address
+    except ValueError:  # an incomplete IPv6 address
         return url
     return given[0] if given else unquote(parts.path) if parts.scheme or url.startswith("/data/") else url
 
@@ -125,7 +125,7 @@ def _is_box(region: dict[str, Any]) -> bool:
 
 
 def _region(region: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """Its box, the kind and sentence of its defect, or None for a kind without a box."""
+    """The region's box, or kind and message of its problem, or None for a type of region without a box."""
     kind, value = region.get("type"), section(region.get("value"))
     if not isinstance(kind, str):
         return "box", "expected a region with a `type`"
@@ -187,8 +187,8 @@ def _folder(images: Sequence[NamedImage], folders: Sequence[Path]) -> Folders | 
 
 
 def _names(path: str) -> list[str]:
-    """Possible names of an image in its folder: the end of its path, as short as necessary, with and without the prefix
-    of an upload."""
+    """Candidate names of an image in its folder: all trailing parts of its path, and its name without the prefix of an
+    upload."""
     parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..") and "\0" not in part]
     ends = ["/".join(parts[start:]) for start in range(len(parts))]
     short = [UPLOAD.sub("", parts[-1], count=1)] if parts and UPLOAD.match(parts[-1]) else []

@@ -1,4 +1,4 @@
-"""LVIS JSON: COCO's, with the other classes that annotators looked for in each image."""
+"""LVIS JSON: COCO's, where each image also lists other classes that annotators looked for in it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from rtdetr.data.classes import DataError, shown
 
-# Of an image: absent classes that were looked for; classes of which only some objects have a box. A
-# detection of any class that is in neither list and has no box there is no error: it was not looked for.
+# Keys of an image: classes verified to be absent, and classes with only some objects annotated. Detections of a class
+# that is in neither list and has no boxes in the image are not false positives, as it was not annotated.
 NEGATIVE, NOT_EXHAUSTIVE = "neg_category_ids", "not_exhaustive_category_ids"
-FREQUENCIES = ("r", "c", "f")  # of a category: rare, common, frequent
+FREQUENCIES = ("r", "c", "f")  # frequencies of a category: rare, common, frequent
 
 
 def of_image(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
-    """LVIS' additional fields of an image, if any. Raises DataError, which begins with `where`."""
+    """The LVIS keys of an image. Raises DataError, whose message begins with `where`, if they are invalid."""
     found = {}
     for key in (NEGATIVE, NOT_EXHAUSTIVE):
         if key in entry:
@@ -29,18 +29,18 @@ def of_image(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
 
 
 def of_category(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Its frequency, if LVIS states one."""
+    """The frequency of a category, if LVIS gives one."""
     return {"frequency": entry["frequency"]} if entry.get("frequency") in FREQUENCIES else {}
 
 
 def is_federated(images: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether every image lists the classes that were looked for, so that LVIS' own AP can be computed."""
+    """Whether every image lists the verified classes, so that LVIS' own AP can be computed."""
     return bool(images) and all(NEGATIVE in each and NOT_EXHAUSTIVE in each for each in images)
 
 
 def mentions_lvis(path: Path) -> bool:
-    """Whether a JSON has LVIS' keys, without parsing up to a gigabyte. False for an unreadable file."""
-    if not os.path.isfile(path):  # reading a pipe would wait for ever
+    """Whether a JSON contains LVIS' keys, without parsing what may be a gigabyte. False if it cannot be read."""
+    if not os.path.isfile(path):  # reading a pipe would block
         return False
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

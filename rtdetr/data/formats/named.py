@@ -1,4 +1,4 @@
-"""The common part of Label Studio, CVAT, LabelMe and Hugging Face: images whose boxes have class names."""
+"""Shared by Label Studio, CVAT, LabelMe and Hugging Face: formats whose boxes contain class names instead of ids."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
 from rtdetr.data.formats.records import MAX_BYTES, Problems, read_bytes, read_lines
 from rtdetr.data.formats.sniff import kind_of_bytes
 
-NAME_FILES = ("classes.txt", "labels.txt")  # one class a line, in their order
-NO_CLASSES = ("__ignore__", "_background_")  # that LabelMe's labels.txt begins with
+NAME_FILES = ("classes.txt", "labels.txt")  # one class per line, in order
+NO_CLASSES = ("__ignore__", "_background_")  # first lines of LabelMe's labels.txt
 POLYGONS = "polygons taken as the boxes around them"
 TURNED = "rotated rectangles taken as the upright boxes around them"
 
@@ -27,26 +27,26 @@ Corners = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 
 
 class NamedBox(NamedTuple):
-    place: str  # where it stands in its file, for messages; empty: the line says it
-    line: int  # from 1; 0: no line
+    place: str  # position in its file, for messages; empty: the line number suffices
+    line: int  # from 1; 0: unknown
     name: str
     corners: Corners
-    number: int | None = None  # of a class that is called by one, whose name is still to be found
+    number: int | None = None  # class number, if the file has one instead of a name
 
 
 class NamedImage(NamedTuple):
-    path: Path  # the file that says it
+    path: Path  # the annotation file
     line: int
     file_name: str
-    size: tuple[int, int]  # (h, w) in pixels; zeros: not said
+    size: tuple[int, int]  # (h, w) in pixels; zeros: unknown
     boxes: list[NamedBox]
 
 
 def document_of(
     images: Iterable[NamedImage], names: Sequence[str], problems: Problems, counted: Counter[str], first_id: int = 1
 ) -> CocoDocument:
-    """Images with ids from 1, classes with ids from `first_id`, in the order of `names`. counted: what the summary
-    counts."""
+    """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`. counted:
+    counts by description, for the summary."""
     category_of = {name: number for number, name in enumerate(names, start=first_id)}
     document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0)
     for path, line, file_name, (height, width), boxes in images:
@@ -71,8 +71,7 @@ def document_of(
 
 
 def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
-    """Names in the order of a classes.txt or labels.txt in the folder, else sorted. Raises DataError if there is
-    none."""
+    """Class names in the order of classes.txt or labels.txt, else sorted. Raises DataError if there are none."""
     for name in NAME_FILES:
         if (folder / name).is_file():
             given = [line for line in read_lines(folder / name) if line and line not in NO_CLASSES]
@@ -86,12 +85,12 @@ def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
 
 
 def is_file_name(name: object) -> bool:
-    """Whether a value can be the name of a file; all formats share the check of where it leads."""
+    """Whether a value can be a file name; whether it leaves the folder is checked later, for all formats alike."""
     if not isinstance(name, str) or not name.strip() or re.search(r"[\x00-\x1f]", name):
         return False
     try:
         os.fsencode(name)
-    except UnicodeEncodeError:  # half of a character
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return True
 
@@ -101,16 +100,16 @@ def is_class_name(name: object) -> bool:
 
 
 def read_json(path: Path, most: int = MAX_BYTES) -> Any:
-    """The content of a JSON of at most that many bytes. Raises DataError."""
+    """The content of a JSON file of at most `most` bytes. Raises DataError if it cannot be read."""
     content = read_bytes(path, most)
     try:
         return json.loads(content, object_pairs_hook=one_object)
-    except (ValueError, RecursionError) as error:  # broken JSON, bytes that are no text, brackets without end
+    except (ValueError, RecursionError) as error:  # broken JSON, invalid UTF-8, too deep nesting
         raise DataError(f"{path}: not valid JSON ({error}){kind_of_bytes(content)}") from error
 
 
 def section(value: object) -> dict[str, Any]:
-    """A JSON object; empty for anything else and for one with duplicate keys."""
+    """The value if it is a JSON object without duplicate keys, else an empty one."""
     return value if isinstance(value, dict) and not isinstance(value, DuplicateKeys) else {}
 
 
@@ -119,20 +118,20 @@ def listed(value: object) -> list[Any]:
 
 
 def number_of(value: object) -> float | None:
-    """A finite number; None for anything else."""
+    """The value as a finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if -LARGEST_NUMBER < value < LARGEST_NUMBER else None
 
 
 def numbers_of(values: Iterable[object]) -> list[float] | None:
-    """Finite numbers; None if one of them is not."""
+    """The values as finite numbers; None if one of them is not."""
     found = [number_of(each) for each in values]
     return None if None in found else [each for each in found if each is not None]
 
 
 def size_of(height: object, width: object) -> tuple[int, int] | None:
-    """(h, w) in whole pixels; zeros if neither is given; None for an invalid size."""
+    """(h, w) in whole pixels; zeros if both are missing; None if they are invalid."""
     if height is None and width is None:
         return 0, 0
     sides = numbers_of((height, width))
@@ -156,7 +155,7 @@ def around(points: Sequence[tuple[float, float]]) -> Corners:
 
 
 def turned(corners: Corners, degrees: float, pivot: tuple[float, float]) -> Corners:
-    """The upright bounding box of a rectangle that was rotated clockwise about a point."""
+    """The axis-aligned bounding box of a rectangle rotated clockwise about `pivot`."""
     x1, y1, x2, y2 = corners
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     offsets = [(x - pivot[0], y - pivot[1]) for x, y in ((x1, y1), (x2, y1), (x1, y2), (x2, y2))]

@@ -1,5 +1,5 @@
-"""Unpacks Hugging Face `datasets` on disk, parquet or arrow files with images in them, into a folder of images with
-metadata.jsonl (see huggingface.py)."""
+"""Hugging Face `datasets` on disk: parquet or arrow files that contain the images, unpacked into a folder of images
+with metadata.jsonl (see huggingface.py)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDINGS = (".parquet", ".arrow")
 
 
 def packed_files(path: Path) -> dict[str, list[Path]]:
-    """The files of each set: train-00000-of-00001.parquet, in data/ or not, or train/data-00000-of-00001.arrow. Empty
-    if there are none."""
+    """The files of each set: train-00000-of-00001.parquet, also in data/, or train/data-00000-of-00001.arrow. Empty if
+    there are none."""
     if path.is_file():
         return {split_named(path): [path]} if path.suffix.lower() in ENDINGS else {}
     found: dict[str, list[Path]] = {}
@@ -31,7 +31,7 @@ def packed_files(path: Path) -> dict[str, list[Path]]:
 
 
 def unpack(path: Path, out: Path) -> None:
-    """Writes the images of all sets unchanged, and the parts of their rows that detection needs. Raises DataError."""
+    """Writes the unchanged images of all sets, and the columns that detection needs. Raises DataError."""
     names: list[str] | None = None
     for split, files in packed_files(path).items():
         folder = out / (split or "train")
@@ -52,7 +52,7 @@ def unpack(path: Path, out: Path) -> None:
 
 
 def _rows(file: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """The rows of a file, each with the names of the classes. Raises DataError."""
+    """The rows of a file, each with the class names. Raises DataError if the file cannot be read."""
     try:
         import pyarrow
         from pyarrow import ipc, parquet
@@ -77,7 +77,7 @@ def _rows(file: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
 
 
 def _class_names(metadata: dict[bytes, bytes]) -> list[str]:
-    """The names of the ClassLabel in `objects`, as datasets stores its features; empty if there is none."""
+    """Names of the ClassLabel in `objects`, in the features that datasets stores in a file; empty if there is none."""
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]["objects"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -95,14 +95,14 @@ def _class_names(metadata: dict[bytes, bytes]) -> list[str]:
 
 
 def _written(row: dict[str, Any], folder: Path, number: int, file: Path) -> dict[str, Any]:
-    """The line of a row, whose image is written into the folder."""
+    """Writes the image of a row into the folder and returns the row's metadata line."""
     image, objects = row["image"], row["objects"]
     content = image.get("bytes") if isinstance(image, dict) else image
     if not isinstance(content, bytes):
         raise DataError(f"{file}: row {number + 1} has no image in it, got {shown(image)}")
     called = image.get("path") if isinstance(image, dict) else ""
     suffix = os.path.splitext(called)[1].lower() if isinstance(called, str) else ""
-    name = f"{number:06d}{suffix if suffix in IMAGE_SUFFIXES else '.png'}"  # its bytes tell its format
+    name = f"{number:06d}{suffix if suffix in IMAGE_SUFFIXES else '.png'}"  # readers detect the format by its bytes
     (folder / name).write_bytes(content)
     keys = ("bbox", *CLASS_KEYS)
     if isinstance(objects, dict):

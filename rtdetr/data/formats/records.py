@@ -1,4 +1,4 @@
-"""The common part of the readers of all formats: the choice of a set in a folder, and reports of bad records."""
+"""Shared by the readers of all formats: data sources, split names, and the reporting of bad records."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 
 Format = Literal["coco", "lvis", "voc", "yolo", "labelstudio", "cvat", "labelme", "huggingface"]
 
-# Names of the sets, here and in other data sets. "" is the only set of an undivided file or folder.
+# Common names of each split. "" is the only set of a file or folder without splits.
 SPLITS = {
     "train": ("train", "training", "train2017", "train2014"),
     "val": ("val", "valid", "validation", "val2017", "val2014"),
     "test": ("test", "testing", "test2017"),
 }
-IMAGE_SUFFIXES = (  # of the formats in rtdetr/data/images.py
+IMAGE_SUFFIXES = (  # for the formats in rtdetr/data/images.py
     *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
     *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
-MAX_BYTES = 10_000_000  # of the annotation of one image, or of a list of images
-# Corners this near to a whole pixel, relative to the side, are that pixel: six digits, which most tools write, are no
-# more exact, and a box of 32 x 32 must not become 31.9997 x 32, which is of another size class in evaluation.
+MAX_BYTES = 10_000_000  # limit for the annotation of one image, or a list of images
+# Corners this close to a whole pixel, relative to the side, are rounded to it: most tools write only six digits, and a
+# box of 32 x 32 must not become 31.9997 x 32, which is in another size class in evaluation.
 WHOLE_PIXEL = 1e-6
 
 
 class DataSource(NamedTuple):
-    """One set of images: the place and format of its annotations."""
+    """One set of images: the location and format of its annotations."""
 
     format: Format
-    path: Path  # the JSON or CVAT's XML; the VOC folder or list; data.yaml or the YOLO folder; the folder of the others
-    split: str = ""  # train, val, trainval or test; "" where there is but one set
-    images: Path | None = None  # the folder that images are named relative to; None: the format tells
-    max_megapixels: float = MAX_MEGAPIXELS  # larger images are refused where their size has to be looked up
+    path: Path  # the JSON or CVAT's XML; the VOC folder or list; data.yaml or the YOLO folder; else the folder
+    split: str = ""  # train, val, trainval or test; "" if there is only one set
+    images: Path | None = None  # the folder that image names are relative to; None: implied by the format
+    max_megapixels: float = MAX_MEGAPIXELS  # larger images are refused if their size has to be read
 
     def __str__(self) -> str:
         return f"{self.path} ({self.split})" if self.split else str(self.path)
 
 
 class Problem(NamedTuple):
-    """One defect of one record, which is left out if problems are collected."""
+    """One problem of one record, which is left out if problems are collected."""
 
     path: Path
     line: int  # from 1; 0: the whole file
-    kind: str  # file, text, image, size, class, numbers, box; missing: the image; unused: costs nothing
-    what: str  # what was expected, what came
+    kind: str  # file, text, image, size, class, numbers, box; missing: no such image; unused: harmless
+    what: str  # what was expected and what was found
 
     def __str__(self) -> str:
         return f"{self.path}: line {self.line}: {self.what}" if self.line else f"{self.path}: {self.what}"
 
 
 def as_defect(problem: Problem) -> Defect:
-    """The same for a report. What cannot be read of an image costs the image; of an object or line, that alone."""
+    """Converts a problem to a defect. A problem of an image drops the image; one of an object or line, only that."""
     path, line, kind, what = problem
     is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
     name = "picture_missing" if kind == "missing" else f"image_{kind}"
@@ -67,7 +67,7 @@ def as_defect(problem: Problem) -> Defect:
 
 
 class Problems:
-    """Receives problems of readers: raises DataError at the first one, or collects them all in `found`."""
+    """Collects the readers' problems in `found`, or raises DataError at the first one."""
 
     def __init__(self, collect: bool = False) -> None:
         self.collect = collect
@@ -80,16 +80,16 @@ class Problems:
         self.found.append(problem)
 
     def failed(self, path: Path, kind: str, error: DataError) -> None:
-        """The same for an error about a whole file."""
+        """Like `add`, for an error that was raised about a whole file."""
         if not self.collect:
             raise error
         self.found.append(Problem(path, 0, kind, str(error).removeprefix(f"{path}: ")))
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
-    """The content of a small file. Raises DataError, also for anything but a file, and for a large one."""
+    """The content of a small file. Raises DataError if it is not a file, too large or unreadable."""
     try:
-        if not os.path.isfile(path):  # reading a pipe would wait for ever
+        if not os.path.isfile(path):  # reading a pipe would block
             raise DataError(f"{path}: {'is not a file' if os.path.exists(path) else 'no such file'}")
         size = path.stat().st_size
         if size > most:
@@ -100,7 +100,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a small text file in UTF-8, without space around them. Raises DataError."""
+    """The stripped lines of a small UTF-8 text file. Raises DataError if it cannot be read."""
     content = read_bytes(path)
     try:
         text = content.decode("utf-8-sig")
@@ -113,18 +113,18 @@ def read_lines(path: Path) -> list[str]:
 
 
 def below(root: Path, name: str | Path) -> bool:
-    """Whether a name, relative or absolute, stays in the folder as it is written; links are not followed."""
+    """Whether a relative or absolute name stays below the folder, judged by its text; links are not followed."""
     return Path(os.path.abspath(root / name)).is_relative_to(os.path.abspath(root))
 
 
 def to_pixel(relative: float, whole: int) -> float:
-    """A relative position on a side of that many pixels, in pixels."""
+    """Converts a relative coordinate to pixels, for a side of `whole` pixels."""
     exact = relative * whole
     near = round(exact)
     return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)
 
 
 def split_named(path: Path) -> str:
-    """train, val, test, or "" if the name of a file or folder indicates none."""
+    """The split in the name of a file or folder: train, val, test, or "" if it contains none."""
     words = re.split(r"[^a-z0-9]+", path.stem.lower())
     return next((split for split, names in SPLITS.items() if any(each in names for each in words)), "")

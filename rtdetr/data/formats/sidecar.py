@@ -1,7 +1,7 @@
-"""rtdetr.json: what `rtdetr convert-data` stores next to a VOC or YOLO folder because the format cannot.
+"""rtdetr.json: data that `rtdetr convert-data` stores in a VOC or YOLO folder because the format cannot hold it.
 
-Ids of categories and images, former file names and LVIS' lists are only needed for the way back to COCO: sets are
-evaluated under the ids of their own format. Crowds and areas, which a YOLO folder lacks, are used wherever it is read.
+Ids of categories and images, original file names and LVIS' lists are used only to convert back to COCO: a set is
+evaluated under the ids of its own format. Crowds and areas, which YOLO lacks, are used whenever the folder is read.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MADE_BY = "rtdetr convert-data"
 
 
 class Sidecar(NamedTuple):
-    categories: list[dict[str, Any]]  # id, name, label (the name in VOC) and LVIS' frequency, in the order of classes
-    # Set -> image -> id, file_name, LVIS' lists; for YOLO `boxes`, how many lines its label file has, `kept`, by
-    # line, x, y, w, h and area in pixels of those that the line does not hold exactly, and `crowds`, the same after
-    # the number of their class.
+    categories: list[dict[str, Any]]  # id, name, label (the name in VOC) and LVIS' frequency, in class order
+    # Split -> image -> id, file_name, LVIS' lists; for YOLO also `boxes`: number of lines in its label file; `kept`: by
+    # line index, x, y, w, h and area in pixels of boxes that the line does not hold exactly; `crowds`: lists of class
+    # number, x, y, w, h and area.
     images: dict[str, dict[str, dict[str, Any]]]
 
     def labels(self) -> list[str]:
@@ -29,7 +29,7 @@ class Sidecar(NamedTuple):
 
 
 def read_sidecar(root: Path) -> Sidecar | None:
-    """None if there is none. Raises DataError for one that `rtdetr convert-data` did not write."""
+    """The rtdetr.json of a folder; None if there is none of ours. Raises DataError if its content is invalid."""
     path = root / NAME
     if not path.is_file():
         return None
@@ -51,7 +51,7 @@ def write_sidecar(root: Path, sidecar: Sidecar) -> None:
 
 
 def _check(found: dict[str, Any]) -> None:
-    """Raises ValueError, TypeError, KeyError or AttributeError for content that the readers cannot use."""
+    """Raises ValueError, TypeError, KeyError or AttributeError if the content is invalid."""
     ids = [each["id"] for each in found["categories"]]
     if not all(type(each) is int for each in ids) or len(set(ids)) < len(ids) or not ids:
         raise ValueError("category ids")

@@ -1,4 +1,4 @@
-"""Guesses what a file that is no COCO detection JSON is instead, for messages."""
+"""Guesses what a file is that is not a COCO detection JSON, for error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rtdetr.data.classes import some
 
-# First bytes of files that users pass instead of a COCO JSON.
+# First bytes of files that are mistaken for a COCO JSON.
 BEGINNINGS = {
     rb"version https://git-lfs": "a Git LFS pointer; `git lfs pull` fetches the file",
     rb"PK\x03\x04": "a zip archive or a checkpoint",
@@ -19,7 +19,7 @@ BEGINNINGS = {
     rb"\s*\{[^\n]*\}[ \t]*\r?\n\s*\{": "JSON Lines, one document per line",
     rb"\s*(train|val|path|names|nc):": "a YOLO data.yaml",
 }
-# Keys at the top of a JSON, all of which are present in that kind.
+# Top-level keys of a JSON, all of which the kind has.
 KEYS = {
     ("shapes", "imagePath"): "a LabelMe annotation of one image; give the folder of all",
     ("_via_img_metadata",): "a VIA project",
@@ -35,7 +35,7 @@ ENTRY_KEYS = {
 
 
 def kind_of_bytes(content: bytes) -> str:
-    """For a file that is no JSON: "; it looks like ..." for a sentence, empty if unknown."""
+    """The end of a message on a file that is not JSON: "; it looks like ...", empty if the kind is unknown."""
     if not content.strip():
         return "; the file is empty"
     head = content[:2000].removeprefix(b"\xef\xbb\xbf")
@@ -44,7 +44,7 @@ def kind_of_bytes(content: bytes) -> str:
 
 
 def kind_of_json(document: object) -> str:
-    """For a JSON without COCO's three lists: "; it looks like ..." for a sentence."""
+    """The end of a message on a JSON without COCO's three lists: "; it looks like ..." or its top-level keys."""
     if isinstance(document, list):
         first = document[0] if document and isinstance(document[0], dict) else {}
         kinds = [kind for keys, kind in ENTRY_KEYS.items() if first.keys() >= set(keys)]
@@ -58,7 +58,7 @@ def kind_of_json(document: object) -> str:
 
 
 def kind_of_value(value: object) -> str:
-    """JSON's word for a value that is no list."""
+    """The JSON type of a value that is not a list."""
     if value is None:
         return "null"
     kinds = {dict: "an object", str: "text", bool: "true or false"}
@@ -66,6 +66,6 @@ def kind_of_value(value: object) -> str:
 
 
 def annotations_in(folder: Path) -> list[Path]:
-    """JSON files in a folder and its annotations/, those called instances_* first."""
+    """JSON files in a folder and its annotations/, with instances_* first."""
     files = [*folder.glob("*.json"), *folder.glob("annotations/*.json")]
     return sorted(files, key=lambda file: (not file.name.startswith("instances_"), file))

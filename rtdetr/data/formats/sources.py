@@ -1,4 +1,4 @@
-"""From the annotations that the user names to their format, their sets, and their images and boxes in one form."""
+"""Detects the format and the sets of annotations, and reads images and boxes of any format into one document."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from rtdetr.data.images import MAX_MEGAPIXELS
 ROBOFLOW = "_annotations.coco.json"
 OTHER_JSON = (
     *("captions_", "panoptic_", "person_keypoints_", "stuff_", "image_info_"),
-    *("dataset_dict.json", "dataset_info", "state.json"),  # of Hugging Face
+    *("dataset_dict.json", "dataset_info", "state.json"),  # Hugging Face
 )
-# Substitutes of a missing set, in this order.
+# Splits to use for the one asked for, in order of preference.
 INSTEAD = {"train": ("train", "trainval"), "val": ("val", "test"), "test": ("test",)}
 LOOKED_FOR = (
     "a COCO or LVIS JSON; annotations/instances_*.json; train/_annotations.coco.json; Pascal VOC's Annotations/*.xml "
     "and ImageSets/Main/*.txt; YOLO's data.yaml; images/train with labels/train, or train/images with train/labels; "
     "Label Studio's JSON; CVAT's annotations.xml; LabelMe's *.json; Hugging Face's metadata.jsonl"
 )
-ONE_FILE = ("coco", "lvis", "labelstudio", "cvat")  # images lie anywhere near it
-BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without ids of classes
+ONE_FILE = ("coco", "lvis", "labelstudio", "cvat")  # single files, whose images are searched nearby
+BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without class ids
 
 
 class Layout(NamedTuple):
-    """A format that is recognised by the files of its folder."""
+    """A format that is recognised by the files in its folder."""
 
-    find: Callable[[Path], Any]  # what its reader needs, or None where it is not that format
-    sets: Callable[[Any, Path], Mapping[str, tuple[Path, Path | None]]]  # that, path -> where each lies, its images
+    find: Callable[[Path], Any]  # the input of its reader, or None for another format
+    sets: Callable[[Any, Path], Mapping[str, tuple[Path, Path | None]]]  # (found, path) -> each set's location, images
     read: Callable[[Any, DataSource, Problems], CocoDocument]
 
 
-LAYOUTS: dict[Format, Layout] = {  # looked for in this order
+LAYOUTS: dict[Format, Layout] = {  # tried in this order
     "yolo": Layout(
         find_yolo,
         lambda yolo, _: {split: (yolo.path, image_folder(yolo, split)) for split in yolo.sets},
@@ -88,8 +88,8 @@ def recognise(path: str | Path) -> Format:
 
 
 def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> dict[str, DataSource]:
-    """The sets of a file or folder, by name: train, val, trainval, test, or "" for the only one. Reads no annotations
-    yet. Raises DataError if no format is recognised."""
+    """The sets of a file or folder by name: train, val, trainval, test, or "" for the only one. Does not read the
+    annotations. Raises DataError if no format is recognised."""
     path = Path(path)
     json = DataSource("coco" if os.path.isdir(path) else _json_format(path), path, "", None, max_megapixels)
     if path.suffix.lower() == ".json" and not os.path.isdir(path):
@@ -102,7 +102,7 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
         advice = f"unpack it with `rtdetr convert-data {path} OUT --to imagefolder`, and give OUT"
         raise DataError(f"{path}: holds its images inside of parquet or arrow files; {advice}")
     if path.is_file():
-        return {"": json}  # its reader says what the file looks like
+        return {"": json}  # its reader reports what the file looks like
     raise DataError(f"{path}: no annotations recognised; looked for {LOOKED_FOR}")
 
 
@@ -117,7 +117,7 @@ def _recognised(path: Path) -> dict[str, DataSource]:
 @contextmanager
 def unpacked(path: Path) -> Iterator[Path]:
     """Context manager: the path, or, for parquet and arrow files with images in them, a temporary folder of these
-    images. Raises DataError."""
+    images. Raises DataError if they cannot be unpacked."""
     if not os.path.exists(path) or _recognised(path) or not packed_files(path):
         yield path
         return
@@ -127,8 +127,8 @@ def unpacked(path: Path) -> Iterator[Path]:
 
 
 def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXELS) -> DataSource:
-    """The set of that name, or its substitute; the only one of an undivided path. "": the only one, whatever its name,
-    else val. Raises DataError."""
+    """The set of that name, its substitute, or the only set of a path without splits. "": the only one, whatever its
+    name, else val. Raises DataError if there is none."""
     sources = find_sources(path, max_megapixels)
     if not split:
         split = next(iter(sources)) if len(sources) == 1 else "val"
@@ -139,13 +139,13 @@ def source_of(path: str | Path, split: str, max_megapixels: float = MAX_MEGAPIXE
 
 
 def not_read(path: str | Path) -> list[Path]:
-    """Parts of a folder that look like a set and are not among those of `find_sources`. Raises DataError."""
+    """Files in a folder that look like sets but that `find_sources` does not return. Raises DataError."""
     path = Path(path)
     if not os.path.isdir(path):
         return []
     sources = list(find_sources(path).values())
     roboflow = [each for names in SPLITS.values() for name in names if (each := path / name / ROBOFLOW).is_file()]
-    in_json = {"labelme", "huggingface"} & {sources[0].format}  # which have other JSON files in their folder
+    in_json = {"labelme", "huggingface"} & {sources[0].format}  # formats with other JSON files in their folder
     found = {*roboflow} if in_json else {*_json_sets(path), *roboflow}
     if sources[0].format == "yolo":
         found.update(path / name for name in ANNOTATIONS if has_xml(path / name))
@@ -154,7 +154,7 @@ def not_read(path: str | Path) -> list[Path]:
 
 
 def _undeclared(path: Path) -> list[Path]:
-    """Folders of images with labels that a data.yaml does not name; none if it names lists of images."""
+    """Folders of images with labels that data.yaml does not name; empty if it names list files."""
     yolo = find_yolo(path)
     named = [each.resolve() for places in (yolo.sets.values() if yolo else ()) for each in places]
     if not all(each.is_dir() for each in named):
@@ -175,8 +175,9 @@ def read_document(
 ) -> CocoDocument:
     """The images and boxes of a set, in pixels, under the ids of its own format.
 
-    split: the set to take from a path with several, val if empty. problems: receives the problems of single records of
-    VOC and YOLO; None makes them the document's defects, whose number `limit` bounds. Raises DataError.
+    split: the set to read if a path with several is given; empty: val. problems: collects the problems of single
+    records of formats other than COCO; None: they become the document's defects, of which `limit` says how many are
+    allowed. Raises DataError if the set is unusable.
     """
     if not isinstance(source, DataSource):
         source = source_of(source, split)
@@ -185,7 +186,7 @@ def read_document(
     problems = Problems(collect=True)
     try:
         document = _read(source, problems, limit)
-    except DataError as error:  # the end of what began with the first of them
+    except DataError as error:  # a consequence of the first problem, which is reported with it
         if not problems.found:
             raise
         defects = [as_defect(each) for each in problems.found]
@@ -214,8 +215,8 @@ def open_set(
     match: Match = "id",
     limit: float | None = MOST_DROPPED,
 ) -> DetectionSet:
-    """Images and boxes of any format. images: the image folder of a JSON; if it is empty, and for folders with their
-    own images, it is searched for. For the rest see DocumentSet. Raises DataError."""
+    """Opens a set of any format. images: the image folder of a JSON; if empty, and for folders that contain their
+    images, it is searched. The other arguments are as in DocumentSet. Raises DataError if the set is unusable."""
     source = with_images(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
     source = source._replace(images=image_folder_of(source, document, Path(annotations), images))
@@ -225,7 +226,7 @@ def open_set(
 
 
 def with_images(source: DataSource, images: str | Path) -> DataSource:
-    """The source, with the given image folder for XML files without one."""
+    """The source with the image folder `images`, for XML and LabelMe files without images in their folder."""
     own = source.images
     if not images or not Path(images).is_dir():
         return source
@@ -238,8 +239,8 @@ def with_images(source: DataSource, images: str | Path) -> DataSource:
 
 
 def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
-    """How classes are matched: VOC has names and no ids, YOLO's numbers are those of its own list of names. VOC always
-    matches by name, YOLO if the model knows every name."""
+    """How to match classes. VOC has names and no ids; YOLO's ids are positions in its list of names. So both are
+    matched by name if the model has every name, VOC always."""
     if classes is None or format in ("coco", "lvis"):
         return match
     names = [each["name"] for each in document.categories]
@@ -248,7 +249,7 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
 
 
 def image_folder_of(source: DataSource, document: CocoDocument, given: Path, images: str | Path) -> Path:
-    """The folder `images`, or the one that the format implies."""
+    """The folder `images`, or the one that the format implies. Raises DataError if no images are found."""
     if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ONE_FILE:
         return Path(images)
     if source.format in ("voc", "yolo", "labelme", "huggingface") and source.images is not None:
@@ -283,7 +284,7 @@ def _json_format(path: Path) -> Format:
 
 
 def _json_sets(path: Path) -> list[Path]:
-    """JSON files of a folder that may be sets."""
+    """JSON files of a folder that may be data sets."""
     return [each for each in annotations_in(path) if not each.name.startswith((*OTHER_JSON, "rtdetr"))]
 
 

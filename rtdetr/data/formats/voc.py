@@ -1,7 +1,7 @@
-"""Pascal VOC folders: one XML for each image, and lists that say which image is in which set.
+"""Reads Pascal VOC folders: one XML per image, and lists of the images in each set.
 
-Pixels are counted from 1 and the last one belongs to the box, as in VOC itself: xmin 1, xmax 10 is [0, 10) here. Many
-tools write edges counted from 0 instead; a folder in which some box begins below 1 is read so, the whole of it.
+Pixels are counted from 1 and the last one is part of the box, as in VOC itself: xmin 1, xmax 10 becomes [0, 10). Many
+tools write edges counted from 0 instead; a folder with a box that begins below 1 is read as such as a whole.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rtdetr.data.image_files import Folders
 
 ANNOTATIONS = ("Annotations", "annotations")
 IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
-NAME_FILES = ("classes.txt", "labels.txt")  # one class a line, in their order
+NAME_FILES = ("classes.txt", "labels.txt")  # one class per line, in order
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
 class VocSet(NamedTuple):
     annotations: Path  # folder of XML files
     images: Path  # folder of the images
-    list_file: Path | None  # names without .xml, one a line; None: every XML in the folder
+    list_file: Path | None  # names without .xml, one per line; None: every XML in the folder
 
 
 class VocFolder(NamedTuple):
@@ -40,19 +40,19 @@ class VocFolder(NamedTuple):
 class VocObject(NamedTuple):
     line: int
     name: str
-    corners: tuple[float, float, float, float]  # as they are written
+    corners: tuple[float, float, float, float]  # as written in the file
     crowd: int
     area: float | None
 
 
 class VocImage(NamedTuple):
-    file_name: str  # as it is written; may be empty
-    size: tuple[int, int]  # (h, w) in pixels; zeros: not said
+    file_name: str  # as written in the file; may be empty
+    size: tuple[int, int]  # (h, w) in pixels; zeros: unknown
     objects: list[VocObject]
 
 
 def find_voc(path: Path) -> VocFolder | None:
-    """The sets of a folder, of its Annotations folder or of one of its lists; None if it is not VOC's."""
+    """The sets of a folder, of its Annotations folder or of one of its lists; None if it is not in VOC's format."""
     if path.is_file():
         root = next((each for each in list(path.parents)[:4] if _sub_folder(each, ANNOTATIONS)), None)
         if path.suffix.lower() != ".txt" or root is None or "ImageSets" not in path.parts:
@@ -79,7 +79,7 @@ def find_voc(path: Path) -> VocFolder | None:
 
 
 def _one_folder(root: Path) -> VocSet | None:
-    """XML files in Annotations, or next to their images."""
+    """A set of XML files in Annotations, or in the folder itself; None if there are none."""
     if not root.is_dir():
         return None
     annotations = _sub_folder(root, ANNOTATIONS)
@@ -97,8 +97,8 @@ def has_xml(folder: Path) -> bool:
 
 
 def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
-    """The images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder, so that
-    all its sets agree: in the order of rtdetr.json or classes.txt, else by name."""
+    """Reads the images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
+    so that all its sets agree: in the order of rtdetr.json or classes.txt, else by name."""
     chosen = folder.sets[split]
     read: dict[Path, tuple[VocImage | None, Problems]] = {}
     for place in {each.annotations: None for each in folder.sets.values()}:
@@ -174,8 +174,8 @@ def _class_names(root: Path, images: Iterable[VocImage]) -> list[str]:
 
 
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
-    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as those of single classes do, or in a
-    file ending."""
+    """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as in lists of single classes, or in a
+    file name extension."""
     if chosen.list_file is None:
         return sorted(chosen.annotations.rglob("*.xml"))
     found: dict[Path, None] = {}
@@ -200,7 +200,7 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
 
 
 def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problems: Problems) -> str | None:
-    """The image of an XML, relative to the image folder: with the XML's own name, else with the name stored in it."""
+    """The image of an XML, relative to the image folder: that of the same name as the XML, else the one named in it."""
     stem = path.relative_to(chosen.annotations).with_suffix("").as_posix()
     suffix = PureWindowsPath(written).suffix
     folder = images.root
@@ -219,11 +219,11 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
     if not written:
         problems.add(path, 0, "picture", f"no image {stem}.* in {folder}, and it has no <filename>")
         return None
-    return os.path.normpath(written)  # whether it is there is checked with all the others
+    return os.path.normpath(written)  # a later check of all images finds missing ones
 
 
 def read_image_xml(path: Path, problems: Problems) -> VocImage | None:
-    """The content of one XML; None if it cannot be used at all."""
+    """Reads one XML; returns None if it is unusable."""
     try:
         root = parse_xml(read_bytes(path), path)
     except DataError as error:
@@ -238,7 +238,7 @@ def read_image_xml(path: Path, problems: Problems) -> VocImage | None:
 
 
 def _size(root: Node, path: Path, problems: Problems) -> tuple[int, int]:
-    """(h, w); zeros if it is missing, or wrong and reported."""
+    """(h, w); zeros if it is missing, or invalid and reported."""
     for node in root.all("size")[:1]:
         sides = [_number(node, side, path, problems, 0.0) for side in ("height", "width")]
         if any(side is not None and (side < 0 or side != int(side)) for side in sides):
@@ -268,7 +268,7 @@ def _object(node: Node, path: Path, problems: Problems) -> VocObject | None:
 
 
 def _text(node: Node, tag: str, path: Path, problems: Problems) -> str | None:
-    """The text of the only child of that name; None if it is missing or not unique."""
+    """The text of the only child of that name; None if there is none, or if it is duplicate."""
     found = node.all(tag)
     if len(found) > 1:
         problems.add(path, found[1].line, "text", f"<{tag}> is given twice in one <{node.tag}>")
@@ -277,7 +277,7 @@ def _text(node: Node, tag: str, path: Path, problems: Problems) -> str | None:
 
 
 def _number(node: Node, tag: str, path: Path, problems: Problems, default: float | None = None) -> float | None:
-    """The finite number in the only child of that name; the default if it is missing; None if it was reported."""
+    """The finite number in the only child of that name; the default if there is none; None if it is invalid."""
     text = _text(node, tag, path, problems)
     if not text and default is not None and len(node.all(tag)) < 2:
         return default

@@ -1,4 +1,4 @@
-"""XML as a small tree with line numbers. Nothing outside the file is read, and no entity is expanded."""
+"""Parses XML into a small tree with line numbers. Reads no other files and expands no entities."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_DEPTH = 20
 class Node:
     tag: str
     line: int
-    text: str = ""  # what stands directly in it
+    text: str = ""  # text directly in the element
     children: list[Node] = field(default_factory=list)
     attributes: dict[str, str] = field(default_factory=dict)
 
@@ -64,6 +64,6 @@ def parse_xml(content: bytes, path: Path) -> Node:
             f"{path}: line {error.lineno}: not valid XML ({expat.ErrorString(error.code)}, column {error.offset + 1})"
             f"{'' if content.lstrip().startswith(b'<') else kind_of_bytes(content)}"
         ) from error
-    except (LookupError, ValueError) as error:  # an encoding that Python does not know, or cannot give to expat
+    except (LookupError, ValueError) as error:  # an encoding that Python does not know or cannot pass to expat
         raise DataError(f"{path}: line 1: not valid XML ({error}); save it as UTF-8") from error
     return builder.open[0].children[0]

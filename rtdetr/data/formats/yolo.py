@@ -1,5 +1,5 @@
-"""YOLO folders: a text file per image, `class cx cy w h` relative to its size, and a data.yaml with sets and classes.
-Ids of categories are YOLO's own numbers, from 0."""
+"""Reads YOLO folders: a text file per image with lines `class cx cy w h`, relative to the image size, and a data.yaml
+with the splits and class names. Category ids are YOLO's class numbers, from 0."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ MOST_CLASSES = 10_000
 
 
 class YoloFolder(NamedTuple):
-    path: Path  # data.yaml, or the folder where there is none
-    root: Path  # images are named relative to it
-    names: dict[int, str] | None  # None: not said
-    sets: dict[str, list[Path]]  # train, val, test, or "" for the only one -> folders of images, list files
-    num_more: int = 0  # numbers of keypoints behind those of a box
+    path: Path  # data.yaml, or the folder if there is none
+    root: Path  # image names are relative to it
+    names: dict[int, str] | None  # None: unknown
+    sets: dict[str, list[Path]]  # train, val, test, or "" for the only one -> image folders and list files
+    num_more: int = 0  # number of keypoint values that follow a box
     notes: tuple[str, ...] = ()
 
 
 class _Line(NamedTuple):
     label: int
-    sides: tuple[float, float, float, float]  # x and y of two corners, relative
+    sides: tuple[float, float, float, float]  # x1, y1, x2, y2 relative to the image size
     is_polygon: bool
 
 
 def find_yolo(path: Path) -> YoloFolder | None:
-    """The sets of a data.yaml, a folder or a list of images; None if it is not YOLO's. Raises DataError for an unusable
-    data.yaml."""
+    """The sets of a data.yaml, a folder or a list of images; None if it is not in YOLO's format. Raises DataError if a
+    data.yaml is invalid."""
     if path.is_file():
         if path.suffix.lower() in (".yaml", ".yml"):
             return _of_yaml(path, _read_yaml(path))
@@ -63,7 +63,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def read_lines_raw(path: Path) -> list[str]:
-    """As `read_lines`, with the space that YAML needs."""
+    """Like `read_lines`, but unstripped, as YAML needs its indentation."""
     read_lines(path)
     return path.read_text(encoding="utf-8-sig").split("\n")
 
@@ -87,7 +87,7 @@ def _of_yaml(path: Path, content: Any) -> YoloFolder:
             except DataError as error:
                 if split != "test" or not sets:
                     raise
-                notes = (str(error),)  # many exporters name a test set that they did not write
+                notes = (str(error),)  # many exporters name a test set that they did not export
     if not sets:
         sets = undeclared_sets(root)
     if not sets:
@@ -106,8 +106,7 @@ def _num_more(path: Path, keypoints: Any) -> int:
 
 
 def _root(path: Path, given: Any) -> Path:
-    """The folder in `path:`, relative to the file or to the current folder; the file's own folder if it does not
-    exist."""
+    """The folder in `path:`, relative to the file or the current folder; the file's folder if it does not exist."""
     if given is not None and not isinstance(given, str):
         raise DataError(f"{path}: `path` must be a folder, got {shown(given)}")
     places = [path.parent / given, Path(given)] if given else []
@@ -115,8 +114,8 @@ def _root(path: Path, given: Any) -> Path:
 
 
 def _place(path: Path, root: Path, given: str, split: str) -> Path:
-    """A folder or list file where it exists: relative to the root, to data.yaml, or without Roboflow's superfluous
-    ../."""
+    """Finds a folder or list file: relative to the root, to data.yaml, or without the superfluous ../ that Roboflow
+    writes. Raises DataError if it does not exist."""
     places = [root / given, path.parent / given, path.parent / given.removeprefix("../")]
     for place in places:
         if os.path.exists(place):
@@ -128,7 +127,7 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
 
 
 def _slashes(name: str) -> str:
-    """Advice on a path that was written on Windows."""
+    """Advice on a name with Windows separators."""
     return "; write it with / instead of \\" if "\\" in name and os.sep == "/" else ""
 
 
@@ -157,7 +156,7 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
 
 
 def _names_near(folder: Path) -> dict[int, str] | None:
-    """Class names of one set of several, whose data.yaml is in a parent folder."""
+    """Class names for a folder of a single split, whose data.yaml is in a folder above."""
     for each in list(folder.absolute().parents)[:2]:
         if (names := _names_beside(folder)) is None and (each / "data.yaml").is_file():
             content = _read_yaml(each / "data.yaml")
@@ -168,7 +167,7 @@ def _names_near(folder: Path) -> dict[int, str] | None:
 
 
 def _names_beside(root: Path) -> dict[int, str] | None:
-    """Class names of a classes.txt, as labelImg writes it."""
+    """Class names of a classes.txt, as labelImg writes it; None if there is none."""
     for name in NAME_FILES:
         if (root / name).is_file():
             return dict(enumerate(line for line in read_lines(root / name) if line)) or None
@@ -176,7 +175,7 @@ def _names_beside(root: Path) -> dict[int, str] | None:
 
 
 def undeclared_sets(root: Path) -> dict[str, list[Path]]:
-    """images/train with labels/train, train/images with train/labels, or one pair of images and labels."""
+    """Finds images/train with labels/train, train/images with train/labels, or one pair of images and labels."""
     found = {}
     for split, names in SPLITS.items():
         pairs = [pair for name in names for pair in ((f"images/{name}", f"labels/{name}"), _inside(name))]
@@ -199,8 +198,8 @@ def read_yolo(
     images: Path | None = None,
     max_megapixels: float = MAX_MEGAPIXELS,
 ) -> CocoDocument:
-    """The images of a set, in the order of their paths, with ids from 1, in the size and orientation that
-    `upright_size` reads from their headers. Polygons become their bounding boxes."""
+    """Reads the images of a set, in the order of their paths, with ids from 1, in the size and orientation that
+    `upright_size` finds in their headers. Polygons become their bounding boxes."""
     root = images or image_folder(folder, split)
     names = folder.names or _numbered(folder, problems)
     sidecar = read_sidecar(folder.root)
@@ -223,7 +222,7 @@ def read_yolo(
             {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
         )
         lines = list(_lines(label_file, names, problems, folder.num_more)) if os.path.exists(label_file) else []
-        if problems.found and problems.found[-1][:2] == (label_file, 0):  # the content of this image is unknown
+        if problems.found and problems.found[-1][:2] == (label_file, 0):  # unreadable, so its objects are unknown
             document.images.pop()
             continue
         num_labelled += os.path.exists(label_file)
@@ -241,10 +240,10 @@ def read_yolo(
 
 
 def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Problems) -> None:
-    """Reports label files of a set without an image: nothing else reveals a lost image."""
+    """Reports label files whose image is missing, which is otherwise not noticed."""
     for place in places:
         labels = label_file_of(place / "x").parent
-        if not place.is_dir() or labels == place:  # text files beside images may be anything
+        if not place.is_dir() or labels == place:  # text files in an image folder may be anything
             continue
         for path in _walk(labels, (".txt",)):
             if path not in used and path.name not in NAME_FILES:
@@ -253,7 +252,7 @@ def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Probl
 
 
 def image_folder(folder: YoloFolder, split: str) -> Path:
-    """The folder that images of a set are named relative to: the root, or one that also contains images outside it."""
+    """The folder that image names are relative to: the root, or the common folder of images outside it."""
     places = [place if place.is_dir() else place.parent for place in folder.sets[split]]
     if all(place.is_relative_to(folder.root) for place in places):
         return folder.root
@@ -263,7 +262,7 @@ def image_folder(folder: YoloFolder, split: str) -> Path:
 def _restore(
     document: CocoDocument, entry: Mapping[str, Any], image_id: int, num_lines: int, labels: list[int]
 ) -> None:
-    """Crowds of an image from rtdetr.json, and exact boxes if no line was added or removed since."""
+    """Restores an image's crowds from rtdetr.json, and exact boxes if its label file has as many lines as then."""
     if entry.get("boxes") == num_lines:
         for line, (*box, area) in entry.get("kept", {}).items():
             if int(line) < num_lines:
@@ -275,7 +274,7 @@ def _restore(
 
 
 def _relative(path: Path, root: Path) -> str:
-    """The relative path; absolute for a file that is not below the root."""
+    """The path relative to the root, or the absolute path if it is not below the root."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
 
 
@@ -289,11 +288,11 @@ def _images(places: Iterable[Path], root: Path, problems: Problems) -> list[Path
 
 
 def _walk(folder: Path, endings: tuple[str, ...] = IMAGE_SUFFIXES) -> Iterator[Path]:
-    """The folder's files with these endings, and those of its subfolders."""
+    """The files with these endings in a folder and its subfolders."""
     seen = set()
     for root, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(root)
-        if real in seen:  # links that go round in a circle
+        if real in seen:  # circular links
             folders.clear()
             continue
         seen.add(real)
@@ -301,7 +300,7 @@ def _walk(folder: Path, endings: tuple[str, ...] = IMAGE_SUFFIXES) -> Iterator[P
 
 
 def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
-    """The images of a list file, relative to it or to the root. Files outside the root are never opened."""
+    """The images of a list file, relative to it or to the root. Paths outside both are reported, not opened."""
     for number, line in enumerate(read_lines(path), start=1):
         if not line:
             continue
@@ -322,7 +321,7 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
 
 
 def label_file_of(image: Path) -> Path:
-    """images/a/b.jpg -> labels/a/b.txt for the last `images` of the path, else beside the image."""
+    """images/a/b.jpg -> labels/a/b.txt for the last `images` in the path, else in the folder of the image."""
     parts = list(image.parts)
     if "images" in parts[:-1]:
         place = len(parts) - 2 - parts[-2::-1].index("images")
@@ -348,7 +347,7 @@ def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: i
 
 
 def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[str, str]:
-    """The line, or the kind and sentence of its defect. num_more: numbers that may follow a box."""
+    """The line, or kind and message of its problem. num_more: keypoint values that may follow a box."""
     try:
         label, *numbers = map(float, line.split())
     except ValueError:
@@ -382,7 +381,7 @@ def _annotation(line: _Line, image_id: int, size: tuple[int, int]) -> dict[str, 
 
 
 def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
-    """class0, class1 ... up to the largest number in the label files of all sets, for folders without class names."""
+    """class0, class1, ... up to the largest number in the label files of all sets, for folders without class names."""
     most = -1
     for places in folder.sets.values():
         for image in _images(places, folder.root, Problems(collect=True)):
