@@ -113,8 +113,7 @@ def seeded(seed: int, function: Any = None) -> Iterator[None]:
 
 
 def checked(result: Any, num_classes: int) -> Result:
-    """Image, clipped boxes and labels as arrays, without boxes that have no area. Raises ValueError if they are
-    invalid."""
+    """Image, clipped boxes and labels as arrays, without boxes of no area. Raises ValueError for invalid ones."""
     if not isinstance(result, (tuple, list)) or len(result) != 3:
         raise ValueError(f"{_kind(result)}; expected image, boxes and labels")
     try:
@@ -179,8 +178,7 @@ def as_read(pixels: Pixels, image: Image.Image | NDArray[np.uint8]) -> Image.Ima
 
 
 def without_custom(cfg: Config, weights: Path | None) -> dict[str, Any]:
-    """The config of a model without the custom augmentation that its file, possibly untrusted, would import and
-    call."""
+    """The config of a model without its file's custom augmentation, which would run code that the file names."""
     base = config_to_dict(cfg)
     augment = base["data"]["augment"]
     if weights is not None and augment["custom"]:

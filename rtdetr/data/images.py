@@ -144,9 +144,8 @@ def _decoded(jpeg: Jpeg) -> NDArray[np.uint8] | None:
 
 
 def _if_jpeg(path: Path) -> bytes | None:
-    """The content of a file that begins as a JPEG, else None. Reads once, as system calls are slow with many
-    threads."""
-    if not path.is_file():  # reading a pipe would wait for ever
+    """The content of a file that begins as a JPEG, else None. Reads once: system calls cost with many threads."""
+    if not path.is_file():  # reading a pipe would block
         return None
     try:
         with open(path, "rb") as file:
@@ -191,7 +190,7 @@ def _orientation(opened: Image.Image, decoded: bool = True) -> int:
 @contextlib.contextmanager
 def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None) -> Iterator[Image.Image]:
     """Context manager: opens a file, or its content, with PIL. PIL's exceptions in the block become DataError."""
-    if content is None and path.exists() and not path.is_file():  # reading a pipe would wait for ever
+    if content is None and path.exists() and not path.is_file():  # reading a pipe would block
         what = "folder" if path.is_dir() else "device"
         raise DataError(f"{path}: cannot be read as an image (it is a {what}); replace it or remove it")
     try:

@@ -353,7 +353,7 @@ def build_val_loader(
 
 
 def evaluated_together(data: DataConfig) -> int:
-    """Batch size in evaluation: at most that of training, which is known to fit into memory."""
+    """Batch size in evaluation: at most EVALUATED and, unless automatic, that of training, which fits."""
     return EVALUATED if data.train_batch_size == "auto" else min(EVALUATED, data.train_batch_size)
 
 

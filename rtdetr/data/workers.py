@@ -31,9 +31,9 @@ def signals_held_back() -> Iterator[None]:
 @contextmanager
 def memory_shared() -> Iterator[None]:
     """Context manager to start workers in. Forked workers share memory with the main process until it is written to,
-    and a garbage collection writes to every object: it would copy some 90 MB per process. So objects are frozen during
-    the fork, and the main process collects right after it. A worker also must not free CUDA memory of the main process:
-    the driver does not survive a fork, and the worker would abort."""
+    and a garbage collection writes to every object: it would copy some 90 MB per process. So workers keep the inherited
+    objects frozen, and the main process collects right after the fork. A worker also must not free CUDA memory of the
+    main process: the driver does not survive a fork, and the worker would abort."""
     gc.freeze()
     try:
         yield

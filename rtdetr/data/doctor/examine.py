@@ -144,7 +144,7 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToEx
 
 
 def _is_config(path: Path) -> bool:
-    """Whether a YAML file is an rtdetr config and not a data.yaml of YOLO. An unreadable one is not."""
+    """Whether a YAML file is an rtdetr config and not a data.yaml of YOLO. False if it cannot be read."""
     if path.suffix.lower() not in (".yml", ".yaml") or not os.path.isfile(path):
         return False
     try:

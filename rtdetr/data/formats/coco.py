@@ -239,8 +239,8 @@ def _categories(entries: Sequence[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def file_names(images: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
-    """File names relative to the folder. LVIS has only URLs: the name is train2017/1.jpg, as LVIS sets draw on several
-    of COCO's folders, or 1.jpg if that is in the folder itself."""
+    """File names relative to the folder. LVIS has only URLs: the name is 1.jpg if that is in the folder itself, else
+    train2017/1.jpg, as LVIS sets contain images of several COCO folders."""
     present = Folders(folder)
     names = []
     for each in images:

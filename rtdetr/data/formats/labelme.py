@@ -107,8 +107,8 @@ def _read(path: Path, present: Folders, problems: Problems, counted: Counter[str
 
 
 def _image_of(path: Path, written: str, present: Folders) -> str:
-    """The image's name in the image folder: that of the JSON file, else the name written in it. The folder written
-    there is ignored, as it is that of the annotator's computer."""
+    """The image's name in the image folder: that of the JSON file, else the name written in it, without its folder,
+    which is where the annotator had the image."""
     short = PureWindowsPath(written).name  # accepts both / and \\
     stem = path.stem
     candidates = [f"{stem}{PureWindowsPath(short).suffix}", short, *(f"{stem}{ending}" for ending in IMAGE_SUFFIXES)]
