@@ -219,9 +219,12 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
     )
     size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
     fixed = isinstance(files[0], ExportedModel) and files[0].metadata.fixed if files else False
-    for case in cases(images, size, num_queries, fixed) if files and not certificate.not_run else ():
-        expected, gaps = reference(model, case, metadata.config.eval.max_detections)
-        certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
+    try:
+        for case in cases(images, size, num_queries, fixed) if files and not certificate.not_run else ():
+            expected, gaps = reference(model, case, metadata.config.eval.max_detections)
+            certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
+    except CheckpointError as error:
+        certificate.fault = str(error).removeprefix(f"{path}: ")
     certificate.comparisons = together(certificate.comparisons, certificate.bounds)
     certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
     return certificate

@@ -67,6 +67,8 @@ class ExportedModel(EndToEnd):
         if not self.metadata.raw:
             feed["sizes"] = sizes.cpu().to(torch.int64)
         outputs = [torch.as_tensor(each).to(device) for each in self.run(feed)]
+        if any(each.shape[:1] != images.shape[:1] for each in outputs):
+            raise CheckpointError(f"{self.path}: damaged, its outputs are not those of {len(images)} images")
         if self.metadata.raw:
             return postprocess(Predictions(*outputs), sizes, self.metadata.config.eval.max_detections)
         labels, boxes, scores = outputs
@@ -133,7 +135,7 @@ def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     ort = optional("onnxruntime", "onnx", str(path))
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     damage = tuple(getattr(state, name) for name in ("Fail", "InvalidGraph", "InvalidProtobuf", "RuntimeException"))
-    damage += (state.InvalidArgument, state.NotImplemented, state.NoSuchFile, state.NoModel)
+    damage += (state.InvalidArgument, state.NotImplemented, state.NoSuchFile, state.NoModel, UnicodeDecodeError)
     options = ort.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
@@ -145,11 +147,12 @@ def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
             logger.warning("%s: this onnxruntime has no CUDA, so the CPU computes; onnxruntime-gpu has it", path)
     try:
         session = ort.InferenceSession(str(path), options, providers)
+        entries = session.get_modelmeta().custom_metadata_map
     except damage as error:
         raise CheckpointError(
             f"{path}: damaged, or no ONNX file that onnxruntime can run ({_line(error)}); export it again"
         ) from error
-    metadata = read_metadata(session.get_modelmeta().custom_metadata_map, path)
+    metadata = read_metadata(entries, path)
 
     def run(feed: dict[str, Tensor]) -> list[Tensor]:
         return session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})

@@ -217,6 +217,23 @@ def test_a_program_with_a_damaged_end_is_one_sentence(tmp_path: Path, caplog: py
     assert not caplog.records
 
 
+def test_damage_that_a_runtime_opens_is_one_sentence(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Metadata that are no text; outputs without an image, as OpenVINO gives for a damaged constant."""
+    file = tmp_path / "model.onnx"
+    command = ["export", str(folder / "model.pth"), "--check", str(file)]
+    content = (folder / "model.onnx").read_bytes()
+    at = content.rindex(b"weights_sha256") + 20  # in its value
+    file.write_bytes(content[:at] + bytes([content[at] ^ 0x80]) + content[at + 1 :])
+    assert main(command) == 1
+    assert "damaged" in one_line(capsys)
+    file.write_bytes(content)
+    monkeypatch.setattr(ort.InferenceSession, "run", lambda *_: [np.zeros((0, 300))] * 3)
+    assert main(command) == 1
+    assert "damaged" in one_line(capsys)
+
+
 def test_other_weights_fail(folder: Path, tmp_path: Path, model: Network, capsys: pytest.CaptureFixture[str]) -> None:
     """And what is there of the certificate that they do not concern stays as it is."""
     cfg = model_from_checkpoint(folder / "model.pth")[1]
