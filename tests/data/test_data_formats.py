@@ -135,6 +135,13 @@ def test_folders_without_a_data_yaml(tmp_path: Path) -> None:
     assert open_set(root).classes == Classes(("a cat", "Ä dog"), (0, 1))
 
 
+def test_a_first_image_without_labels_or_class_names(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path, "1 0.5 0.5 0.25 0.5\n")
+    (root / "data.yaml").unlink()
+    (root / "labels" / "a.txt").rename(root / "labels" / "b.txt")
+    assert open_set(root).classes == Classes(("class0", "class1"), (0, 1))
+
+
 def test_one_set_of_a_folder_with_several(sets: dict[str, Path], tmp_path: Path) -> None:
     """Its classes are those of the data.yaml above."""
     (tmp_path / "valid").mkdir()

@@ -382,14 +382,12 @@ def _annotation(line: _Line, image_id: int, size: tuple[int, int]) -> dict[str, 
 
 def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
     """class0, class1, ... up to the largest number in the label files of all sets, for folders without class names."""
-    most = -1
+    most, everything = -1, dict.fromkeys(range(MOST_CLASSES), "")
     for places in folder.sets.values():
         for image in _images(places, folder.root, Problems(collect=True)):
-            label_file = label_file_of(image)
-            if os.path.exists(label_file):
-                everything = dict.fromkeys(range(MOST_CLASSES), "")
-            lines = _lines(label_file, everything, Problems(collect=True), folder.num_more)
-            most = max([most, *(each.label for each in lines)])
+            if os.path.exists(label_file := label_file_of(image)):
+                lines = _lines(label_file, everything, Problems(collect=True), folder.num_more)
+                most = max([most, *(each.label for each in lines)])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}
