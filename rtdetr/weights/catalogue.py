@@ -36,15 +36,15 @@ class Release(NamedTuple):
     file: OfficialFile
     ap: float | None = None  # COCO AP as its authors report; None: not on COCO
     classes: Classes = COCO_CLASSES
-    interpolation: Resize = "cubic"  # of their evaluation: Paddle's, or PyTorch's
+    interpolation: Resize = "cubic"  # of the authors' evaluation: cubic in Paddle, bilinear in PyTorch
 
 
 def _release(path: str, ap: float | None, classes: Classes = COCO_CLASSES) -> Release:
-    # The authors publish no hashes: that of the first download is noted.
+    # The authors publish no hashes; the hash of the first download is recorded.
     return Release(OfficialFile(STORAGE + path), ap, classes, "cubic" if "from_paddle" in path else "bilinear")
 
 
-# The links and figures are those of the README of lyuwenyu/RT-DETR.
+# Links and figures are from the README of lyuwenyu/RT-DETR.
 RELEASES = {
     "rtdetr_r18vd_coco": _release("v0.1/rtdetr_r18vd_dec3_6x_coco_from_paddle.pth", 46.4),
     "rtdetr_r34vd_coco": _release("v0.1/rtdetr_r34vd_dec4_6x_coco_from_paddle.pth", 48.9),

@@ -34,8 +34,8 @@ FORMAT, VERSION = "rtdetr", 1
 NONE = type(None)
 PARTS = {"config": (dict,), "classes": (dict,), "model": (dict,), "ema": (dict, NONE), "training": (dict, NONE)}
 WEIGHT_SUFFIXES = (".pth", ".pt", ".pdparams", ".pdema")
-FOLDER = 0x10  # in the attributes of a zip's part
-LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the pickled number before a torch file that is no zip
+FOLDER = 0x10  # directory bit in the attributes of a zip entry
+LEGACY_HEAD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # pickled magic number of torch's old, non-zip format
 
 # Exceptions of torch.load and zipfile for damaged files besides UnpicklingError, found by mutating bytes as
 # test_weights_damaged.py does. LookupError: stack or memo of a pickle; AssertionError: torch's own checks.
@@ -43,7 +43,7 @@ DAMAGE = (RuntimeError, LookupError, TypeError, ValueError, AttributeError, Asse
 
 
 class CheckpointError(ValueError):
-    """A weight file that cannot be used; the message is one sentence for the person who gave it."""
+    """A weight file cannot be used; the message is one sentence for the user."""
 
 
 def make_checkpoint(
@@ -112,11 +112,11 @@ def _keep(path: Path, before: Path) -> None:
     link = before.with_name(f".{before.name}.{os.getpid()}.part")
     try:
         os.link(path, link)
-    except OSError:  # a file system without links: for a moment there is `before` alone
+    except OSError:  # file system without hard links: until the caller replaces `path`, only `before` exists
         os.replace(path, before)
     else:
         os.replace(link, before)
-        link.unlink(missing_ok=True)  # renaming does nothing where both are the same file, after a kill in between
+        link.unlink(missing_ok=True)  # os.replace does nothing if both are one file, as after a kill in between
 
 
 def _sync_folder(folder: Path) -> None:
@@ -151,7 +151,7 @@ def checked(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
     if content.get("version") != VERSION:
         raise CheckpointError(f"{path}: checkpoint version {content.get('version')!r}, this program reads {VERSION}")
     for part, kinds in PARTS.items():
-        if not isinstance(content.get(part, ...), kinds):  # None is a kind of some parts
+        if not isinstance(content.get(part, ...), kinds):  # None is a valid value of some parts
             raise CheckpointError(f"{path}: the checkpoint is damaged, its part {part!r} is not there; copy it again")
     if not isinstance(content.get("began"), (dict, NONE)):
         raise CheckpointError(f"{path}: the checkpoint is damaged, its part 'began' is no dict; copy it again")
@@ -168,7 +168,7 @@ def checked(content: dict[str, Any], path: str | Path) -> dict[str, Any]:
 
 
 def check_tensors(entries: Mapping[Any, Any], path: str | Path) -> None:
-    """Raises CheckpointError unless all entries are named, ordinary tensors whose numbers can be in the file."""
+    """Raises CheckpointError unless all entries are named, ordinary tensors that are not larger than the file."""
     size = Path(path).stat().st_size
     for name, tensor in entries.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
@@ -177,7 +177,7 @@ def check_tensors(entries: Mapping[Any, Any], path: str | Path) -> None:
             tensor.layout != torch.strided or tensor.device.type != "cpu" or tensor.is_complex() or tensor.is_quantized
         ):
             reason = "is not a plain tensor of numbers"
-        elif math.prod(tensor.shape) * tensor.element_size() > size:  # one number seen through strides of 0
+        elif math.prod(tensor.shape) * tensor.element_size() > size:  # few numbers expanded by strides of 0
             reason = f"claims the shape {tuple(tensor.shape)}, which is more than the file holds"
         else:
             continue
@@ -246,17 +246,17 @@ def _why_not_as_written(path: Path, parts: zipfile.ZipFile) -> str | None:
     """A sentence about a file whose parts differ from what torch.save writes or wrote, else None."""
     entries = parts.infolist()
     packed = any(part.compress_type != zipfile.ZIP_STORED for part in entries)
-    if packed or sum(part.file_size for part in entries) > path.stat().st_size:  # it could grow a thousandfold
+    if packed or sum(part.file_size for part in entries) > path.stat().st_size:  # zip bombs
         return "holds packed or overlapping parts, which torch.save does not write; save it again with torch.save"
     if not any(part.CRC for part in entries):
         warn_unverified(path, "it was saved without checksums")
-    # What is marked as a folder, torch does not read: the numbers would be whatever was in memory.
+    # torch does not read parts marked as folders: their tensors would be uninitialised memory.
     elif damaged := parts.testzip() or next((part.filename for part in entries if part.external_attr & FOLDER), None):
         return f"damaged, its part {damaged!r:.100} has other bytes than were written; copy or download it again"
     return None
 
 
-@functools.cache  # once for each file: a run reads its weights more than once
+@functools.cache  # one warning per file, as a run reads its weights more than once
 def warn_unverified(path: Path, why: str) -> None:
     logger.warning("%s: %s, so damage stays unnoticed; save the weights again to add them", path, why)
 

@@ -18,7 +18,7 @@ from rtdetr.weights.compare import listed
 
 SELECTION = re.compile(r"\.score_head\.")
 CLASS_ENTRY = re.compile(r"\.(score_heads?|class_heads)(\.\d+)?\.(weight|bias)$|\.label_embedding\.weight$")
-# Classes of COCO that some label files call as Pascal VOC does; those of transformers' RT-DETR, for one.
+# COCO classes to which some label files, such as those of transformers' RT-DETR, give Pascal VOC's names.
 VOC_NAMES = {
     **{"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"},
     **{"pottedplant": "potted plant", "diningtable": "dining table"},
@@ -42,7 +42,7 @@ def carry_rows(
     if the file does not name them. Class entries whose rows have another shape are returned unchanged.
     """
     entries = [name for name in weights if name in own and CLASS_ENTRY.search(name)]
-    counts = {weights[name].shape[:1] for name in entries}  # one, unless the file is odd
+    counts = {weights[name].shape[:1] for name in entries}  # one element, unless the file is inconsistent
     if not entries:
         return CarriedRows(weights, [], "")
     if file_names is None or counts != {(len(file_names),)}:

@@ -17,8 +17,8 @@ class LoadReport(NamedTuple):
     missing: list[str]  # in the model only
     unexpected: list[str]  # in the file only
     mismatched: list[str]  # in both, with different shapes: "name (file's shape, model's shape)"
-    partial: Sequence[str] = ()  # heads that took the rows of some classes, or of none
-    classes: str = ""  # what became of the classes, in a line
+    partial: Sequence[str] = ()  # class heads with some rows, or all, not from the file
+    classes: str = ""  # one line on how the classes were transferred
 
     def text(self, shown: int = SHOWN_NAMES) -> str:
         """Several lines: share of the model that was loaded, then up to `shown` names of each kind that was not."""

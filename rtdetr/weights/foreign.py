@@ -20,16 +20,16 @@ from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
 PADDLE_SUFFIXES = (".pdparams", ".pdema")
 
-# Where training programs keep the weights in their checkpoints, the averaged ones first.
+# Keys under which training programs store the weights in their checkpoints, EMA weights first.
 CONTAINERS = (("ema", "module"), ("ema",), ("model",), ("model_state_dict",), ("state_dict",), ("module",))
 WRAPPERS = ("module.", "_orig_mod.")  # DistributedDataParallel, torch.compile
 
-# Computed from sizes when a model is built; they say nothing about the weights.
+# Entries computed from sizes when a model is built; they are not weights.
 DERIVED = re.compile(
     r"num_batches_tracked$|(^|\.)(anchors|valid_mask|num_points_scale|anchor_points|stride_tensor)$|pos_embed\d$"
 )
 
-# RT-DETR v1 and v2 (PyTorch) to the names of the official RT-DETRv3. Its single query group is our group 0.
+# RT-DETR v1 and v2 (PyTorch) to the names of the official RT-DETRv3. Their single query group is our group 0.
 RTDETR_RULES: tuple[tuple[str, str], ...] = (
     (r"^encoder\.input_proj\.(\d)\.(?:conv|0)\.", r"neck.input_proj.\1.0."),
     (r"^encoder\.input_proj\.(\d)\.(?:norm|1)\.", r"neck.input_proj.\1.1."),
@@ -41,7 +41,7 @@ RTDETR_RULES: tuple[tuple[str, str], ...] = (
     (r"^decoder\.", r"transformer."),
 )
 
-# The Paddle release of RT-DETR v1 has the names of v3 but for its single query group.
+# The Paddle release of RT-DETR v1 has v3's names, except for its single query group.
 RTDETR_PADDLE_RULES: tuple[tuple[str, str], ...] = (
     (r"^transformer\.enc_output\.([01])\.(weight|bias)$", r"transformer.enc_output.0.\1.\2"),
     (r"^transformer\.enc_(score|bbox)_head\.(weight|bias|layers\.)", r"transformer.enc_\1_head.0.\2"),
@@ -137,7 +137,7 @@ def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
 
 
 def _stage_names(name: str, names: Mapping[str, Tensor]) -> str:
-    """`backbone.res_layers.0.blocks.1.` is `backbone.res2.res2b.`; long stages count a, b1, b2, ..."""
+    """Renames `backbone.res_layers.0.blocks.1.` to `backbone.res2.res2b.`; long stages count a, b1, b2, ..."""
     match = re.match(r"backbone\.res_layers\.(\d)\.blocks\.(\d+)\.(.*)", name)
     if match is None:
         return name

@@ -68,7 +68,7 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
         if holds_own(download(CONFIG)):
             return download(CONFIG, f"{OWN_FOLDER}/{CONFIG}", f"{OWN_FOLDER}/{WEIGHTS}")
         folder = download(CONFIG, WEIGHTS, PROCESSOR)
-        if not (folder / WEIGHTS).is_file():  # an old model of transformers
+        if not (folder / WEIGHTS).is_file():  # old transformers models have only the pickled weights
             folder = download(CONFIG, PICKLED, PROCESSOR)
         return folder
     except _failures(hub) as error:

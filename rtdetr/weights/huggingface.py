@@ -58,7 +58,7 @@ FIXED_BACKBONE: dict[str, Any] = {
 FIXED_PROCESSOR: dict[str, Any] = {
     **{"do_resize": True, "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": False, "do_pad": False}
 }
-# Keys there to the sections and keys of our config, with the values that they have there when they are missing.
+# Keys of transformers -> section and key of our config, and transformers' default for a missing key.
 SETTINGS: dict[str, tuple[str, str, Any]] = {
     "encoder_hidden_dim": ("encoder", "hidden_dim", 256),
     "encoder_ffn_dim": ("encoder", "feedforward_dim", 1024),
@@ -125,12 +125,12 @@ def _weights(theirs: Mapping[str, Tensor], cfg: Config, num_classes: int, file: 
 
 
 def _classes(about: Mapping[str, Any], file: Path) -> Classes:
-    labels = about.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # as transformers has it
+    labels = about.get("id2label", {"0": "LABEL_0", "1": "LABEL_1"})  # transformers' default
     numbers = [str(index) for index in range(len(labels))] if isinstance(labels, dict) else None
     if not labels or numbers is None or any(not isinstance(labels.get(number), str) for number in numbers):
         raise CheckpointError(f"{file}: id2label: expected names under 0, 1, 2, ..., got {labels!r:.60}")
     names = tuple(labels[number] for number in numbers)
-    ids = about.get("category_ids", list(range(len(names))))  # ours alone
+    ids = about.get("category_ids", list(range(len(names))))  # a key that only our folders have
     if "category_ids" not in about and [*map(plain_name, names)] == [*map(plain_name, COCO_CLASSES.names)]:
         ids = list(COCO_CLASSES.category_ids)
     if not isinstance(ids, list) or len(ids) != len(names) or any(type(each) is not int for each in ids):
@@ -203,7 +203,7 @@ def _preprocessing(file: Path) -> dict[str, Any]:
 def _check_fixed(about: Mapping[str, Any], fixed: Mapping[str, Any], file: Path, where: str = "") -> None:
     for key, value in fixed.items():
         given = about.get(key, value)
-        if given != value or isinstance(given, bool) != isinstance(value, bool):  # True is 1 to Python
+        if given != value or isinstance(given, bool) != isinstance(value, bool):  # True == 1 in Python
             raise CheckpointError(f"{file}: {where}{key}: the model here has {value!r}, got {given!r:.60}")
 
 

@@ -17,7 +17,7 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"^backbone\.stem\.(\d)\.norm\.", r"model.backbone.model.embedder.embedder.\1.normalization."),
     (r"^backbone\.stages\.", r"model.backbone.model.encoder.stages."),
     (r"^(model\.backbone\..*stages\.\d)\.(\d+)\.", r"\1.layers.\2."),
-    # the pool in front makes the projection the second part of the shortcut; stage 0 has none
+    # average pooling precedes the projection, which is therefore part 1 of the shortcut; stage 0 does not pool
     (r"^(model\.backbone\..*stages\.0\..*)\.shortcut\.project\.", r"\1.shortcut."),
     (r"^(model\.backbone\..*)\.shortcut\.project\.", r"\1.shortcut.1."),
     (r"^(model\.backbone\..*layers\.\d+)\.conv1\.", r"\1.layer.0."),
@@ -55,16 +55,16 @@ _RULES: tuple[tuple[str, str], ...] = (
     (r"^query_groups\.label_embedding\.weight$", r"model.denoising_class_embed.weight"),
 )
 PADDED = "model.denoising_class_embed.weight"
-TRAINING_ONLY = ("query_groups.", "dense_head.")  # what has no counterpart there, but for the label embedding
+TRAINING_ONLY = ("query_groups.", "dense_head.")  # absent in transformers, except for the label embedding
 
-# Names that later or earlier releases write, and the twins of the heads, to those of the table.
+# Names of other transformers releases, and duplicate entries of the heads, to the names of the table.
 _OTHER_NAMES: tuple[tuple[str, str], ...] = (
     (r"^(class_embed|bbox_embed)\.", r"model.decoder.\1."),
     (r"^model\.encoder\.aifi\.", r"model.encoder.encoder."),
     (r"\.mlp\.fc(\d)\.", r".fc\1."),
     (r"\.self_attn\.o_proj\.", r".self_attn.out_proj."),
 )
-# Computed from sizes when a model is built.
+# Entries computed from sizes when a model is built.
 DERIVED = re.compile(r"\.n_points_scale$|^model\.(anchors|valid_mask)$")
 
 

@@ -29,7 +29,7 @@ from rtdetr.weights.training_parts import spread_selector
 class WeightFile(NamedTuple):
     weights: dict[str, Tensor]  # under our names
     class_names: tuple[str, ...] | None  # in the order of the heads' rows; None: unknown
-    names_from: str = ""  # where the file does not name them itself
+    names_from: str = ""  # note for the report if the names are guessed
 
 
 def read_weights(path: str | Path) -> WeightFile:
@@ -39,7 +39,7 @@ def read_weights(path: str | Path) -> WeightFile:
     content = _content(path)
     if is_checkpoint(content):
         names = tuple(content["classes"]["names"])
-        numbered = names == guess_classes(len(names)).names != COCO_CLASSES.names  # by the converter
+        numbered = names == guess_classes(len(names)).names != COCO_CLASSES.names  # placeholder names
         return WeightFile(content["ema"] or content["model"], None if numbered else names)
     weights = load_foreign_weights(path)
     head = weights.get("decoder.score_heads.0.bias")

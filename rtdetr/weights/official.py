@@ -100,7 +100,7 @@ def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def under_our_names(official: Mapping[str, Tensor], model: Network) -> dict[str, Tensor]:
-    """Entries under the names that `model` has for them; the others keep the official names."""
+    """Renames entries from official names to those of `model`; entries that it lacks keep their official names."""
     ours = {official_name: own for own, official_name in official_names(model.state_dict()).items()}
     return {ours.get(name, name): tensor for name, tensor in official.items()}
 
@@ -176,7 +176,7 @@ def _recognise_decoder(shapes: Mapping[str, tuple[int, ...]]) -> DecoderConfig:
 
 
 def _recognise_supervision(shapes: Mapping[str, tuple[int, ...]]) -> SupervisionConfig:
-    """Groups are: the main one, the noise groups, the one-to-many group. RT-DETR v1 and v2 have the main one only."""
+    """Infers the query groups: main, noise groups, one-to-many group. RT-DETR v1 and v2 have the main group only."""
     default = SupervisionConfig()
     groups = _count(shapes, r"transformer\.enc_score_head\.(\d+)\.")
     return SupervisionConfig(num_noise_groups=groups - 2 if groups >= 2 else default.num_noise_groups)

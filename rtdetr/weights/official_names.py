@@ -48,7 +48,7 @@ _RULES: tuple[tuple[str, str], ...] = (
 
 
 def official_names(ours: Iterable[str]) -> dict[str, str]:
-    """Official name of each entry of our state dict, `num_batches_tracked` left out.
+    """Maps our state dict's names, except `num_batches_tracked`, to official names.
 
     `ours` must be the whole state dict: the letters of a backbone stage depend on how many blocks it has.
     """
@@ -74,7 +74,7 @@ def official_layout(official_name: str, tensor: Tensor) -> Tensor:
 def _official_name(name: str, stage_sizes: dict[int, int]) -> str:
     if name.startswith("backbone."):
         return _official_backbone_name(name, stage_sizes)
-    # Group 0 lives in the decoder; the extra groups count from 1 there and from 0 here.
+    # Group 0 is part of the decoder; the extra groups count from 1 in the official names and from 0 in ours.
     name = re.sub(r"^query_groups\.selectors\.(\d+)\.", lambda m: f"selectors.{int(m[1]) + 1}.", name)
     for pattern, replacement in _RULES:
         name = re.sub(pattern if pattern.startswith(r"\.") else "^" + pattern, replacement, name)
@@ -91,6 +91,6 @@ def _official_backbone_name(name: str, stage_sizes: dict[int, int]) -> str:
     stage, block = int(match[1]), int(match[2])
     letter = _LETTERS[block] if stage_sizes[stage] <= 6 else "a" if block == 0 else f"b{block}"
     part = match[3] if match[3] == "short" else f"branch2{_LETTERS[int(match[4]) - 1]}"
-    if part == "short" and stage > 0:  # the pool in front makes the projection the second part of the shortcut
+    if part == "short" and stage > 0:  # the projection after the pool of a strided shortcut
         part = "short.conv"
     return f"backbone.res{stage + 2}.res{stage + 2}{letter}.{part}.{match[5]}"

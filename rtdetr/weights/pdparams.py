@@ -20,17 +20,17 @@ from rtdetr.weights.checkpoint import CheckpointError, why_no_weight_file
 
 Array = np.ndarray[Any, Any]
 
-NAMES_KEY = "StructuredToParameterName@@"  # name -> Paddle's internal name; of no use to us
+NAMES_KEY = "StructuredToParameterName@@"  # name -> Paddle's internal name; ignored
 SLICES_KEY = "UnpackBigParamInfor@@"  # name -> {"OriginShape", "slices"}: arrays over 1 GiB are stored in pieces
 
-# Bool, signed and unsigned integers, floats. Everything else (objects, strings, records) has no place among weights.
+# Bool, signed and unsigned integers, floats. Weights have no other types (objects, strings, records).
 NUMBER_TYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
 MAX_DIMENSIONS = 32
 MAX_INSTRUCTIONS = 1_000_000  # an array takes up to 40: the largest model needs 50,000
 
 
 class ConvertError(CheckpointError):
-    """A weight file that cannot be used; the message is one sentence for the person who gave it."""
+    """A weight file cannot be used; the message is one sentence for the user."""
 
 
 class _Placeholder:
@@ -154,7 +154,7 @@ class _Reader:
         self.stack: list[Any] = []
         self.outer: list[list[Any]] = []  # stacks below the marks
         self.memo: dict[int, Any] = {}
-        self.spare = 2 * len(file)  # bytes that may still be made: text turned into bytes, bytes into arrays
+        self.spare = 2 * len(file)  # remaining bytes that may be allocated, for encoded text and arrays
 
     def load(self) -> Any:
         """The object in the file. Raises ConvertError without the file's name, ValueError, LookupError or TypeError."""
@@ -195,7 +195,7 @@ class _Reader:
             self.stack.append(self.memo[argument])
         elif name == "BINPERSID":
             raise ConvertError("refers to an object outside of the file")
-        elif name not in ("PROTO", "FRAME", "STOP"):  # frames are for reading ahead only
+        elif name not in ("PROTO", "FRAME", "STOP"):  # frames only allow buffered reading
             raise ConvertError(f"uses the pickle instruction {name}, which a weight file does not need")
 
     def _pop(self, count: int) -> list[Any]:
@@ -211,7 +211,7 @@ class _Reader:
 
     def _set_items(self, items: list[Any]) -> None:
         target, keys = self.stack[-1], items[::2]
-        # Keys other than text would be hashed, and hashing a tuple nested deeply enough ends the process.
+        # Other keys would be hashed, and hashing a deeply nested tuple crashes the process.
         if not isinstance(target, dict) or len(items) % 2 or not all(isinstance(key, str) for key in keys):
             raise ConvertError("fills a dict with something else than named entries")
         target.update(zip(keys, items[1::2]))
@@ -240,7 +240,7 @@ class _Reader:
 
     def _spend(self, size: int) -> None:
         self.spare -= size
-        if self.spare < 0:  # the same bytes again and again
+        if self.spare < 0:  # the file reuses the same bytes many times
             raise ConvertError("describes more numbers than it holds")
 
 
@@ -255,7 +255,7 @@ def _stand_in(module: Any, name: Any) -> _Placeholder:
 
 
 def read_pdparams(path: str | Path) -> dict[str, Array]:
-    """Arrays of a Paddle weight file by their official names, in Paddle's layout, native byte order, writable.
+    """Reads a Paddle weight file: arrays by official name, in Paddle's layout, native byte order, writable.
 
     Raises ConvertError with one sentence if the file is missing, truncated, not a dict of arrays, or names a Python
     object other than those in ALLOWED_GLOBALS.
@@ -264,7 +264,7 @@ def read_pdparams(path: str | Path) -> dict[str, Array]:
     if reason := why_no_weight_file(path):
         raise ConvertError(f"{path}: {reason}")
     try:
-        # A mapped file never reads, nor reserves memory, beyond its end, whatever length an instruction claims.
+        # A mapped file never reads or allocates beyond its end, whatever length an instruction claims.
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             content = _Reader(mapped).load()
     except ConvertError as error:

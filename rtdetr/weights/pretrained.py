@@ -26,8 +26,8 @@ from rtdetr.weights.digest import json_sha256, weights_sha256
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PROCESSOR = "preprocessor_config.json"  # in folders of transformers
 PICKLED = "pytorch_model.bin"  # in place of WEIGHTS in old folders of transformers
-OWN_FOLDER, OWN_KEY = "rtdetr", "rtdetr_folder"  # in folders of both formats: ours within, and the key that says so
-# That of the weights is in both files, that of the config in itself, where a person who changes it writes "edited".
+OWN_FOLDER, OWN_KEY = "rtdetr", "rtdetr_folder"  # in folders of both formats: our subfolder, and the key naming it
+# Both files hold the weights' digest; config.json holds its own, which a user who edits the file replaces by "edited".
 WEIGHTS_DIGEST, CONFIG_DIGEST, EDITED = "weights_sha256", "config_sha256", "edited"
 MAX_CONFIG_BYTES = 10_000_000  # of a config.json; 1203 classes of LVIS have 100,000
 
@@ -106,7 +106,7 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
 def change_config(path: str | Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Changes the config.json of a folder, or of the safetensors file in it, and updates its digest. Raises
     CheckpointError and OSError."""
-    read_pretrained(path)  # whose digests have to be right
+    read_pretrained(path)  # raises if the digests are wrong
     file = weight_file(Path(path)).with_name(CONFIG)
     about = _read_config(file)
     change(about)
@@ -116,7 +116,7 @@ def change_config(path: str | Path, change: Callable[[dict[str, Any]], None]) ->
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The entries of a file, on the CPU, and its metadata. Raises CheckpointError and MissingPackage."""
+    """Reads the entries of a file onto the CPU, and its metadata. Raises CheckpointError or MissingPackage."""
     if reason := why_no_weight_file(file):
         raise CheckpointError(f"{file}: {reason}")
     safetensors = optional("safetensors", "hub", f"{file}: reading safetensors")
@@ -153,7 +153,7 @@ def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
     for split in ("train", "val"):
         shared["data"][split] |= {"images": "", "annotations": ""}
     shared["data"]["augment"]["custom"] = ""
-    shared["model"]["backbone"].pop("weights", None)  # of older files
+    shared["model"]["backbone"].pop("weights", None)  # a key of older files
     return shared
 
 

@@ -21,19 +21,19 @@ from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion, 
 
 logger = logging.getLogger(__name__)
 
-SILENCE = 30.0  # seconds without a byte after which a server counts as gone
+SILENCE = 30.0  # seconds without a byte until a download times out
 DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 
 
 class OfficialFile(NamedTuple):
     url: str
-    num_bytes: int | None = None  # None: not known, any size is taken
-    sha256: str | None = None  # None: not known; that of the first download is printed and kept
+    num_bytes: int | None = None  # None: unknown, any size is accepted
+    sha256: str | None = None  # None: unknown; the hash of the first download is printed and stored
     licence: str = OFFICIAL_LICENCE
 
 
-# By the name of the config. The links are those of the README of the official repository (clxia12/RT-DETRv3, March
-# 2025). It offers no weights of R101 and of LVIS.
+# Config name -> file. The links are from the README of the official repository (clxia12/RT-DETRv3, March 2025), which
+# offers no weights for R101 and LVIS.
 OFFICIAL = {
     "rtdetrv3_r18vd_6x_coco": OfficialFile(
         DRIVE + "1zIDOjn1qDccC3TBsDlGQHOjVrehd26bk",
@@ -79,7 +79,7 @@ def official_checkpoint(name: str) -> Path:
 
 
 def download(official: OfficialFile, file: Path) -> None:
-    """Writes the file, verified, or leaves its beginning as FILE.part and resumes there the next time.
+    """Downloads and verifies the file. An interrupted download stays as FILE.part and is resumed by the next call.
 
     Raises CheckpointError.
     """
