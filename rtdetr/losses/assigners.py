@@ -34,7 +34,7 @@ class Assignment(NamedTuple):
 def assign_atss(
     points: Tensor, strides: Tensor, level_cells: tuple[int, ...], predicted: Tensor, targets: Targets
 ) -> Assignment:
-    """ATSS: of the nearest cells of each level those whose square overlaps the box by more than mean + deviation.
+    """ATSS: of each level's nearest cells, selects those whose square overlaps the box by more than mean + deviation.
 
     points (A, 2) x, y pixels; strides (A, 1) pixels; predicted (B, A, 4) xyxy pixels, whose IoU is the score
     (official repo: ppdet/modeling/assigners/atss_assigner.py).
@@ -62,7 +62,7 @@ def assign_atss(
 
 @torch.no_grad()
 def assign_task_aligned(points: Tensor, probabilities: Tensor, predicted: Tensor, targets: Targets) -> Assignment:
-    """Task-aligned: the cells inside a box that predict its class and place best.
+    """Task-aligned: selects the cells inside a box that predict its class and position best.
 
     points (A, 2) x, y pixels; probabilities (B, A, C); predicted (B, A, 4) xyxy pixels
     (official repo: ppdet/modeling/assigners/task_aligned_assigner.py).
@@ -85,17 +85,17 @@ def assign_task_aligned(points: Tensor, probabilities: Tensor, predicted: Tensor
 
 
 def _inside(points: Tensor, boxes: Tensor) -> Tensor:
-    """(B, M, A) bool: does the point (A, 2) lie inside the box (B, M, 4)?"""
+    """(B, M, A) bool: whether each point (A, 2) is inside each box (B, M, 4)."""
     x, y = points.unbind(-1)
-    left, top, right, bottom = boxes[:, :, None].unbind(-1)  # (B, M, 1), side by side they would be the largest tensor
+    left, top, right, bottom = boxes[:, :, None].unbind(-1)  # (B, M, 1); stacked distances would be the largest tensor
     return (x - left > EPS) & (y - top > EPS) & (right - x > EPS) & (bottom - y > EPS)
 
 
 def _one_box_per_cell(claims: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
     """Positive cells (B, A) bool and the index (B, A) of their box, from claims and overlap (B, M, A).
 
-    A contested cell goes to the box with the largest overlap of all boxes of the image, even to one that did not
-    claim it: the official code looks no closer, and its numbers depend on it.
+    A cell claimed by several boxes is assigned to the image's box with the largest overlap, even if that box did not
+    claim it, as in the official code, whose results depend on it.
     """
     number = claims.sum(1)
     index = torch.where(number > 1, overlap.argmax(1), claims.byte().argmax(1))
@@ -103,5 +103,5 @@ def _one_box_per_cell(claims: Tensor, overlap: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gather(values: Tensor, index: Tensor) -> Tensor:
-    """values (B, M, ...) of the boxes in index (B, A): (B, A, ...)."""
+    """Gathers values (B, M, ...) at index (B, A) of boxes: (B, A, ...)."""
     return values[torch.arange(len(values), device=values.device)[:, None], index]

@@ -17,7 +17,7 @@ from rtdetr.losses.matcher import match_together
 from rtdetr.ops.fused import box_losses
 from rtdetr.types import CROWD_LIMIT, DenoisingOutputs, Targets, TrainingOutputs
 
-ONE_TO_MANY_REPEATS = 4  # queries that each box is offered to in the one-to-many group
+ONE_TO_MANY_REPEATS = 4  # queries matched to each box in the one-to-many group
 DENSE_WEIGHTS = 2.5, 0.5  # of the dense head's IoU loss and distribution focal loss
 
 
@@ -41,17 +41,16 @@ class Criterion:
     def __call__(
         self, outputs: TrainingOutputs, targets: Targets, epoch: int, group: Sequence[int] = ()
     ) -> dict[str, Tensor]:
-        """Scalars by name, and "loss", their total. `epoch` counts from 0 and picks the assigner of the dense head.
+        """Scalars by name, and "loss", their total. `epoch` counts from 0 and selects the assigner of the dense head.
 
-        group: boxes of each batch of an optimiser step that accumulates several, this one among them. The mean of their
-        set losses is then the set loss of one batch that holds all their images; of the dense loss it is nearly that,
-        as the score that divides it comes from predictions: the score of the group is taken to be that of this batch,
-        box for box.
+        group: number of boxes of each batch, including this one, that an optimiser step accumulates. The mean of their
+        set losses then equals the set loss of one batch with all their images. For the dense loss this is approximate:
+        its divisor is a score of the predictions, and the score per box of this batch is assumed for the whole group.
 
-        Computes in float32, or in float64 if the predictions are. Nothing waits for a GPU. Raises ValueError when
-        outputs do not fit targets or the number of classes. A query whose prediction is not finite raises
-        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" says which image it was,
-        counted from 1 (0: none, or one without boxes where the host does not know the counts).
+        Computes in float32, or in float64 if the predictions are. Does not wait for a GPU. Raises ValueError if
+        outputs do not match targets or the number of classes. A query with a non-finite prediction raises
+        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" is the image's number,
+        counted from 1 (0: none, or an image without boxes if the host does not know the counts).
         """
         self._check(outputs, targets)
         with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):
@@ -81,13 +80,13 @@ class Criterion:
             share = self._mean_num_boxes(targets, 1) / self._mean_num_boxes(targets, 1, group) if group else 1.0
             of_cells = dense_losses(dense, targets, task_aligned, *DENSE_WEIGHTS, share)
 
-        # Averages over processes come this late because each waits for the slowest process: one whose images have
-        # more boxes matches longer and denoises less, and is not waited for in between.
+        # Averages over processes come this late because each waits for the slowest process. One whose images have
+        # more boxes matches longer but denoises less, so waiting between the two would cost time.
         num_boxes = self._mean_num_boxes(targets, 1, group)
         losses = self._entries(sums[""], 1 / (num_boxes * num_groups), "")
         if denoising is not None:
-            # A batch without boxes has only padding to denoise. Zero times their loss teaches nothing, and gives every
-            # parameter a gradient on every process, which DDP waits for.
+            # A batch without boxes has only padding to denoise. Its loss times zero has no effect, but gives every
+            # parameter a gradient on every process, which DDP requires.
             switch = targets.mask.any()
             if denoising.crowd is not None:  # the denoised boxes represent the others
                 switch = targets.mask.sum() / targets.of(denoising.crowd).mask.sum().clamp(min=1)
@@ -99,7 +98,7 @@ class Criterion:
         if dense is not None:
             total = total + of_cells["loss_aux_o2m"]
         losses |= of_cells
-        if non_finite is not None:  # looked at when the losses are: to raise here would wait for the device
+        if non_finite is not None:  # checked with the losses, as raising here would wait for the device
             total = total.masked_fill(non_finite.any(), torch.nan)
             losses["non_finite_image"] = torch.where(non_finite.any(), non_finite.int().argmax() + 1, 0).to(total.dtype)
         losses["loss"] = total
@@ -116,9 +115,9 @@ class Criterion:
 
     @staticmethod
     def _mean_num_boxes(targets: Targets, repeats: int, group: Sequence[int] = ()) -> Tensor:
-        """Boxes of the batch, or of the batches of a group together, each counted `repeats` times, averaged over
-        processes, at least 1, and divided by the batches. Boxes that found no query count as well (one-to-many with
-        more boxes than queries)."""
+        """Number of boxes of the batch, or of all batches of a group, times `repeats`, averaged over processes, at
+        least 1, divided by the number of batches. Includes boxes without a query (one-to-many with more boxes than
+        queries)."""
         own = targets.mask.sum(dtype=torch.float64)
         count = torch.full_like(own, float(sum(group))) if group else own
         return mean_over_processes(repeats * count).clamp(min=1) / max(1, len(group))
@@ -133,8 +132,8 @@ class Criterion:
 
 
 def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -> SetLosses:
-    """Losses of queries with logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4) cxcywh normalised, each query paired with
-    box index (K, G, B, Q) of its image, or background where that is -1. index may broadcast over K and G."""
+    """Losses of queries with logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4) cxcywh normalised. index (K, G, B, Q) is
+    the matched box within the image, or -1 for background; it may broadcast over K and G."""
     logits, boxes = at_least_float32(logits), at_least_float32(boxes)
     index = index.expand(logits.shape[:-1])
     matched = index >= 0
@@ -150,8 +149,8 @@ def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -
 
 
 def _box_losses(boxes: Tensor, wanted: Tensor, matched: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances (..., 4), 1 - GIoU (...) and IoU (...), without gradient, of boxes (..., 4) and those wanted, where
-    matched (...), else 0."""
+    """L1 distances (..., 4), 1 - GIoU (...) and IoU (...), the last without gradient, between boxes (..., 4) and the
+    wanted boxes; 0 if not matched (...)."""
     # An unmatched query is compared with itself, so that its masked terms have finite gradients.
     wanted = torch.where(matched[..., None], wanted, boxes.detach())
     corners, wanted_corners = cxcywh_to_xyxy(boxes), cxcywh_to_xyxy(wanted)
@@ -161,7 +160,7 @@ def _box_losses(boxes: Tensor, wanted: Tensor, matched: Tensor) -> tuple[Tensor,
 
 
 def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:
-    """Box (B, N) of every denoising query: its own for a positive, -1 for a negative and for padding."""
+    """Index (B, N) of every denoising query's box: its original for positives, -1 for negatives and padding."""
     batch, size = targets.mask.shape
     slots = torch.arange(size, device=targets.mask.device).expand(batch, -1)
     if outputs.crowd is not None:
@@ -177,5 +176,5 @@ def denoising_index(outputs: DenoisingOutputs, targets: Targets) -> Tensor:
 
 
 def build_criterion(cfg: Config, num_classes: int) -> Criterion:
-    """The criterion of a configuration."""
+    """Builds the criterion of a config."""
     return Criterion(cfg.loss, num_classes, ONE_TO_MANY_REPEATS)

@@ -15,7 +15,7 @@ from rtdetr.losses.functional import (
 )
 from rtdetr.types import DenseOutputs, Targets
 
-MOST_PAIRS = 2**27  # of boxes and cells in a tensor; the images of a crowded batch are assigned part by part
+MOST_PAIRS = 2**27  # pairs of boxes and cells in a tensor; larger batches are assigned a few images at a time
 
 
 def dense_losses(
@@ -26,14 +26,14 @@ def dense_losses(
     dfl_weight: float,
     share: Tensor | float = 1.0,
 ) -> dict[str, Tensor]:
-    """Scalars: loss_cls_aux_o2m, loss_iou_aux_o2m, loss_dfl_aux_o2m without their weights, loss_l1_aux_o2m that is only
-    reported, and loss_aux_o2m, the weighted sum of the first three.
+    """Scalars: loss_cls_aux_o2m, loss_iou_aux_o2m, loss_dfl_aux_o2m without their weights, loss_l1_aux_o2m, which is
+    only reported, and loss_aux_o2m, the weighted sum of the first three.
 
-    share: boxes of this batch relative to the mean of the batches that are accumulated with it, each taken to have at
-    least one. A batch of fewer boxes is divided by a smaller sum of scores, and must not weigh more for it.
+    share: boxes of this batch relative to the mean of the batches accumulated with it, each counted as at least one. It
+    compensates for the smaller sum of scores by which the loss of a batch with fewer boxes is divided.
 
-    Cells that no box is assigned to are masked, not selected: the shapes do not depend on values, so nothing waits for
-    the device, and every prediction stays in the graph when there is no box at all.
+    Cells without a box are masked, not removed: shapes do not depend on values, so nothing waits for the device, and
+    every prediction stays in the graph even if there are no boxes.
     """
     logits, distance_logits = at_least_float32(outputs.logits), at_least_float32(outputs.distances)
     points, strides = outputs.points.to(logits.dtype), outputs.strides.to(logits.dtype)
@@ -53,7 +53,7 @@ def dense_losses(
     class_loss: Tensor = VarifocalOfMatches.apply(*matches, True)
     overlap_loss = torch.where(positive, 1 - giou(boxes, wanted), 0)
     sides = torch.cat((centres - wanted[..., :2], wanted[..., 2:] - centres), dim=-1)
-    # Masked before they become indices: a NaN prediction must end as a NaN loss, not as an index out of bounds.
+    # Masked before use as indices: a NaN prediction must result in a NaN loss, not in an index out of bounds.
     sides = torch.where(positive[..., None], sides, 0).clamp(0, num_bins - 1 - 0.01)
     dfl = torch.where(positive, distribution_focal_loss(distance_logits, sides).mean(-1), 0)
     l1 = torch.where(positive[..., None], (boxes - wanted).abs(), 0)

@@ -15,7 +15,7 @@ from rtdetr.ops.fused import varifocal
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """x itself in float32 or float64, else x in float32."""
+    """Returns x unchanged if it is float32 or float64, else converted to float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -23,20 +23,20 @@ def varifocal_loss(logits: Tensor, scores: Tensor, positive: Tensor, alpha: floa
     """Varifocal loss (..., C) of class logits (..., C) against IoU scores (..., C), where positive (..., C) bool marks
     the class of a matched box and scores is 0 elsewhere.
 
-    The weight of the background carries gradient (official repo: ppdet/modeling/transformers/utils.py:496-508). It is
-    therefore multiplied here: torch's own `weight=` argument is not differentiable.
+    The weight of the background has a gradient (official repo: ppdet/modeling/transformers/utils.py:496-508). It is
+    therefore multiplied explicitly: torch's `weight=` argument is not differentiable.
     """
     weight = torch.where(positive, scores, alpha * logits.sigmoid().pow(gamma))
     return weight * F.binary_cross_entropy_with_logits(logits, scores, reduction="none")
 
 
 class VarifocalOfMatches(torch.autograd.Function):
-    """Varifocal loss (K, ...), summed over classes, of logits (K, ..., C): of the class labels (K, ...) int64 against
-    the score (K, ...) where matched (K, ...) is true, and all else is background. It is `varifocal_loss`, or where
+    """Varifocal loss (K, ...), summed over classes, of logits (K, ..., C). Where matched (K, ...), the class labels
+    (K, ...) int64 has the target scores (K, ...); all other classes are background. Equals `varifocal_loss`, or if
     bounded `varifocal_loss_of_probabilities`.
 
-    It computes its gradient along with its value and keeps that alone: a tenth of what autograd would keep of the
-    largest tensors of a step. One kernel does it, or torch, part by part of the first axis.
+    The forward pass also computes the gradient and saves nothing else: a tenth of what autograd would save for the
+    largest tensors of a step. Computed by one kernel, or by torch for one entry of the first axis at a time.
     """
 
     @staticmethod
@@ -80,7 +80,7 @@ class VarifocalOfMatches(torch.autograd.Function):
 
 
 def _entropy(x: Tensor, p: Tensor, rest: Tensor, bounded: bool) -> tuple[Tensor, Tensor]:
-    """-log(rest) of p, the sigmoid of x, and rest, which is 1 - p; and its slope by x. bounded: as `_bounded_log`."""
+    """-log(rest), with p = sigmoid(x) and rest = 1 - p, and its derivative by x. bounded: as `_bounded_log`."""
     if not bounded:
         return F.softplus(x, threshold=40.0), p
     value = rest.log().neg_().clamp_(max=100.0)
@@ -90,8 +90,8 @@ def _entropy(x: Tensor, p: Tensor, rest: Tensor, bounded: bool) -> tuple[Tensor,
 def varifocal_loss_of_probabilities(
     probabilities: Tensor, scores: Tensor, positive: Tensor, alpha: float = 0.75, gamma: float = 2.0
 ) -> Tensor:
-    """The same loss (..., C) from probabilities (..., C). Its logarithms stop at -100, so that a saturated class has
-    another loss and gradient than from logits (official repo: ppdet/modeling/heads/ppyoloe_head.py:299-306)."""
+    """`varifocal_loss` (..., C) of probabilities (..., C). Logarithms are clamped at -100, so loss and gradient of a
+    saturated class differ from those of logits (official repo: ppdet/modeling/heads/ppyoloe_head.py:299-306)."""
     weight = torch.where(positive, scores, alpha * probabilities.pow(gamma))
     return -weight * (scores * _bounded_log(probabilities) + (1 - scores) * _bounded_log(1 - probabilities))
 
@@ -104,8 +104,8 @@ def _bounded_log(x: Tensor) -> Tensor:
 
 
 def focal_class_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, eps: float = 1e-8) -> Tensor:
-    """What calling a query of this class costs: focal loss as a positive minus focal loss as a negative, in the shape
-    of logits (official repo: ppdet/modeling/transformers/matchers.py)."""
+    """Matching cost of each class, shaped like logits: focal loss as a positive minus focal loss as a negative
+    (official repo: ppdet/modeling/transformers/matchers.py)."""
     p = logits.sigmoid()
     negative = (1 - alpha) * p.pow(gamma) * -(1 - p + eps).log()
     positive = alpha * (1 - p).pow(gamma) * -(p + eps).log()
@@ -113,8 +113,8 @@ def focal_class_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, ep
 
 
 def distribution_focal_loss(logits: Tensor, target: Tensor) -> Tensor:
-    """Cross entropy (...) of logits (..., bins) against the two bins around target (...), in bins, each weighted by the
-    nearness of the target, which must lie in [0, bins - 1)."""
+    """Cross entropy (...) of logits (..., bins) against the two bins around target (...), each weighted by its
+    proximity to the target, which is in bins and must be in [0, bins - 1)."""
     log_probabilities = logits.log_softmax(dim=-1)
     lower = target.floor()
     upper_weight = target - lower
@@ -128,7 +128,7 @@ _by_itself = False
 
 @contextmanager
 def by_itself() -> Iterator[None]:
-    """Meanwhile no loss asks the other processes: in an estimate of memory, one that is out of it never comes to it."""
+    """Context manager: inside, losses do not use other processes, which may run out of memory in a memory estimate."""
     global _by_itself
     _by_itself = True
     try:
@@ -138,7 +138,7 @@ def by_itself() -> Iterator[None]:
 
 
 def mean_over_processes(x: Tensor) -> Tensor:
-    """The mean of x over all processes of torch.distributed; x itself when there is one process. No gradient."""
+    """Mean of x over all processes of torch.distributed; x itself if there is one process. No gradient."""
     x = x.detach()
     if _by_itself or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return x

@@ -22,7 +22,7 @@ from rtdetr.types import QueryOutputs, Targets
 def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int = 1) -> Tensor:
     """Index (K, G, B, Q) int64 of the box each query is matched to, counted within its image, or -1.
 
-    With `repeats` > 1 every box is offered that many times (one-to-many). See `match_together`.
+    With `repeats` > 1 every box is matched up to that many times (one-to-many). See `match_together`.
     """
     return match_together([(outputs, repeats)], targets, cfg)[0][0]
 
@@ -31,10 +31,10 @@ def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int
 def match_together(
     problems: Sequence[tuple[QueryOutputs, int]], targets: Targets, cfg: LossConfig
 ) -> tuple[list[Tensor], Tensor | None]:
-    """`match` for several (outputs, repeats); and (B,) bool: images with a cost that is not finite, whose queries match
-    nothing. None: there is none, as on a CPU such a cost raises FloatingPointError at once.
+    """`match` for several (outputs, repeats); and (B,) bool: images with a non-finite cost, whose queries are not
+    matched. None on a CPU, where such a cost raises FloatingPointError immediately.
 
-    Nothing waits for a GPU, unless kernels are plain: SciPy matches on the host.
+    Does not wait for a GPU, unless kernels are plain: SciPy matches on the host.
     """
     indices: list[Tensor] = []
     non_finite: list[Tensor] = []  # (layers and groups, B)
@@ -58,26 +58,26 @@ def match_together(
 
 
 def _non_finite_without_boxes(outputs: QueryOutputs, targets: Targets) -> Tensor:
-    """(K, G, B): images without boxes, and so without costs, with a prediction that is not finite."""
+    """(K, G, B) bool: images without boxes, and therefore without costs, that have a non-finite prediction."""
     finite = outputs.logits.isfinite().flatten(3).all(3) & outputs.boxes.isfinite().flatten(3).all(3)
     return ~finite & ~targets.mask.any(1)
 
 
 def _assign(cost: Tensor, counts: tuple[int, ...] | Tensor, repeats: int) -> tuple[Tensor, Tensor]:
-    if isinstance(counts, Tensor):  # of padded costs
+    if isinstance(counts, Tensor):  # padded costs
         return linear_assignment_padded(cost, counts, repeats)
     return linear_assignment_checked(cost, counts, repeats)
 
 
 def _parts(outputs: QueryOutputs, targets: Targets) -> list[tuple[int, QueryOutputs]]:
-    """All layers together, or of a crowded batch one after another; and the number of the first of each part."""
+    """Splits a crowded batch into single layers, else keeps all together; with the index of each part's first layer."""
     layers, groups, _, queries, _ = outputs.logits.shape
     if layers * groups * queries * targets.labels.numel() <= MOST_PAIRS:
         return [(0, outputs)]
     return [(k, QueryOutputs(outputs.logits[k : k + 1], outputs.boxes[k : k + 1])) for k in range(layers)]
 
 
-MOST_PAIRS = 2**27  # of boxes and queries in a tensor of costs
+MOST_PAIRS = 2**27  # pairs of boxes and queries in a cost tensor
 NON_FINITE = (
     "the matching cost is NaN or infinite, because the predicted logits or boxes, or the image's ground-truth boxes, "
     "are not finite; check these boxes, then lower optimizer.lr or set train.precision to fp32."
@@ -87,16 +87,16 @@ NON_FINITE = (
 def matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, image after image, against the queries of its image only:
     class, L1 on cxcywh and GIoU terms weighted by `cfg` (official repo: ppdet/modeling/transformers/matchers.py).
-    Where the host does not know the counts, padding has rows too: T is B * M.
+    If the host does not know the counts, padding has rows too: T is B * M.
 
-    On a GPU one kernel makes it."""
+    Computed by one kernel on a GPU."""
     if fused.why_not(outputs.logits, targets.counts) is not None:
         return plain_matching_cost(outputs, targets, cfg)
     return fused.fused_matching_cost(*outputs, targets.labels, targets.boxes, targets.counts, cfg.match_costs)
 
 
 def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig) -> Tensor:
-    """`matching_cost` by torch."""
+    """`matching_cost` in plain torch."""
     device = targets.labels.device
     if targets.counts:
         images = [b for b, count in enumerate(targets.counts) for _ in range(count)]
@@ -112,7 +112,7 @@ def plain_matching_cost(outputs: QueryOutputs, targets: Targets, cfg: LossConfig
     box_logits = logits[:, :, image, :, targets.labels[image, slot]]  # (T, K, G, Q), the indexed axes come first
     class_cost = focal_class_cost(box_logits).permute(1, 2, 0, 3)  # (K, G, T, Q)
     wanted = targets.boxes[image, slot].to(boxes.dtype)[:, None]  # (T, 1, 4)
-    # Each coordinate lies in a plane of its own: kernels over (K, G, T, Q) then read it without gaps.
+    # Each coordinate is stored contiguously, so that kernels over (K, G, T, Q) read it without gaps.
     predicted, corners = (x.movedim(-1, 0)[:, :, :, image].movedim(0, -1) for x in (boxes, cxcywh_to_xyxy(boxes)))
     l1_cost = sum((predicted[..., i] - wanted[..., i]).abs() for i in range(4))
     giou_cost = -giou(corners, cxcywh_to_xyxy(wanted))

@@ -19,7 +19,7 @@ from rtdetr.ops.fused.projections import project_averages
 
 STAGE_BLOCKS: dict[Depth, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
-STRIDES = (8, 16, 32)  # of the three maps that come out
+STRIDES = (8, 16, 32)  # of the three output maps
 
 
 class Shortcut(nn.Module):
@@ -71,8 +71,8 @@ class Bottleneck(nn.Module):
 class ResNetVd(nn.Module):
     """Maps of stride 8, 16 and 32 from images (B, 3, H, W).
 
-    freeze_stages: parts from the input on that do not move, the stem first; batch norm that trains is frozen there.
-    zero_init_residual: every block starts as its shortcut (arXiv 1706.02677), where the norm that ends it learns.
+    freeze_stages: number of frozen parts from the input on, the stem first; trainable batch norms are frozen there.
+    zero_init_residual: every block starts as its shortcut (arXiv 1706.02677) if its last norm is trainable.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ResNetVd(nn.Module):
             stage = nn.Sequential()
             for j in range(num_blocks):
                 stride = 2 if j == 0 and i > 0 else 1
-                # the first block of every stage projects, also where the channels match already
+                # the first block of every stage projects, even if the channels already match
                 stage.append(block(in_channels, channels[i], stride, project=j == 0, norm=norms[1 + i]))
                 in_channels = channels[i] * block.expansion
             self.stages.append(stage)
@@ -128,7 +128,7 @@ def feature_maps(images: Tensor, stem: nn.Module, stages: Iterable[nn.Module]) -
 
 
 def build_backbone(cfg: BackboneConfig) -> ResNetVd:
-    freeze_stages = 0 if cfg.freeze_stages == "auto" else cfg.freeze_stages  # a training has replaced it
-    # From random weights R50 learns faster if its blocks start as their shortcuts; R18 does not. Unknown to the
-    # official recipe, whose frozen norms stay as they are.
+    freeze_stages = 0 if cfg.freeze_stages == "auto" else cfg.freeze_stages  # training resolves "auto" beforehand
+    # From random weights R50 learns faster if its blocks start as their shortcuts; R18 does not. Not in the official
+    # recipe, whose norms are frozen.
     return ResNetVd(cfg.depth, cfg.width, cfg.norm, freeze_stages, zero_init_residual=cfg.depth >= 50)

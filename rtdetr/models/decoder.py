@@ -34,7 +34,7 @@ from rtdetr.ops.fused.top_k import top_k
 Shapes = tuple[tuple[int, int], ...]
 
 # Logit of an anchor too close to the border. The official code uses +inf; this gives the same boxes, (1, 1, 1, 1), and
-# the same zero gradients in every float type, without inf - inf anywhere.
+# the same zero gradients in every float type, and never computes inf - inf.
 BORDER_LOGIT = 1e4
 
 
@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     tokens: Tensor  # (B, S, dim) levels fine to coarse, each row-major
     shapes: Shapes  # height, width of each level
     anchors: Tensor  # (S, 4) logits of a box around each cell
-    valid: Tensor  # (S, 1) bool: the anchor lies inside the image
+    valid: Tensor  # (S, 1) bool: the anchor is inside the image
     valid_tokens: Tensor  # (B, S, dim) the tokens, zero where the anchor is not valid; the selection scores them
 
 
@@ -81,7 +81,7 @@ def make_anchors(shapes: Shapes, like: Tensor, official_rectangles: bool = False
         levels.append(grid.flatten(0, 1))
     boxes = torch.cat(levels)
     valid = ((boxes > 0.01) & (boxes < 0.99)).all(dim=-1, keepdim=True)
-    # the border's own logits may be infinite, so they are replaced, not added to
+    # logits at the border may be infinite, so they are replaced, not added to
     logits = torch.log(boxes / (1 - boxes)).masked_fill(~valid, BORDER_LOGIT)
     return logits, valid
 
@@ -130,10 +130,10 @@ class QuerySelector(nn.Module):
 
 
 def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Selection], list[Tensor]]:
-    """What each selector takes in train mode, and the tokens (B, Q, dim) of its cells.
+    """Returns each selector's selection in train mode, and the tokens (B, Q, dim) of its cells.
 
-    What is not chosen has no gradient: the chosen cells alone are computed with one, once more. They are gathered at
-    once, because each time makes another gradient of the whole memory.
+    Cells are chosen without gradient; only the chosen ones are recomputed with gradient. One gather serves all
+    selectors, because every gather allocates a gradient of the whole memory.
     """
     cells = [selector.choose(memory) for selector in selectors]
     sizes, together = [each.shape[1] for each in cells], torch.cat(cells, dim=1)
@@ -145,7 +145,7 @@ def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Sel
 class DecoderLayer(nn.Module):
     """Post-norm: self-attention among queries, deformable attention to the memory, feed-forward.
 
-    self_attn, cross_attn: a SelfAttention and an MSDeformAttn, or what does the same; linear1: with its ReLU.
+    self_attn, cross_attn: a SelfAttention and an MSDeformAttn, or equivalents; linear1: includes its ReLU.
     """
 
     def __init__(
@@ -166,14 +166,14 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, position: Tensor, reference: Tensor, memory: Memory, groups: Sequence[Group]
     ) -> Tensor:
-        """x, position: (B, Q, dim); reference: (B, Q, 4); groups: of queries that see one another; none: all do."""
+        """x, position: (B, Q, dim); reference: (B, Q, 4); groups: queries that attend to one another; empty: all."""
         x = self.norm1(x, plus=self.self_attn(x, position, groups))
         x = self.norm2(x, plus=self.cross_attn(x + position, reference, memory.tokens, memory.shapes))
         return self.norm3(x, plus=self.linear2(self.linear1(x)))
 
 
 def decoder_layer(dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int) -> DecoderLayer:
-    """With freshly initialised weights."""
+    """Builds a DecoderLayer with newly initialised weights."""
     return DecoderLayer(
         SelfAttention(dim, num_heads),
         LayerNorm(dim),
@@ -194,10 +194,10 @@ def decoder_step(
     memory: Memory,
     groups: Sequence[Group],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries with content (B, Q, dim) and reference boxes (B, Q, 4) through a DecoderLayer and its box head.
+    """Runs queries with content (B, Q, dim) and reference boxes (B, Q, 4) through a DecoderLayer and its box head.
 
-    Returns the new content, the same in the type of the head's weights, and what is to be added to the logits of
-    `reference` (B, Q, 4). A trained network and a deployed one run this.
+    Returns the new content, the same in the type of the head's weights, and the offsets (B, Q, 4) to add to the logits
+    of `reference`. Shared by trained and deployed networks.
     """
     content = layer(content, query_pos(reference.to(content.dtype)), reference, memory, groups)
     exact = content.to(next(head.parameters()).dtype)
@@ -205,7 +205,7 @@ def decoder_step(
 
 
 class Decoder(nn.Module):
-    """Memory from the encoder's maps, and boxes from queries."""
+    """Builds the memory from the encoder's maps, and predicts boxes from queries."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         self.official_rectangles = official_rectangles
-        self.recompute = False  # layers in the backward pass of train mode, instead of keeping what lies between
+        self.recompute = False  # checkpoint activations: recompute layers in backward
         self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in range(num_levels))
         self.selector = QuerySelector(dim, num_classes, num_queries)
         self.query_pos = mlp(4, 2 * dim, dim, 2)
@@ -245,12 +245,12 @@ class Decoder(nn.Module):
     def forward(self, content: Tensor, box_logits: Tensor, memory: Memory, groups: Sequence[Group] = ()) -> Decoded:
         """Refines the boxes of queries, layer by layer.
 
-        content: (B, Q, dim); box_logits: (B, Q, 4) where each query starts; groups: of queries that see one another.
+        content: (B, Q, dim); box_logits: (B, Q, 4) initial boxes; groups: queries that attend to one another.
         """
         logits, boxes = [], []
-        content = content.to(memory.tokens.dtype)  # 16 bits under autocast, and so through all layers
+        content = content.to(memory.tokens.dtype)  # 16 bits under autocast, in all layers
         reference = box_logits.sigmoid()
-        previous = reference  # the previous layer's box with its gradient
+        previous = reference  # the previous layer's box, not detached
         for i, (layer, head) in enumerate(zip(self.layers, self.box_heads)):
             run: Callable[..., Tensor] = layer
             if self.training and self.recompute:

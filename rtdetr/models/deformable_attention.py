@@ -12,9 +12,9 @@ from rtdetr.ops import Backend, ms_deform_attn_fused
 
 
 class MSDeformAttn(nn.Module):
-    """Each query looks at `num_points` places per level and head, around its reference box.
+    """Each query samples `num_points` locations per level and head, around its reference box.
 
-    A place is `box centre + offset / num_points * box size / 2`; the weights of a head are one softmax over all levels
+    A location is `box centre + offset / num_points * box size / 2`; weights of a head are one softmax over all levels
     and points (official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py and deformable_transformer.py).
     """
 

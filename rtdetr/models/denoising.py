@@ -1,6 +1,6 @@
-"""Noised ground truth as extra queries (training only), and every random number the model draws.
+"""Noised ground truth as extra queries (training only), and all random numbers of the model.
 
-Letters: G groups, B images, M boxes of the fullest image, S of them that are noised (all M, but for crowds),
+Letters: G groups, B images, M boxes of the fullest image, S of them that are noised (all M, except in crowds),
 N = num_copies * 2 * S slots of a group, laid out as [copy][positives, negatives][box]. Source: official repo:
 ppdet/modeling/transformers/utils.py:309-420.
 """
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from rtdetr.boxes import cxcywh_to_xyxy, inverse_sigmoid, xyxy_to_cxcywh
 from rtdetr.types import CROWD_LIMIT, Targets
 
-NEW_LABELS = 0.25  # probability that a label is drawn again
+NEW_LABELS = 0.25  # probability that a label is redrawn
 
 
 class Draws:
     """The random numbers of one training step. A test that replays stored ones overrides these methods."""
 
     def crowd(self, mask: Tensor, number: int) -> Tensor:
-        """(B, number) int64: the boxes that stand for a crowd, of those that `mask` (B, M) marks, and padding after."""
+        """(B, number) int64: boxes sampled from those that `mask` (B, M) marks, followed by padding."""
         return torch.where(mask, torch.rand(mask.shape, device=mask.device), -1.0).topk(number).indices
 
     def label_flip(self, like: Tensor) -> Tensor:
@@ -38,11 +38,11 @@ class Draws:
         return torch.randint(2, like.shape, device=like.device)
 
     def box_part(self, like: Tensor) -> Tensor:
-        """Uniform [0, 1) numbers shaped like `like` (G, B, N, 4): how far it moves."""
+        """Uniform [0, 1) numbers shaped like `like` (G, B, N, 4): how far each corner coordinate moves."""
         return torch.rand(like.shape, device=like.device, dtype=like.dtype)
 
     def attention_keep(self, group: int, num_queries: int, mask_ratio: float, device: torch.device) -> Tensor:
-        """Bool (Q, Q): the pairs of matching queries of a noise group (1, 2, ...) that may see each other."""
+        """Bool (Q, Q): the pairs of matching queries of a noise group (1, 2, ...) that may attend to each other."""
         return torch.rand(num_queries, num_queries, device=device) > mask_ratio
 
 
@@ -53,7 +53,7 @@ class NoisedTargets(NamedTuple):
     box_logits: Tensor  # (G, B, N, 4) cxcywh normalised, before the sigmoid
     num_copies: int
     mask: Tensor  # (B, S) bool, True for a real box
-    crowd: Tensor | None  # (B, S) int64, the boxes that are noised; None: all
+    crowd: Tensor | None  # (B, S) int64, indices of the noised boxes; None: all
 
 
 def noise_targets(
@@ -65,8 +65,8 @@ def noise_targets(
     num_denoising: int,
     crowd_limit: int = CROWD_LIMIT,
 ) -> NoisedTargets:
-    """Copies of every box with noisy labels and corners: positives move less than half a side, negatives more. Where an
-    image has more than `crowd_limit` boxes, so many of each image, drawn at random."""
+    """Copies every box with noisy labels and corners: positives move less than half a side, negatives more. If an image
+    has more than `crowd_limit` boxes, that many boxes of each image are sampled."""
     crowd = None
     if targets.labels.shape[1] > crowd_limit:
         crowd = draws.crowd(targets.mask, crowd_limit)
@@ -92,7 +92,7 @@ def noise_targets(
 
 
 class LabelEmbedding(nn.Module):
-    """A content vector per class; padding (label num_classes) gets zeros."""
+    """Content vector of each class; zeros for padding (label num_classes)."""
 
     def __init__(self, num_classes: int, dim: int) -> None:
         super().__init__()

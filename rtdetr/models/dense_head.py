@@ -15,7 +15,7 @@ from rtdetr.ops.fused.batch_norm import norm_activation
 from rtdetr.ops.fused.projections import project_scaled
 from rtdetr.types import DenseOutputs
 
-NUM_BINS = 17  # a side is 0 to 16 strides away
+NUM_BINS = 17  # distances to a side of 0 to 16 strides
 
 
 class EffectiveSqueezeExcite(nn.Module):
@@ -48,7 +48,7 @@ class DenseHead(nn.Module):
         self.box_stems = nn.ModuleList(EffectiveSqueezeExcite(channels) for _ in strides)
         self.class_heads = nn.ModuleList(constant_conv(channels, num_classes, PRIOR_LOGIT) for _ in strides)
         self.box_heads = nn.ModuleList(constant_conv(channels, 4 * NUM_BINS, 1.0) for _ in strides)
-        # Never trained. It is part of the official weight files, so it is part of ours.
+        # Constant, but part of the official weight files and therefore of ours.
         self.register_buffer("bins", torch.arange(NUM_BINS, dtype=torch.float32).view(1, NUM_BINS, 1, 1))
 
     def forward(self, maps: list[Tensor]) -> DenseOutputs:

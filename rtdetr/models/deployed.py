@@ -1,8 +1,8 @@
-"""A model that only detects, built from a trained one: fewer layers and kernels, the same answers.
+"""An inference-only model, built from a trained one: fewer layers and kernels, the same results.
 
-What goes: batch norms into their convolutions, the 1x1 branch of RepVGG blocks into the 3x3 one, the two branches of a
-CSP block into one convolution, the input projections of the finer maps into those that read them, the way from box to
-logit and back between decoder layers, and whatever only training needs.
+Merged are: batch norms into their convolutions, the 1x1 branch of RepVGG blocks into the 3x3 one, the two branches of a
+CSP block into one convolution, the input projections of the finer maps into the convolutions that read them. Dropped
+are the conversion from logits to boxes and back between decoder layers, and all training-only parts.
 
 Letters: B images, S cells of all levels, Q queries. Boxes are cxcywh, normalised.
 """
@@ -60,14 +60,14 @@ class DeployOptions:
     """How a deployed model computes.
 
     dtype: of weights and features. Heads (see DeployedDecoder.exact_parts), reference boxes, anchors and results are
-    float32 at least.
-    remember_sizes: anchors and position codes are computed once for each image size, half a megabyte each, and kept;
-    not for export. fuse_linear: a linear layer and its ReLU are one call of cuBLAS, and so are the three projections of
-    the queries' self-attention. fuse_relu: convolution, bias, residual and ReLU are one call of cuDNN; on a GPU only.
-    for_compiler: products with four columns or rows are written as sums, which torch.compile makes part of what stands
-    around them. exact_ends: images, the first convolution (see FirstInFloat32), the selector and whole box heads
-    stay in float32, too; not with fuse_relu. in_place: the trained model's own weights are taken, which uses it up.
-    portable: of other operators, and for one image size, see rtdetr/models/portable.py; in float32 alone, for export.
+    at least float32.
+    remember_sizes: anchors and position codes are cached for each image size, half a megabyte each; not for export.
+    fuse_linear: a linear layer and its ReLU are one cuBLAS call, and so are the three projections of the queries'
+    self-attention. fuse_relu: convolution, bias, residual and ReLU are one cuDNN call; on a GPU only.
+    for_compiler: products with four columns or rows are written as sums, which torch.compile fuses with neighbouring
+    operators. exact_ends: images, the first convolution (see FirstInFloat32), the selector and whole box heads stay in
+    float32, too; not with fuse_relu. in_place: reuses the trained model's weights, which makes that model unusable.
+    portable: uses other operators, for one image size (rtdetr/models/portable.py); only float32, for export.
     """
 
     dtype: torch.dtype = torch.float32
@@ -86,19 +86,19 @@ class DeployOptions:
 
     @property
     def exact_type(self) -> torch.dtype:
-        """Of what is float32 at least."""
+        """Type of the parts that are at least float32."""
         return torch.promote_types(self.dtype, torch.float32)
 
 
 class DeployedModel(nn.Module):
-    """Predictions of images (B, 3, H, W), RGB, floats of any type in [0, 1] or uint8; made by `deploy`."""
+    """Predictions of images (B, 3, H, W), RGB, floats of any type in [0, 1] or uint8; built by `deploy`."""
 
     def __init__(
         self, backbone: DeployedBackbone, encoder: DeployedEncoder, decoder: DeployedDecoder, options: DeployOptions
     ) -> None:
         super().__init__()
         self.backbone, self.encoder, self.decoder = backbone, encoder, decoder
-        self.dtype = options.exact_type if options.exact_ends else options.dtype  # that images are given
+        self.dtype = options.exact_type if options.exact_ends else options.dtype  # of the images
         self.memory_format = torch.channels_last if options.channels_last else torch.contiguous_format
 
     def forward(self, images: Tensor) -> Predictions:
@@ -111,7 +111,7 @@ class DeployedModel(nn.Module):
 
 @torch.no_grad()
 def deploy(backbone: ResNetVd, encoder: HybridEncoder, decoder: Decoder, options: DeployOptions) -> DeployedModel:
-    """A deployed model of these parts; they stay as they are, unless options.in_place."""
+    """Builds a deployed model from these parts, which remain unchanged unless options.in_place."""
     if not options.in_place:
         backbone, encoder, decoder = copy.deepcopy((backbone, encoder, decoder))
     parts = DeployedBackbone(backbone, options), DeployedEncoder(encoder, options), DeployedDecoder(decoder, options)
@@ -144,7 +144,7 @@ class DeployedBackbone(nn.Module):
 
 
 class DeployedEncoder(nn.Module):
-    """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three; it projects the coarsest one alone."""
+    """Three maps of `dim` channels, stride 8, 16, 32, from the backbone's three; it projects only the coarsest one."""
 
     def __init__(self, encoder: HybridEncoder, options: DeployOptions) -> None:
         super().__init__()
@@ -171,9 +171,9 @@ class DeployedEncoder(nn.Module):
 
 
 class DeployedDecoder(nn.Module):
-    """Boxes from the encoder's maps; hands them on from layer to layer as logits."""
+    """Predicts boxes from the encoder's maps; layers pass boxes on as logits."""
 
-    # Between layers the official code makes a box of the logits and logits of the box, which so far is their limit.
+    # The official code converts logits to boxes and back between layers, which limits logits to this value.
     LIMIT = math.log(1e5)
 
     def __init__(self, decoder: Decoder, options: DeployOptions) -> None:
@@ -192,9 +192,9 @@ class DeployedDecoder(nn.Module):
         self.score_heads = decoder.score_heads[-1:]
 
     def exact_parts(self, options: DeployOptions) -> list[nn.Module]:
-        """Those that stay in float32 where all else is of another type. In float16 of the box heads only the last layer
-        does, whose result would be rounded to pixels. The selector's scores only rank cells, of which the last ones
-        matter little: float16 does, bfloat16 would make ties of whole neighbourhoods."""
+        """Returns the parts that stay in float32 if the rest has another type. Under float16, of the box heads only the
+        last layers, whose results would be rounded to pixels. The selector's scores only rank cells, of which the last
+        matter little: float16 suffices, while bfloat16 would give neighbouring cells equal scores."""
         box_heads = [self.selector.box_head, *self.box_heads]
         if options.exact_ends:
             return [self.selector, *box_heads, *self.score_heads]
@@ -203,7 +203,7 @@ class DeployedDecoder(nn.Module):
         return [self.selector.score_head, *box_heads, *self.score_heads]
 
     def remember(self, maps: list[Tensor]) -> Memory:
-        """As Decoder.remember, but for `valid_tokens`, which are all tokens: see DeployedSelector."""
+        """As Decoder.remember, except that `valid_tokens` are all tokens: see DeployedSelector."""
         maps = [proj(x) for proj, x in zip(self.input_proj, maps)]
         shapes = tuple((x.shape[2], x.shape[3]) for x in maps)
         tokens = torch.cat([x.flatten(2).transpose(1, 2) for x in maps], dim=1)
@@ -223,7 +223,7 @@ class DeployedDecoder(nn.Module):
 class DeployedSelector(nn.Module):
     """Scores every cell and takes the best as queries: content (B, Q, dim) and box logits (B, Q, 4).
 
-    The projection of a token of zeros is the bias: to put that in afterwards spares a second copy of the memory.
+    A zero token projects to the bias; inserting the bias afterwards avoids a second copy of the memory.
     """
 
     def __init__(self, selector: QuerySelector, options: DeployOptions) -> None:

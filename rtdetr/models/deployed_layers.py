@@ -1,4 +1,4 @@
-"""The layers of a deployed model, each made from layers of a trained one, whose weights it takes over."""
+"""The layers of a deployed model, each built from layers of a trained one, whose weights it reuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rtdetr.ops.conv_relu import conv_relu, linear_relu
 
 
 class Remembered:
-    """A function whose answer depends on plain values and on the type and device of tensors: each is computed once."""
+    """Caches a function whose result depends only on plain values and on the type and device of tensors."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -31,7 +31,7 @@ class Remembered:
 
 
 class Conv(nn.Module):
-    """Convolution with a bias, the sum with another map if there is one, activation: a ConvNorm without its norm."""
+    """A ConvNorm without its norm: convolution with a bias, optional sum with another map, activation."""
 
     def __init__(self, conv: nn.Conv2d, activation: Callable[[Tensor], Tensor] | None) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ def folded(block: nn.Module) -> Conv:
 
 
 class ConvRelu(nn.Module):
-    """ReLU of a convolution with a bias, and of a residual if there is one, in one call of cuDNN."""
+    """ReLU of the sum of a convolution, a bias and an optional residual, in one cuDNN call."""
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
-        # 16-bit kernels take channels by eight. For an image's three cuDNN would add the others itself, at every call.
+        # 16-bit kernels need multiples of eight channels; cuDNN would pad an image's three channels at every call.
         self.lacking = pad_channels(conv, 8)
         self.conv = conv
 
@@ -70,10 +70,10 @@ def with_relu(conv: nn.Conv2d, fuse_relu: bool) -> nn.Module:
 
 
 class FirstInFloat32(nn.Module):
-    """The first convolution, whose results are rounded and not its weights.
+    """The first convolution, computed in float32; only its results are rounded.
 
-    In bright images its products and its bias are large and nearly cancel. Rounded to float16 they make most of the
-    error of a whole model: the logits that rank cells were off by 0.14 with it, and by 0.02 without.
+    In bright images its products and its bias are large and nearly cancel. Rounding them to float16 causes most of the
+    error of a whole model: the logits that rank cells had errors of 0.14 with this rounding, and of 0.02 without.
     """
 
     def __init__(self, first: nn.Module, dtype: torch.dtype) -> None:
@@ -134,7 +134,7 @@ class MergedCSPBlock(nn.Module):
 
 
 class AfterBranches(nn.Module):
-    """What a CSP block does with its two branches, before their SiLU and one after the other in (B, 2 * C, H, W)."""
+    """The part of a CSP block after its two 1x1 branches, which arrive concatenated, before SiLU: (B, 2 * C, H, W)."""
 
     def __init__(self, block: CSPBlock) -> None:
         super().__init__()
@@ -147,10 +147,10 @@ class AfterBranches(nn.Module):
 
 
 class TopDownBlock(nn.Module):
-    """A CSP block of the way down with what comes before it: the projection of the fine map, and the concatenation with
-    the coarse map after that was enlarged.
+    """A CSP block of the top-down path with the steps before it: projecting the fine map, upsampling the coarse map and
+    concatenating both.
 
-    A 1x1 convolution of an enlarged map is the enlarged 1x1 convolution, and that of a concatenation a sum of two.
+    A 1x1 convolution commutes with nearest upsampling, and one of a concatenation is a sum of two convolutions.
     """
 
     def __init__(self, block: nn.Module, projection: nn.Conv2d) -> None:
@@ -160,13 +160,13 @@ class TopDownBlock(nn.Module):
         self.rest = AfterBranches(block)
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
-        """coarse: (B, dim, h, w); fine: (B, C, H, W) as the backbone gives it."""
+        """coarse: (B, dim, h, w); fine: (B, C, H, W) from the backbone."""
         own = self.fine(fine)
         return self.rest(own + F.interpolate(self.coarse(coarse), size=own.shape[-2:], mode="nearest"))
 
 
 class MergedAttention(nn.Module):
-    """Self-attention whose query, key and value come of one product with tokens and position side by side."""
+    """Self-attention that computes query, key and value by one product with concatenated tokens and position."""
 
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
@@ -178,14 +178,14 @@ class MergedAttention(nn.Module):
         self.bias = attention.in_proj_bias
 
     def forward(self, tokens: Tensor, position: Tensor, groups: Sequence[Group] = ()) -> Tensor:
-        """As SelfAttention; all tokens see one another."""
+        """As SelfAttention, but all tokens attend to one another."""
         projected = F.linear(torch.cat((tokens, position), dim=-1), self.weight, self.bias)
         query, key, value = (x.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for x in projected.chunk(3, -1))
         return self.out_proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
 
 
 class FusedLinearReLU(nn.Module):
-    """A linear layer and its ReLU in one call of cuBLAS."""
+    """A linear layer and its ReLU in one cuBLAS call."""
 
     def __init__(self, linear: nn.Module) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class SummedLinearReLU(nn.Module):
 
 
 class ExactLinear(nn.Module):
-    """A linear layer that takes features of any type and computes in that of its weights. as_sums: see `sums`."""
+    """A linear layer that accepts features of any type and computes in its weights' type. as_sums: see `sums`."""
 
     def __init__(self, linear: nn.Linear, as_sums: bool) -> None:
         super().__init__()
@@ -221,5 +221,5 @@ class ExactLinear(nn.Module):
 
 
 def sums(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x @ weight.T + bias as a sum of products, which torch.compile makes part of what stands around it."""
+    """x @ weight.T + bias as a sum of products, which torch.compile fuses with neighbouring operators."""
     return (x.unsqueeze(-2) * weight).sum(dim=-1) + bias

@@ -16,7 +16,7 @@ from rtdetr.models.layers import ConvNorm, LayerNorm, Linear, SelfAttention, pos
 
 
 class EncoderLayer(nn.Module):
-    """Post-norm transformer layer; the position code goes to query and key, not to the value."""
+    """Post-norm transformer layer; the position code is added to query and key, not to the value."""
 
     def __init__(self, dim: int, feedforward_dim: int, num_heads: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class EncoderLayer(nn.Module):
 
 
 class RepVGGBlock(nn.Module):
-    """SiLU of a 3x3 and a 1x1 branch."""
+    """SiLU of the sum of a 3x3 and a 1x1 branch."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class RepVGGBlock(nn.Module):
 
 
 class CSPBlock(nn.Module):
-    """Two 1x1 branches, one of them through RepVGG blocks; their sum, widened if need be."""
+    """Sum of two 1x1 branches, one of them followed by RepVGG blocks; projected if its channels must change."""
 
     def __init__(self, in_channels: int, out_channels: int, hidden_channels: int, num_blocks: int) -> None:
         super().__init__()
@@ -91,10 +91,10 @@ class HybridEncoder(nn.Module):
         maps[-1] = attend_within(maps[-1], self.aifi, position_code, self.official_rectangles)
         for i, (lateral, block) in enumerate(zip(self.lateral, self.top_down)):
             coarse = len(maps) - 1 - i
-            # the lateral output replaces the coarse map for the way back up
+            # the bottom-up path reads the lateral output in place of the coarse map
             maps[coarse] = lateral(maps[coarse])
             finer = maps[coarse - 1]
-            with torch.autocast(finer.device.type, enabled=False):  # it would widen both maps to 32 bits
+            with torch.autocast(finer.device.type, enabled=False):  # which would convert both maps to float32
                 upsampled = F.interpolate(maps[coarse], size=finer.shape[-2:], mode="nearest")
             maps[coarse - 1] = block(torch.cat((upsampled, finer), dim=1))
         return bottom_up(maps, self.downsample, self.bottom_up)
@@ -109,7 +109,7 @@ def attend_within(x: Tensor, layer: nn.Module, code: Callable[..., Tensor], offi
 
 
 def bottom_up(maps: list[Tensor], downsample: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[Tensor]:
-    """The way back from fine to coarse."""
+    """The bottom-up path, from fine to coarse."""
     for i, (smaller, block) in enumerate(zip(downsample, blocks)):
         maps[i + 1] = block(torch.cat((smaller(maps[i]), maps[i + 1]), dim=1))
     return maps

@@ -15,7 +15,7 @@ from rtdetr.models.layers import ConvNorm
 
 
 def fold_norm(block: nn.Module) -> nn.Conv2d:
-    """The convolution of a ConvNorm, which had no bias and now does what it and the stored statistics did."""
+    """Folds the stored statistics of a ConvNorm into its convolution, which gains a bias."""
     assert isinstance(block, ConvNorm)
     conv, norm = block.conv, block.norm
     weight, bias, mean, variance = (
@@ -26,33 +26,33 @@ def fold_norm(block: nn.Module) -> nn.Conv2d:
 
 
 def merge_repvgg(block: nn.Module) -> nn.Conv2d:
-    """One 3x3 convolution for a RepVGGBlock, before its SiLU."""
+    """Merges a RepVGGBlock, before its SiLU, into one 3x3 convolution."""
     assert isinstance(block, RepVGGBlock)
     merged, other = fold_norm(block.conv3x3), fold_norm(block.conv1x1)
     return refit(merged, merged.weight + F.pad(other.weight, (1, 1, 1, 1)), bias_of(merged) + bias_of(other))
 
 
 def merge_branches(block: CSPBlock) -> nn.Conv2d:
-    """One 1x1 convolution for the two branches of a CSP block, before their SiLU: (B, 2 * C, H, W)."""
+    """Merges the two branches of a CSP block, before their SiLU, into one 1x1 convolution: (B, 2 * C, H, W)."""
     first, second = fold_norm(block.conv1), fold_norm(block.conv2)
     bias = torch.cat((bias_of(first), bias_of(second)))
     return refit(first, torch.cat((first.weight, second.weight)), bias)
 
 
 def split_branches(branches: nn.Conv2d, projection: nn.Conv2d) -> tuple[nn.Conv2d, nn.Conv2d]:
-    """1x1 convolutions of the coarse map and of the fine one, whose sum is that of both, one after the other.
+    """Splits a 1x1 convolution of concatenated maps into one of the coarse and one of the fine map, to be summed.
 
-    branches: of a coarse map and a projected fine one; projection: of the fine map, which becomes part of its own.
+    branches: of a coarse map and a projected fine one; projection: of the fine map, merged into the fine convolution.
     """
     dim, bias = projection.out_channels, bias_of(branches)
     of_coarse, of_fine = branches.weight.split((branches.in_channels - dim, dim), dim=1)
-    coarse = refit(branches, of_coarse, None)  # the fine map's bias is that of both
+    coarse = refit(branches, of_coarse, None)  # the fine convolution has the bias of both
     bias = bias + of_fine[:, :, 0, 0] @ bias_of(projection)
     return coarse, refit(projection, torch.einsum("oi..., ic... -> oc...", of_fine, projection.weight), bias)
 
 
 def move_bias(source: nn.Conv2d, target: nn.Conv2d) -> None:
-    """One bias for the sum of two convolutions."""
+    """Adds the bias of `source` to that of `target`, as their results are summed."""
     refit(target, target.weight, bias_of(target) + bias_of(source))
     refit(source, source.weight, None)
 
@@ -70,7 +70,7 @@ def bias_of(conv: nn.Conv2d) -> Tensor:
 
 
 def refit(conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> nn.Conv2d:
-    """`conv` with other weights, in the type of the old ones, and as many channels as they have."""
+    """Gives `conv` new weights, in the type of the old ones, and adapts its numbers of channels."""
     dtype = conv.weight.dtype
     conv.out_channels, conv.in_channels = weight.shape[:2]
     conv.weight = nn.Parameter(weight.to(dtype).contiguous(), requires_grad=False)

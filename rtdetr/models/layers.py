@@ -1,4 +1,4 @@
-"""Small pieces that several parts of the model share."""
+"""Layers that several parts of the model share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def tokens_of(x: Tensor) -> Tensor:
     """A view of a map (B, C, H, W) as (B, H * W, C).
 
     Not `x.flatten(2).transpose(1, 2)`: in a batch of one its gradient reaches x with C as the stride of the batch, and
-    torch's batch norm on CPUs takes that for another layout: wrong gradients, without a word (2.11 to 2.15).
+    torch's batch norm on CPUs misreads that as another layout: silently wrong gradients (2.11 to 2.15).
     """
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """Batch norm of stored statistics and affine values. It does and stores what torchvision's does, whose import takes
-    as long as torch's own, because it brings the compiler along."""
+    """Batch norm with fixed statistics and affine values. Behaves and stores its state as torchvision's, whose import
+    takes as long as torch's own, because it imports the compiler."""
 
     weight: Tensor
     bias: Tensor
@@ -48,12 +48,12 @@ class FrozenBatchNorm2d(nn.Module):
         return x * scale[:, None, None] + shift[:, None, None]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        state_dict.pop(f"{prefix}num_batches_tracked", None)  # of a batch norm that was trained
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # stored by trainable batch norms
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
-    """Batch norm that trains, that is frozen, or whose affine values alone are frozen (see config.BackboneConfig)."""
+    """Builds a batch norm: trainable, frozen, or with only its affine values frozen (see config.BackboneConfig)."""
     if kind == "frozen":
         return FrozenBatchNorm2d(num_channels)
     norm = nn.BatchNorm2d(num_channels)
@@ -63,8 +63,7 @@ def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
 
 
 class ConvNorm(nn.Module):
-    """Convolution without bias, batch norm, the sum with another map if there is one, activation. Keeps the map size at
-    stride 1."""
+    """Convolution without bias, batch norm, optional sum with another map, activation. Stride 1 keeps the map size."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class ConvNorm(nn.Module):
             nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
         elif init == "xavier":
             nn.init.xavier_uniform_(self.conv.weight)
-        elif init != "uniform":  # torch's default is U(1 / sqrt(fan_in)) already
+        elif init != "uniform":  # torch's default is U(1 / sqrt(fan_in))
             raise ValueError(f"init: expected he, xavier or uniform, got {init!r}")
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
@@ -111,7 +110,7 @@ class LinearReLU(Linear):
 
 
 class MLP(nn.Module):
-    """Linear layers one after another: all but the last one with a ReLU, see `mlp`."""
+    """Sequence of linear layers, all but the last one with a ReLU; see `mlp`."""
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -133,7 +132,7 @@ def mlp(in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> MLP:
 
 
 def box_head(dim: int) -> MLP:
-    """MLP to four box logits that starts as 'no change'."""
+    """MLP to four box logits, which are zero (no change) until it is trained."""
     head = mlp(dim, dim, 4, 3)
     last = head.linears()[-1]
     nn.init.zeros_(last.weight)
@@ -148,9 +147,9 @@ def score_head(dim: int, num_classes: int) -> nn.Linear:
 
 
 def in_weight_type(head: nn.Module, x: Tensor) -> Tensor:
-    """head(x) in the type of the head's weights, autocast or not.
+    """head(x) in the type of the head's weights, also under autocast.
 
-    A score or a box offset rounded to bfloat16 makes ties among cells and moves boxes by pixels.
+    Rounding to bfloat16 would give cells equal scores and move boxes by pixels.
     """
     with torch.autocast(x.device.type, enabled=False):
         return head(x.to(next(head.parameters()).dtype))
@@ -164,22 +163,22 @@ def xavier_linear(in_dim: int, out_dim: int, relu: bool = False) -> Linear:
 
 
 class LayerNorm(nn.LayerNorm):
-    """Layer norm in the type that comes in, under autocast too, which would widen every token after it to 32 bits.
-    Mean and deviation are taken in float32 all the same. plus: what is added before."""
+    """Layer norm in the type of its input, also under autocast, which would convert all following tokens to float32.
+    Mean and deviation are computed in float32 nevertheless. plus: added to the input first."""
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         return sum_norm(x, plus, self.weight, self.bias, self.eps)
 
 
 class Group(NamedTuple):
-    """Consecutive queries that see one another and nobody else."""
+    """Consecutive queries that attend only to one another."""
 
     size: int
-    visible: Tensor | None  # (size, size) bool, True where a query may look; None: everywhere
+    visible: Tensor | None  # (size, size) bool, True where a query may attend; None: everywhere
 
 
 class SelfAttention(nn.MultiheadAttention):
-    """Attention of tokens among themselves, with the parameters of torch's module."""
+    """Self-attention with the parameters of torch's module."""
 
     def __init__(self, dim: int, num_heads: int) -> None:
         super().__init__(dim, num_heads, batch_first=True)
@@ -189,8 +188,8 @@ class SelfAttention(nn.MultiheadAttention):
     def forward(  # type: ignore[override]
         self, tokens: Tensor, position: Tensor, groups: Sequence[Group] = ()
     ) -> Tensor:
-        """(B, T, dim) for tokens (B, T, dim), compared with their position (B, T, dim) added. Pairs of different groups
-        are not computed; no groups: all tokens see one another."""
+        """(B, T, dim) for tokens (B, T, dim); query and key have position (B, T, dim) added. Pairs of different groups
+        are not computed; without groups all tokens attend to one another."""
         split = 2 * self.embed_dim
         query, key = linear(tokens + position, self.in_proj_weight[:split], self.in_proj_bias[:split]).chunk(2, -1)
         value = linear(tokens, self.in_proj_weight[split:], self.in_proj_bias[split:])
@@ -210,10 +209,10 @@ class SelfAttention(nn.MultiheadAttention):
 def position_code(height: int, width: int, dim: int, like: Tensor, official_rectangles: bool = False) -> Tensor:
     """Sine and cosine code (height * width, dim) of row-major cells: first half the row, second half the column.
 
-    The official code swaps the axes of the grid, which on a rectangle makes the code of token t that of row t // height
-    and column t % height (official repo: ppdet/modeling/transformers/hybrid_encoder.py:217-238). Squares do not differ.
+    The official code swaps the axes of the grid: on a rectangle, token t gets the code of row t // height and column
+    t % height (official repo: ppdet/modeling/transformers/hybrid_encoder.py:217-238). Squares do not differ.
 
-    In float64, rounded once, as transformers does: the errors of float32 angles, 5e-7, were the first difference to it.
+    Computed in float64 and rounded once, as in transformers: errors of float32 angles, 5e-7, were the first difference.
     Exported files and MPS compute in float32, as not every runtime has float64.
     """
     exact = not torch.compiler.is_exporting() and like.device.type != "mps"
@@ -221,7 +220,7 @@ def position_code(height: int, width: int, dim: int, like: Tensor, official_rect
     token = torch.arange(height * width, device=like.device)
     columns = height if official_rectangles else width
     whole = token // columns
-    row, column = whole.to(dtype), (token - whole * columns).to(dtype)  # `%` of an open size has no ONNX translation
+    row, column = whole.to(dtype), (token - whole * columns).to(dtype)  # ONNX export lacks `%` of a dynamic size
     quarter = dim // 4
     frequency = 10000.0 ** -(torch.arange(quarter, device=like.device, dtype=dtype) / quarter)
     row_angle, column_angle = row[:, None] * frequency, column[:, None] * frequency  # (cells, dim / 4)

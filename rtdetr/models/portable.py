@@ -1,5 +1,5 @@
-"""Parts of a deployed model for one image size, of operators that small runtimes have, too: no grid sampling, no top-k,
-no gathering along several axes, no tensor of more than four axes, no infinite number.
+"""Parts of a deployed model for one image size, from operators that small runtimes support: no grid sampling, no top-k,
+no gather along several axes, no tensor of more than four axes, no infinite values.
 
 Letters: B images, S cells of all levels, Q queries, C classes, H heads, D channels of a head, L levels, P points.
 """
@@ -26,8 +26,8 @@ Sampling = Literal["gather", "products"]
 
 @dataclass(frozen=True, kw_only=True)
 class Portable:
-    """For which image size, and how rows are looked up: by their number (`gather`, faster on CPUs), or as products with
-    matrices of bilinear weights (`products`, for runtimes that gather nothing)."""
+    """The image size, and how rows are looked up: by index (`gather`, faster on CPUs), or as products with matrices of
+    bilinear weights (`products`, for runtimes without gather)."""
 
     height: int
     width: int
@@ -39,7 +39,7 @@ class Portable:
 
 
 class Constant(nn.Module):
-    """A function that was computed before, whatever it is called with."""
+    """A precomputed result that stands in for a function; arguments are ignored."""
 
     answer: Tensor
 
@@ -52,7 +52,7 @@ class Constant(nn.Module):
 
 
 class ConstantAnchors(nn.Module):
-    """`make_anchors`, computed before; valid is 0 or 1, as not every runtime has constants that are true or false."""
+    """Precomputed `make_anchors`; valid is 0 or 1, as not every runtime has boolean constants."""
 
     logits: Tensor
     valid: Tensor
@@ -68,12 +68,12 @@ class ConstantAnchors(nn.Module):
 
 
 def constant_position_code(portable: Portable, dim: int, official_rectangles: bool) -> Constant:
-    """Of the coarsest map."""
+    """The precomputed position code of the coarsest map."""
     return Constant(position_code(*portable.shapes[-1], dim, torch.empty(0), official_rectangles))
 
 
 class PortableAttention(nn.Module):
-    """An MSDeformAttn whose samples are rows of the memory, or products with matrices of bilinear weights."""
+    """An MSDeformAttn that samples by looking up rows of the memory, or by products with bilinear weight matrices."""
 
     def __init__(self, attention: MSDeformAttn, sampling: Sampling) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class PortableAttention(nn.Module):
         return self.output_proj(sampled.unflatten(0, (-1, self.num_heads)).transpose(1, 2).flatten(2))
 
     def by_head(self, x: Tensor) -> Tensor:
-        """(B * H, N, n) of (B, N, H * n)."""
+        """Rearranges (B, N, H * n) to (B * H, N, n)."""
         return x.unflatten(2, (self.num_heads, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def every_second(linear: nn.Linear, first: int) -> Linear:
-    """The rows of a linear layer from `first` on, every second one."""
+    """Linear layer of every second output row, from `first` on."""
     half = Linear(linear.in_features, linear.out_features // 2)
     half.weight, half.bias = (
         nn.Parameter(each.detach()[first::2].clone(), requires_grad=False) for each in (linear.weight, linear.bias)
@@ -108,7 +108,7 @@ def every_second(linear: nn.Linear, first: int) -> Linear:
 
 
 def sample_by_products(value: Tensor, shapes: Shapes, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """What `ms_deform_attn_reference` returns, (B * H, Q, D): bilinear weights are products of two triangles.
+    """As `ms_deform_attn_reference`, (B * H, Q, D): bilinear weights are products of two triangle functions.
 
     value: (B * H, S, D); x, y: (B * H, Q, L * P) normalised; weights: (B * H, Q, L * P).
     """
@@ -125,7 +125,7 @@ def sample_by_products(value: Tensor, shapes: Shapes, x: Tensor, y: Tensor, weig
 
 
 def sample_by_gather(value: Tensor, shapes: Shapes, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """As `sample_by_products`: four rows of the value for each place."""
+    """As `sample_by_products`, by gathering four rows of the value for each location."""
     points = x.shape[-1] // len(shapes)
     places, shares, start = [], [], 0
     for level, (height, width) in enumerate(shapes):
@@ -133,7 +133,7 @@ def sample_by_gather(value: Tensor, shapes: Shapes, x: Tensor, y: Tensor, weight
         column, row = x[..., here] * width - 0.5, y[..., here] * height - 0.5
         left, upper = column.floor(), row.floor()
         for cell_x, cell_y in ((left, upper), (left + 1, upper), (left, upper + 1), (left + 1, upper + 1)):
-            # Float bounds: of whole ones torch's ONNX optimiser makes a graph that is out of order.
+            # Float bounds: with integer bounds torch's ONNX optimiser writes nodes in an invalid order.
             inside_x, inside_y = cell_x.clamp(0.0, width - 1.0), cell_y.clamp(0.0, height - 1.0)
             inside = (inside_x == cell_x).to(x.dtype) * (inside_y == cell_y).to(x.dtype)
             share = triangle(column - cell_x) * triangle(row - cell_y) * inside
@@ -147,12 +147,12 @@ def sample_by_gather(value: Tensor, shapes: Shapes, x: Tensor, y: Tensor, weight
 
 
 def triangle(distance: Tensor) -> Tensor:
-    """1 at a distance of zero, 0 from 1 on."""
+    """Triangle function: 1 at a distance of 0, falling linearly to 0 at 1 and beyond."""
     return F.relu(1 - distance.abs())
 
 
 def take_rows(x: Tensor, places: Tensor) -> Tensor:
-    """Rows (B, n, D) of x (B, N, D) at places (B, n), whole floats, by a gather of one axis."""
+    """Rows (B, n, D) of x (B, N, D) at places (B, n), integers stored as floats, by a gather along one axis."""
     places = places + numbers(x.shape[0], x)[:, None] * x.shape[1]
     return x.flatten(0, 1).index_select(0, places.flatten().to(torch.int64)).unflatten(0, places.shape)
 
@@ -163,7 +163,7 @@ def numbers(count: int, like: Tensor) -> Tensor:
 
 
 class PortableSelector(nn.Module):
-    """A DeployedSelector whose queries come in the order of their cells."""
+    """A DeployedSelector that returns queries in the order of their cells."""
 
     def __init__(self, selector: QuerySelector, box_head: nn.Module, sampling: Sampling) -> None:
         super().__init__()
@@ -204,10 +204,10 @@ ROUNDS, PARTS = 6, 32  # the k-th largest value is enclosed to 2^-30 of the rang
 
 
 def best_places(values: Tensor, k: int) -> Tensor:
-    """Where the k largest values of each row of (B, N) are, (B, k), in the order of their places; floats. Of equal ones
+    """Indices (B, k), as floats in ascending order, of the k largest values of each row of (B, N). Among equal values
     the first are taken.
 
-    A search by counting: the k-th largest value lies above `low` and is at most `high`.
+    Searches by counting: the k-th largest value is above `low` and at most `high`.
     """
     low, high = values.amin(dim=1, keepdim=True) - 1, values.amax(dim=1, keepdim=True)
     between = numbers(PARTS, values)[1:] / PARTS
@@ -235,7 +235,7 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def descending(values: Tensor) -> Tensor:
-    """The permutation (B, k, k) that sorts values (B, k), largest first; equal ones stay as they are."""
+    """Permutation matrices (B, k, k) that sort values (B, k), largest first; the sort is stable."""
     own, other = values.unsqueeze(2), values.unsqueeze(1)
     places = numbers(values.shape[1], values)
     earlier = (places[:, None] > places).to(values.dtype)
@@ -244,7 +244,7 @@ def descending(values: Tensor) -> Tensor:
 
 
 def one_hot(places: Tensor, count: int) -> Tensor:
-    """(B, n, count), 1 at the places (B, n), which are whole numbers of a floating point type."""
+    """(B, n, count), 1 at the places (B, n), which are integers stored as floats."""
     return (places.unsqueeze(2) == numbers(count, places)).to(places.dtype)
 
 

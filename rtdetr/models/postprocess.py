@@ -12,7 +12,7 @@ from rtdetr.types import Detections, Predictions
 def postprocess(predictions: Predictions, sizes: Tensor, max_detections: int = 300) -> Detections:
     """The best (query, class) pairs of each image, best first. A query may appear with several classes.
 
-    sizes: (B, 2) height, width of the original images, pixels. No suppression, no clipping, no score threshold.
+    sizes: (B, 2) height, width of the original images, pixels. No NMS, no clipping, no score threshold.
     """
     scores = predictions.logits.sigmoid()  # (B, Q, C)
     num_queries, num_classes = scores.shape[1:]
@@ -24,11 +24,11 @@ def postprocess(predictions: Predictions, sizes: Tensor, max_detections: int = 3
 
 
 class EndToEnd(nn.Module):
-    """A model with the post-processing inside, as exported files have it: forward(images, sizes) -> Detections."""
+    """A model that includes post-processing, as exported files do: forward(images, sizes) -> Detections."""
 
 
 def detections(model: nn.Module, images: Tensor, sizes: Tensor, max_detections: int = 300) -> Detections:
-    """What a model in eval mode finds in images (B, 3, H, W); sizes as in `postprocess`."""
+    """Detections of a model in eval mode on images (B, 3, H, W); sizes as in `postprocess`."""
     if isinstance(model, EndToEnd):
         return model(images, sizes)
     return postprocess(model(images), sizes, max_detections)

@@ -2,8 +2,8 @@
 
 All groups go through one decoder call. Their order is
     [group 0: denoising | queries] [noise group 1: denoising | queries] ... [one-to-many queries]
-and no group sees another. Letters: G one-to-one groups, B images, Q queries of such a group, N denoising queries of a
-group, T all queries. Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py:488-650.
+and groups do not see each other. Letters: G one-to-one groups, B images, Q queries of such a group, N denoising
+queries of a group, T all. Source: official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py:488-650.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ NOISE_MASK_RATIO = 0.1  # share of query pairs hidden from each other in a noise
 
 
 class GroupedQueries(NamedTuple):
-    """Decoder input of all groups, and what is needed to take its output apart."""
+    """Decoder input of all groups, and the data needed to split its output."""
 
     content: Tensor  # (B, T, dim)
     box_logits: Tensor  # (B, T, 4), detached
-    groups: tuple[Group, ...]  # who sees whom
+    groups: tuple[Group, ...]  # which queries attend to which
     selections: list[Selection]  # one-to-one groups first, then the one-to-many group if there is one
     num_copies: int  # denoising copies; 0 without denoising
     num_denoising: int  # N
-    crowd: Tensor | None  # the boxes that are noised, see DenoisingOutputs
+    crowd: Tensor | None  # indices of the noised boxes, see DenoisingOutputs
 
 
 class QueryGroups(nn.Module):
-    """Builds the queries of every group and splits the decoder's answer again."""
+    """Builds the queries of every group and splits the decoder's output by group."""
 
     def __init__(self, cfg: SupervisionConfig, dim: int, num_classes: int, num_queries: int) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class QueryGroups(nn.Module):
         if cfg.num_one_to_many_queries:
             sizes.append(cfg.num_one_to_many_queries)
         self.selectors = nn.ModuleList(QuerySelector(dim, num_classes, size) for size in sizes)
-        # no selector, no user: DDP wants a gradient for every parameter
+        # Without selectors it would be unused, and DDP requires a gradient for every parameter.
         self.memory_proj = nn.Sequential(xavier_linear(dim, dim), nn.LayerNorm(dim)) if sizes else None
         self.label_embedding = LabelEmbedding(num_classes, dim) if cfg.num_denoising else None
 
     def forward(self, memory: Memory, main: QuerySelector, targets: Targets, draws: Draws) -> GroupedQueries:
-        """main: the selector of the group that detects later."""
+        """main: the selector of group 0, which is used for inference."""
         selections, tokens = select([main, *self.selectors], memory)
         contents = [selections[0].content.detach()]
         if self.memory_proj is not None:  # trains memory_proj, not the encoder
@@ -88,12 +88,12 @@ class QueryGroups(nn.Module):
         """used: (S,) bool, the slots that hold a box of some image."""
         device, size = used.device, self.num_queries
         copy = torch.arange(num_denoising, device=device) // (num_denoising // max(1, num_copies) or 1)
-        # A copy sees itself and the matching queries, which do not see it. Nobody sees slots that no image uses.
+        # A copy attends to itself and the matching queries, but not the reverse. Slots that no image uses are hidden.
         own_copy = (copy[:, None] == copy) & used.repeat(2 * num_copies)
         groups = []
         for g in range(self.num_groups):
             visible = torch.ones(size, size, dtype=torch.bool, device=device)
-            if g > 0:  # noise groups lose random pairs, a query's view of itself included
+            if g > 0:  # noise groups hide random pairs, including a query from itself
                 visible = draws.attention_keep(g, size, NOISE_MASK_RATIO, device)
             if num_denoising:
                 denoising = torch.cat((own_copy, visible.new_ones(num_denoising, size)), dim=1)
@@ -107,12 +107,12 @@ class QueryGroups(nn.Module):
     def split(
         self, decoded: Decoded, queries: GroupedQueries
     ) -> tuple[QueryOutputs, QueryOutputs | None, DenoisingOutputs | None]:
-        """One-to-one, one-to-many and denoising predictions, out of the decoder's (layers, B, T, ...)."""
+        """Splits the decoder's (layers, B, T, ...) into one-to-one, one-to-many and denoising predictions."""
         n = queries.num_denoising
         many = self.num_groups * (n + self.num_queries)
 
         def taken_apart(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """(layers, G, B, N, ...), (layers, G, B, Q, ...) and the rest of x (layers, B, T, ...)."""
+            """Splits x (layers, B, T, ...) into (layers, G, B, N, ...), (layers, G, B, Q, ...) and the rest."""
             one, rest = x.split((many, x.shape[2] - many), dim=2)
             noised, own = one.unflatten(2, (self.num_groups, -1)).transpose(1, 2).split((n, self.num_queries), dim=3)
             return noised, own, rest

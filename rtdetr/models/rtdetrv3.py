@@ -19,8 +19,8 @@ from rtdetr.types import Predictions, Targets, TrainingOutputs
 
 
 class Network(nn.Module):
-    """Detector. Eval mode returns Predictions and uses backbone, encoder and decoder alone; train mode returns
-    TrainingOutputs, for which `query_groups` and `dense_head` exist."""
+    """Detector. Eval mode returns Predictions and uses only backbone, encoder and decoder; train mode returns
+    TrainingOutputs and also uses `query_groups` and `dense_head`."""
 
     def __init__(
         self,
@@ -56,12 +56,12 @@ class Network(nn.Module):
         return Predictions(decoded.logits[-1], decoded.boxes[-1])
 
     def deploy(self, options: DeployOptions | None = None) -> DeployedModel:
-        """A model that only detects, with fewer layers and kernels."""
+        """Builds an inference-only model with fewer layers and kernels."""
         return deploy(self.backbone, self.encoder, self.decoder, options or DeployOptions())
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> Network:
-    """The model that a config describes, with freshly initialised weights."""
+    """Builds the model of a config, with newly initialised weights."""
     backbone = build_backbone(cfg.backbone)
     encoder = build_encoder(cfg.encoder, backbone.out_channels, cfg.official_rectangles)
     decoder = build_decoder(cfg.decoder, cfg.encoder.hidden_dim, num_classes, cfg.official_rectangles)

@@ -1,4 +1,4 @@
-"""Multi-scale deformable attention: one call, four backends (`torch`, `cpu`, `cuda`, and `auto` that chooses).
+"""Multi-scale deformable attention: one call, backends `torch`, `cpu` and `cuda`, and `auto`, which selects one.
 
 Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries, L levels, P points per level.
 """
@@ -58,9 +58,9 @@ def ms_deform_attn(
     attention_weights:  (B, Q, H, L, P)
     backend:            auto, cuda, cpu or torch
 
-    Locations, weights and accumulation are float32 (float64 for float64 values). Nothing waits for the device, with one
-    exception: the torch backend has to read a `spatial_shapes` tensor that lies on a device. Give pairs of integers.
-    Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run.
+    Locations, weights and accumulation are float32 (float64 for float64 values). Does not wait for the device, with one
+    exception: the torch backend must read a `spatial_shapes` tensor on a device; pairs of integers avoid this.
+    Raises ValueError if sizes do not match, RuntimeError if a named backend cannot run.
     """
     check_tensors(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
     value = _autocast(value)
@@ -84,7 +84,7 @@ def ms_deform_attn_fused(
     offset_scale: float = 0.5,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Return (B, Q, H * D) straight from what the attention module has: softmax and locations are computed inside.
+    """Return (B, Q, H * D) from an attention module's raw projections; computes softmax and locations itself.
 
     value, spatial_shapes, backend: as in `ms_deform_attn`
     reference: (B or 1, Q, 1 or L, 4) boxes cxcywh normalised: location = xy + offset / P * wh * offset_scale, or
@@ -111,7 +111,7 @@ def ms_deform_attn_fused(
 
 
 class MSDeformAttnFunction:
-    """The name and the five tensors that Deformable DETR made known; the sixth argument of old kernels is ignored."""
+    """Deformable DETR's interface: its name and five tensors; the sixth argument of old kernels is ignored."""
 
     @staticmethod
     def apply(
@@ -126,7 +126,7 @@ class MSDeformAttnFunction:
 
 
 def _autocast(value: Tensor) -> Tensor:
-    """The rule under autocast: values take the autocast type, locations and weights stay float32."""
+    """Under autocast, converts values to the autocast type; locations and weights stay float32."""
     device = value.device.type
     if device != "meta" and value.dtype != torch.float64 and torch.is_autocast_enabled(device):
         return value.to(torch.get_autocast_dtype(device))
@@ -134,14 +134,14 @@ def _autocast(value: Tensor) -> Tensor:
 
 
 def _host_levels(spatial_shapes: SpatialShapes) -> int:
-    """How many levels have their sizes on the host, as integers."""
+    """Number of levels whose sizes are integers on the host."""
     return 0 if isinstance(spatial_shapes, Tensor) else len(spatial_shapes)
 
 
 def _host_shapes(spatial_shapes: SpatialShapes, value: Tensor) -> list[tuple[int, int]]:
     if not isinstance(spatial_shapes, Tensor):
         return [(h, w) for h, w in spatial_shapes]
-    if value.is_meta and spatial_shapes.is_meta:  # no numbers anywhere: whatever fills value gives the same shapes
+    if value.is_meta and spatial_shapes.is_meta:  # no data: any sizes that fill value give the same shapes
         return [(1, 1)] * (len(spatial_shapes) - 1) + [(1, value.shape[1] - len(spatial_shapes) + 1)]
     return [(h, w) for h, w in spatial_shapes.tolist()]
 
@@ -149,7 +149,7 @@ def _host_shapes(spatial_shapes: SpatialShapes, value: Tensor) -> list[tuple[int
 def _levels(
     spatial_shapes: SpatialShapes, level_start_index: Tensor | None, value: Tensor
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
-    """The three arguments of the compiled operators: numbers for sizes known on the host, else two tensors."""
+    """Three arguments of the compiled operators: integers for sizes known on the host, else two tensors."""
     if not isinstance(spatial_shapes, Tensor):
         return [size for pair in spatial_shapes for size in pair], None, None
     shapes = spatial_shapes.to(value.device, torch.int64, non_blocking=True)

@@ -1,4 +1,4 @@
-"""`python -m rtdetr.ops [--json]`: what of the op is built, for which GPUs, and which backend each device would use."""
+"""`python -m rtdetr.ops [--json]`: reports which libraries are built, for which GPUs, and each device's backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rtdetr.ops import compiled, resolve_backend, why_not_compiled
 
 
 def report() -> dict[str, Any]:
-    """All facts: `libraries` (what setup.py did, why one is not usable) and `devices` (the backend under auto)."""
+    """Data of the report: `libraries` (what setup.py did, why one is unusable), `devices` (the backend under auto)."""
     libraries = {
         kind: {**compiled.INFO.get(kind, {"built": False}), "usable": why is None, "why_not": why}
         for kind, why in compiled.WHY_NOT.items()

@@ -1,4 +1,4 @@
-"""Linear assignment: which query gets which box at the least total cost, for many images and sets of queries at once.
+"""Linear assignment: assigns boxes to queries at minimal total cost, for many images and sets of queries at once.
 
 Letters: B images, T boxes of all images together, Q queries.
 """
@@ -18,24 +18,24 @@ from rtdetr.ops.backend import check_name, check_readable, check_tensors, run, w
 
 AssignmentBackend = Literal["auto", "scipy", "cpu", "cuda"]
 BACKENDS: tuple[str, ...] = get_args(AssignmentBackend)
-MAX_COLUMNS = 2048  # of a problem on a GPU: a block keeps them in registers
-LARGEST = 1e300  # of a cost; beyond it, sums along a path could overflow
+MAX_COLUMNS = 2048  # of a problem on a GPU: a block holds them in registers
+LARGEST = 1e300  # largest valid cost; beyond it, sums along a path could overflow
 
 
 def linear_assignment(
     cost: Tensor, counts: Sequence[int] | Tensor, repeats: int = 1, *, backend: AssignmentBackend = "auto"
 ) -> Tensor:
-    """Return (..., B, Q) int64: the box that each query got, counted within its image, or -1.
+    """Return (..., B, Q) int64: the box assigned to each query, counted within its image, or -1.
 
     cost:    (..., T, Q) floating point, on any device; the rows are boxes, image after image
-    counts:  boxes of each of the B images, which add up to T; the host looks into a tensor
-    repeats: how many queries a box is offered to; where the offers outnumber the queries, every query gets a box
+    counts:  boxes of each of the B images, which add up to T; a tensor is read on the host
+    repeats: number of queries that each box is assigned to; if there are fewer queries, every query gets a box
     backend: scipy (the reference, one problem after another on the host), cpu (threads), cuda, or auto
 
-    The total cost of every image is the least possible, in float64. Where several assignments cost the same, backends
-    may choose different ones. The cuda backend does not wait for the device. An image that has a NaN, infinite or
-    absurd cost (beyond 1e300) gets -1 everywhere. Raises ValueError for what does not fit, RuntimeError if a named
-    backend cannot run.
+    The total cost of every image is minimal, computed in float64. If several assignments cost the same, backends may
+    choose different ones. The cuda backend does not wait for the device. An image with a NaN, infinite or too large
+    cost (beyond 1e300) gets -1 everywhere. Raises ValueError if shapes do not match, RuntimeError if a named backend
+    cannot run.
     """
     return linear_assignment_checked(cost, counts, repeats, backend=backend)[0]
 
@@ -58,7 +58,7 @@ def linear_assignment_padded(
 ) -> tuple[Tensor, Tensor]:
     """`linear_assignment_checked` if the host does not know the numbers of boxes, as in a CUDA graph.
 
-    cost:   (..., B * M, Q), M rows for each image, of which its boxes are the first
+    cost:   (..., B * M, Q), M rows for each image, the image's boxes first
     counts: (B,) int64 on the device of the costs, each at most M; the cuda backend does not read it on the host
     """
     check_tensors(cost=cost, counts=counts)
@@ -102,7 +102,7 @@ def _whole_numbers(counts: Sequence[int] | Tensor) -> list[int]:
 def resolve_assignment_backend(
     backend: AssignmentBackend, cost: Tensor, counts: Sequence[int], repeats: int
 ) -> Literal["scipy", "cpu", "cuda"]:
-    """Return the backend that runs; `auto` takes scipy where no kernel can, a named one raises RuntimeError."""
+    """Return the backend that runs. `auto` uses scipy if no kernel can run; a named backend raises RuntimeError."""
     check_name(backend, BACKENDS)
     if backend == "scipy" or (backend == "auto" and kernels.are_plain()):
         return "scipy"
@@ -121,7 +121,7 @@ def resolve_assignment_backend(
 
 
 def _by_scipy(cost: Tensor, counts: list[int], repeats: int) -> tuple[Tensor, Tensor]:
-    from scipy.optimize import linear_sum_assignment  # here because importing it takes longer than `import rtdetr.ops`
+    from scipy.optimize import linear_sum_assignment  # local, as importing it takes longer than `import rtdetr.ops`
 
     on_host = cost.cpu().numpy()
     index = np.full((*cost.shape[:-2], len(counts), cost.shape[-1]), -1, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Which implementation of the op runs: `why_not_compiled` is the one predicate, `resolve_backend` its two manners."""
+"""Selects the implementation of the op: `why_not_compiled` is the check, `resolve_backend` falls back or raises."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ BACKENDS: tuple[str, ...] = get_args(Backend)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_HOST_LEVELS = 32  # kMaxHostLevels of csrc/cuda/common.cuh
 
-REFUSED = re.compile(r"[^,]+, [^,]*\.(?:cpp|h):\d+, (.*)")  # function, place in the source, sentence
+REFUSED = re.compile(r"[^,]+, [^,]*\.(?:cpp|h):\d+, (.*)")  # function, source location, message
 
 logger = logging.getLogger("rtdetr")
 
 
 def why_not_compiled(value: Tensor, host_levels: int = 0) -> str | None:
-    """Return None if a compiled kernel can take this value and so many levels whose sizes are integers on the host (0:
-    they are in a tensor), else a sentence that says why not. The first call loads the libraries."""
+    """Return None if a compiled kernel supports this value and number of levels with sizes on the host (0: sizes are in
+    a tensor), else a sentence with the reason. The first call loads the libraries."""
     device = value.device.type
     if device not in ("cuda", "cpu"):
         return f"there is no compiled kernel for the device type {device!r}"
     if value.dtype not in DTYPES:
         return f"the compiled kernels take float32, float64, float16 and bfloat16 values, got {value.dtype}"
-    from rtdetr.ops import compiled  # here: who computes with kernels=plain never loads the libraries
+    from rtdetr.ops import compiled  # local: kernels=plain never loads the libraries
 
     if compiled.WHY_NOT[device] is None and device == "cuda":
         if host_levels > MAX_HOST_LEVELS:
@@ -44,12 +44,12 @@ def why_not_compiled(value: Tensor, host_levels: int = 0) -> str | None:
 
 
 def _why_not_this_gpu(index: int | None) -> str | None:
-    """A library without code for the GPU would fail at its first launch, so its architectures are compared before."""
+    """Compares architectures in advance, as a library without code for the GPU would fail at its first launch."""
     return _compare_architectures(index)
 
 
-# torch.compile would trace into the cached function. This is all that torch.compiler.assume_constant_result does after
-# it has imported the compiler, which takes as long as importing torch.
+# Otherwise torch.compile would trace into the cached function. torch.compiler.assume_constant_result does only this,
+# but first imports the compiler, which takes as long as importing torch.
 vars(_why_not_this_gpu)["_dynamo_marked_constant"] = True
 
 
@@ -68,8 +68,8 @@ def _compare_architectures(index: int | None) -> str | None:
 
 
 def covers(archs: list[str], major: int, minor: int) -> bool:
-    """Whether code for `archs` ("90", "90a", "120+PTX") runs on compute capability major.minor: code of the same major
-    and no higher minor does, PTX of any lower capability does, and names with a letter fit exactly."""
+    """Whether code for `archs` ("90", "90a", "120+PTX") runs on compute capability major.minor: binaries need the same
+    major and no higher minor, PTX no higher capability, and names with a letter an exact match."""
     for arch in archs:
         name = arch.removesuffix("+PTX")
         if not name.isdigit():
@@ -128,7 +128,7 @@ def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Li
     if backend == "torch" or (backend == "auto" and kernels.are_plain()):
         return "torch"
     if backend == "auto":
-        # a process that exports has imported torch.onnx; one that detects need not
+        # only a process that exports has imported torch.onnx
         if (torch.compiler.is_compiling() or "torch.onnx" in sys.modules) and torch.onnx.is_in_onnx_export():
             return "torch"
         reason = why_not_compiled(value, host_levels)

@@ -1,8 +1,8 @@
-"""The attention op under the names other libraries know: Deformable DETR's extension, mmcv, transformers.
+"""The attention op under the interfaces of other libraries: Deformable DETR's extension, mmcv, transformers.
 
-`import rtdetr.ops.compat as MSDA` stands for `import MultiScaleDeformableAttention as MSDA`; `install` makes the second
-line itself work, and others like it; `patch_transformers` changes the models of the installed transformers. Letters as
-in `rtdetr.ops`.
+`import rtdetr.ops.compat as MSDA` replaces `import MultiScaleDeformableAttention as MSDA`; `install` makes the original
+import and similar ones work; `patch_transformers` changes the models of the installed transformers. Letters as in
+`rtdetr.ops`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ logger = logging.getLogger("rtdetr")
 
 
 def _as_given(value: Tensor) -> torch.autocast:
-    """A context in which autocast leaves types alone."""
+    """Context manager: inside, autocast does not change types."""
     return torch.autocast("cpu" if value.is_meta else value.device.type, enabled=False)
 
 
-# Deformable DETR and mmcv. The extension of the first takes its arguments by place, so mmcv's names serve both.
+# Deformable DETR and mmcv. Deformable DETR's extension has positional arguments only, so mmcv's names work for both.
 
 
 def ms_deform_attn_forward(
@@ -59,7 +59,7 @@ def ms_deform_attn_forward(
 ) -> Tensor:
     """Return (B, Q, H * D) of the type of `value`, also under autocast, as the extensions do.
 
-    `im2col_step` is accepted and means nothing; the batch need not be a multiple of it.
+    `im2col_step` is ignored; the batch need not be a multiple of it.
     """
     with _as_given(value):
         return ms_deform_attn(
@@ -114,7 +114,7 @@ def ms_deform_attn_backward(
 def ms_deform_attn_core_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
-    """Return (B, Q, H * D) by grid_sample on any device: the twin that the kernels are compared with."""
+    """Return (B, Q, H * D) by grid_sample on any device: the reference for the kernels."""
     with _as_given(value):
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights, backend="torch")
 
@@ -122,13 +122,13 @@ def ms_deform_attn_core_pytorch(
 def multi_scale_deformable_attn_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
-    """Return (B, Q, H * D): the function that mmcv calls off the GPU, by the kernel of the device if there is one."""
+    """Return (B, Q, H * D): mmcv's function for other devices than GPUs; uses the device's kernel if there is one."""
     with _as_given(value):
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
 
 
 class MSDeformAttnFunction:
-    """`apply` with the six arguments of the autograd.Function of this name; differentiable once."""
+    """Provides `apply` with the six arguments of the autograd.Function of this name; differentiable once."""
 
     apply = staticmethod(ms_deform_attn_forward)
 
@@ -141,10 +141,10 @@ _replaced: dict[str, ModuleType | None] = {}
 
 
 def install(name: str = EXTENSION, *, replace: bool = False) -> None:
-    """Let `import MultiScaleDeformableAttention`, or that of another `name` that a project gave its extension, such as
-    `groundingdino._C`, find this module, in this process, from now on.
+    """Make `import MultiScaleDeformableAttention`, or of another extension `name` such as `groundingdino._C`, import
+    this module from now on in this process.
 
-    Raises RuntimeError if another module of this name is imported already and `replace` is False. Files that imported
+    Raises RuntimeError if another module of this name has been imported and `replace` is False. Modules that imported
     the other one keep it.
     """
     ours, present = sys.modules[__name__], sys.modules.get(name)
@@ -160,7 +160,7 @@ def install(name: str = EXTENSION, *, replace: bool = False) -> None:
 
 
 def uninstall() -> None:
-    """Undo every `install`: the modules that were there before come back, or none."""
+    """Undo every `install`: restore the previous modules, if any."""
     for name, before in _replaced.items():
         if sys.modules.get(name) is sys.modules[__name__]:
             _place(name, before)
@@ -168,7 +168,7 @@ def uninstall() -> None:
 
 
 def _place(name: str, module: ModuleType | None) -> None:
-    """Under this name, and in the package that holds it where that has imported it."""
+    """Register a module under this name, also as an attribute of its parent package if that is imported."""
     package, _, child = name.rpartition(".")
     if module is None:
         del sys.modules[name]
@@ -178,8 +178,8 @@ def _place(name: str, module: ModuleType | None) -> None:
             setattr(sys.modules[package], child, module)
 
 
-# transformers. It writes the op in three forms, the same text in every family: a layer without parameters, a function,
-# and a function with a number of points of its own for every level.
+# transformers. It implements the op in three forms, with the same code in every family: a layer without parameters, a
+# function, and a function with a separate number of points for each level.
 
 LAYER, FUNCTION, UNEVEN = EXTENSION, "multi_scale_deformable_attention", "multi_scale_deformable_attention_v2"
 FAMILIES = (
@@ -187,8 +187,8 @@ FAMILIES = (
     *("omdet_turbo", "oneformer", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4", "rf_detr"),
     *("rt_detr", "rt_detr_v2"),
 )
-KNOWN_VERSIONS = (5, 17), (5, 23)  # first and last; the three forms read the same in all between
-# In these families every attention module keeps the function that it found when it was built, under this name.
+KNOWN_VERSIONS = (5, 17), (5, 23)  # first and last; the three forms are equal in all between
+# In these families every attention module stores, under this name, the function that existed when it was built.
 KEEPERS = {"d_fine": "ms_deformable_attn_core", "deimv2": "ms_deformable_attn_core"}
 CHECK = "torch_compilable_check"
 
@@ -197,7 +197,7 @@ _changed: list[str] = []
 
 
 class _Layer(nn.Module):
-    """What the layer of transformers does, by our op; also in the form in which its kernel mapping takes a layer."""
+    """Replaces the layer of transformers by our op; also usable as a layer in its kernel mapping."""
 
     can_torch_compile = True
     has_backward = True
@@ -217,7 +217,7 @@ class _Layer(nn.Module):
 
 
 class _Repository:
-    """An entry of transformers' kernel mapping that fetches nothing."""
+    """An entry of transformers' kernel mapping that downloads nothing."""
 
     def load(self) -> type[nn.Module]:
         return _Layer
@@ -244,13 +244,13 @@ def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         num_points_list: list[int],
         method: str = "default",
     ) -> Tensor:
-        if method != "default":  # "discrete" rounds to whole cells, which our op does not
+        if method != "default":  # "discrete" rounds to whole cells, unlike our op
             return original(value, value_spatial_shapes, sampling_locations, attention_weights, num_points_list, method)
         most = max(num_points_list)
         if min(num_points_list) == most:
             shape = (len(num_points_list), most)
             locations, weights = sampling_locations.unflatten(3, shape), attention_weights.unflatten(3, shape)
-        else:  # every level gets as many points as the longest has: -1 lies outside the map and has weight 0
+        else:  # pad every level to the most points: -1 is outside the map and has weight 0
             gaps = [most - n for n in num_points_list]
             parts = zip(sampling_locations.split(num_points_list, 3), gaps, strict=True)
             locations = torch.stack([F.pad(part, (0, 0, 0, gap), value=-1.0) for part, gap in parts], 3)
@@ -262,20 +262,20 @@ def _uneven_function(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _channels_first_gradient(value: Tensor) -> Tensor:
-    """`value`, whose gradient gets the layout that transformers' own code gives it, where the layout changes its worth.
+    """Return `value` with its gradient in the layout of transformers' own code if the layout affects the result.
 
     On CPUs torch's batch norm misreads the channels-last gradient of a batch of one (2.11 to 2.15). D-FINE and DEIMv2
     have no projection between the op and a batch norm; models that have one get such a gradient with any op.
     """
     if not (value.is_cpu and len(value) == 1 and value.requires_grad) or torch.compiler.is_compiling():
         return value
-    value = value.view_as(value)  # the hook shall not stay with a leaf
+    value = value.view_as(value)  # so that the hook is not attached to a leaf
     value.register_hook(lambda grad: grad.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2))
     return value
 
 
 def _unless_compiling(check: Callable[..., None]) -> Callable[..., None]:
-    """Return transformers' `check` without that of tensors inside torch.compile, which torch 2.11 cannot trace."""
+    """Return transformers' `check`, skipped for tensors under torch.compile, where torch 2.11 cannot trace it."""
 
     def check_unless_compiling(cond: Any, *more: Any, **named: Any) -> None:
         if not (isinstance(cond, Tensor) and torch.compiler.is_dynamo_compiling()):
@@ -285,19 +285,19 @@ def _unless_compiling(check: Callable[..., None]) -> Callable[..., None]:
 
 
 def patch_transformers(*, backend: Backend = "auto", any_version: bool = False) -> list[str]:
-    """Let the deformable attention of transformers' models run on our op; return the names of what was changed.
+    """Make the deformable attention of transformers' models use our op; return the names of all changed objects.
 
     Models that exist already and models built later both change; weights and outputs do not. Under autocast the
     attention of D-FINE and DEIMv2 returns the autocast type where it returned float32. Where the library `kernels` is
     in use, the entry of transformers' kernel mapping becomes ours as well, so `use_kernels=True` does not bring back
     the hub's kernel. The method "discrete" of RT-DETRv2, D-FINE and DEIMv2 keeps transformers' own code. Inside
     torch.compile the check of the tensor of map sizes is left out; our op checks the pairs, by which it samples.
-    `backend` is that of `ms_deform_attn`; "torch" repeats the steps of transformers' own code and so tells what comes
-    of a kernel's rounding from what comes of the patch. A second call changes it.
+    `backend` is that of `ms_deform_attn`; "torch" repeats the steps of transformers' own code, which separates effects
+    of a kernel's rounding from effects of the patch. A second call changes the backend.
 
     Raises ValueError for an unknown backend, ModuleNotFoundError without transformers, RuntimeError for a version
-    outside KNOWN_VERSIONS (unless `any_version`) or one whose functions take other arguments than the known ones;
-    nothing is changed then.
+    outside KNOWN_VERSIONS (unless `any_version`) or one whose functions have other arguments than the known ones;
+    in these cases nothing is changed.
     """
     check_name(backend)
     if _undo:
@@ -326,8 +326,8 @@ def patch_transformers(*, backend: Backend = "auto", any_version: bool = False) 
 
 
 def unpatch_transformers() -> None:
-    """Undo `patch_transformers`, for models that exist already too, except those kernelized with `use_kernels=True`
-    meanwhile: transformers itself cannot undo that."""
+    """Undo `patch_transformers`, also for existing models, except those kernelized with `use_kernels=True` since, which
+    transformers itself cannot undo."""
     while _undo:
         _undo.pop()()
     _changed.clear()
@@ -341,7 +341,7 @@ def _modeling(family: str) -> ModuleType:
 
 
 def _attention_class(family: str) -> type[nn.Module]:
-    """The module with the projections, which the layers of the model call."""
+    """Return the attention module with the projections, which the layers of the model call."""
     (found,) = (
         thing for name, thing in vars(_modeling(family)).items() if name.endswith("MultiscaleDeformableAttention")
     )
@@ -349,7 +349,7 @@ def _attention_class(family: str) -> type[nn.Module]:
 
 
 def _change(family: str, version: str) -> tuple[Any, str, Any]:
-    """Owner, attribute and new value of the one thing that makes a family use our op."""
+    """Return owner, attribute and new value of the single change that makes a family use our op."""
     modeling = _modeling(family)
     change: tuple[Any, str, Any]
     old: Any = None
@@ -377,7 +377,7 @@ def _arguments(function: Callable[..., Tensor]) -> list[str]:
 
 
 def _shown(name: str, new: Callable[..., Tensor]) -> property:
-    """A class attribute that shows `new` in place of what an instance keeps under `name`, and leaves that as it is."""
+    """Return a property that yields `new` in place of an instance's attribute `name`, which stays unchanged."""
 
     def keep(self: nn.Module, value: Any) -> None:
         self.__dict__[name] = value

@@ -1,8 +1,8 @@
-"""Loads the compiled libraries when it is imported, and tells PyTorch everything about their operators that is not a
-kernel: fake tensors, gradients, autocast, vmap. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`,
+"""Loads the compiled libraries on import, and registers everything about their operators except the kernels with
+PyTorch: fake tensors, gradients, autocast, vmap. Operators: `torch.ops.rtdetr.ms_deform_attn`, `..._backward`,
 `..._fused`, `..._fused_backward`, `torch.ops.rtdetr.deformable_aggregation`, `..._backward` (CUDA only).
 
-hw: 2 * L integers height, width; or empty, and the tensors `shapes` (L, 2) and `starts` (L,) are given.
+hw: 2 * L integers height, width; or empty, with the sizes in the tensors `shapes` (L, 2) and `starts` (L,).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Hw = list[int]
 
 
 def library_folder() -> Path:
-    """Folder of the libraries: this one, or with RTDETR_JIT=1 and nothing here a cache, filled on first use."""
+    """Folder of the libraries: this one, or if it has none and RTDETR_JIT=1, a cache that is filled on first use."""
     if os.environ.get("RTDETR_JIT") != "1" or (HERE / "_cpu.so").exists():
         return HERE
     setup = HERE.parent.parent / "setup.py"
@@ -38,7 +38,7 @@ def library_folder() -> Path:
         digest.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rtdetr" / digest.hexdigest()[:16]
     if not (cache / "rtdetr/ops/_build.json").exists():
-        # Other processes may do the same: each compiles into a folder of its own, and the first to finish names it.
+        # Processes may run concurrently: each compiles into its own folder, and the first to finish renames it.
         mine = cache.with_name(f"{cache.name}.{os.getpid()}")
         command = [sys.executable, setup.name, "-q", "build_ext", "--build-lib", mine, "--build-temp", mine / "objects"]
         subprocess.run([str(part) for part in command], cwd=setup.parent, check=True, stdout=subprocess.DEVNULL)
@@ -54,13 +54,13 @@ _BUILD_SETTINGS = ("RTDETR_CUDA", "FORCE_CPU", "RTDETR_DEBUG", "TORCH_CUDA_ARCH_
 
 
 def build_info(folder: Path) -> dict[str, Any]:
-    """What setup.py wrote about its decisions, {} if it never ran here."""
+    """Build decisions recorded by setup.py, {} if it never ran here."""
     path = folder / "_build.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
-    """Load the library of `kind` (cpu or cuda); return None, or the sentence that says why it is not there."""
+    """Load the library of `kind` (cpu or cuda); return None, or a sentence on why it is not available."""
     library, facts = folder / f"_{kind}.so", info.get(kind, {})
     if not library.exists():
         reason, fix = facts.get("reason", "nothing has been compiled yet"), facts.get("fix", BUILD)
@@ -74,7 +74,7 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
             f"the {kind} kernels are built (torch {facts.get('torch', 'unknown')}) but do not load with torch"
             f" {torch.__version__} ({error}); to build them again: {BUILD}"
         )
-    if not hasattr(torch.ops.rtdetr, "deformable_aggregation"):  # what this source was the last to add
+    if not hasattr(torch.ops.rtdetr, "deformable_aggregation"):  # the newest operator
         return f"the {kind} kernels are of an older version of this package; to build them again: {BUILD}"
     return None
 
@@ -189,7 +189,7 @@ def _matching_cost_fake(
 def _autocast_forward(
     value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """Values in the autocast type, locations and weights in float32."""
+    """Converts values to the autocast type, locations and weights to float32."""
     device = value.device.type
     with torch.autocast(device, enabled=False):
         value = value if value.dtype == torch.float64 else value.to(torch.get_autocast_dtype(device))

@@ -1,8 +1,8 @@
-"""ReLU of a convolution, a bias and a residual in one kernel where cuDNN has it, and of a linear layer by cuBLAS.
+"""ReLU of a convolution, a bias and a residual in one cuDNN kernel if available, and of a linear layer by cuBLAS.
 
-PyTorch knows both fused calls, but torch.compile does not know the first one's result and takes the second one apart,
-hence operators of our own. They are defined without `custom_op` of torch, whose first call imports the compiler, and
-that takes as long as importing torch.
+PyTorch has both fused calls, but torch.compile does not know the first one's result and decomposes the second one,
+hence our own operators. They do not use torch's `custom_op`, whose first call imports the compiler, which takes as long
+as importing torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def conv_relu(
 ) -> Tensor:
     """relu(conv2d(x, weight) + bias + residual), (B, C', H', W'). No gradient.
 
-    x: (B, C, H, W); weight: (C', C, h, w); bias: (C',); residual: (B, C', H', W'). Two memory formats: that of the
-    result follows x and weight. On a GPU cuDNN's fused kernel, elsewhere three plain calls.
+    x: (B, C, H, W); weight: (C', C, h, w); bias: (C',); residual: (B, C', H', W'). The memory format of the result
+    follows x and weight. On a GPU cuDNN's fused kernel, elsewhere three plain calls.
     """
     result: Tensor = torch.ops.rtdetr.conv_relu(x, weight, bias, residual, stride, padding)
     return result

@@ -28,7 +28,7 @@ def deformable_aggregation(
     *,
     backend: Backend = "auto",
 ) -> Tensor:
-    """Return (B, A, C), of the type of `features`: the weighted sum of what all points of an anchor see.
+    """Return (B, A, C), of the type of `features`: the weighted sum of the samples at all points of an anchor.
 
     features:           (B, S, C) float32, float64, float16 or bfloat16
     spatial_shapes:     for every camera its L pairs (height, width), or a tensor (N, L, 2)
@@ -37,8 +37,8 @@ def deformable_aggregation(
     weights:            (B, A, P, N, L, G); group g weighs the g-th of G equal runs of channels
     backend:            auto, cuda, cpu or torch, as in `ms_deform_attn`
 
-    A point with x or y <= 0 or >= 1 counts for nothing in that camera. Locations, weights and sums are float32 (float64
-    for float64 features). Raises ValueError for sizes that do not fit, RuntimeError if a named backend cannot run. On
+    A point with x or y <= 0 or >= 1 is ignored in that camera. Locations, weights and sums are float32 (float64 for
+    float64 features). Raises ValueError if sizes do not match, RuntimeError if a named backend cannot run. On
     CUDA more than 32 maps need a tensor of `spatial_shapes` on the device.
     """
     check_tensors(features=features, sampling_locations=sampling_locations, weights=weights)
@@ -57,7 +57,7 @@ def deformable_aggregation(
         levels = _levels(spatial_shapes, level_start_index, features)
         output: Tensor = run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
         return output
-    # Where, not a product: an infinite or NaN weight of a point outside counts for nothing either.
+    # `where`, not a product, so that infinite and NaN weights of points outside are ignored, too.
     weights = torch.where(_inside(locations)[..., None, None], weights, 0)
     if chosen == "torch":
         with torch.autocast(device, enabled=False):  # einsum would round weights and samples
@@ -68,8 +68,8 @@ def deformable_aggregation(
 def _by_attention(
     features: Tensor, spatial_shapes: CameraShapes, starts: Tensor | None, locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """The kernels of attention: groups are heads, anchors queries, maps levels. They want the locations written out for
-    every group and level. On the CPU, and on CUDA where the sums of the gradient must be deterministic."""
+    """Computes by the attention kernels: groups are heads, anchors queries, maps levels. Locations are expanded for
+    every group and level. Used on the CPU, and on CUDA if the sums of the gradient must be deterministic."""
     groups, levels = weights.shape[5], weights.shape[4]
     value = features.unflatten(2, (groups, -1))  # (B, S, G, C / G)
     # (B, A, P, N, 2) -> (B, A, G, N * L, P, 2), and (B, A, P, N, L, G) -> (B, A, G, N * L, P)
@@ -83,7 +83,7 @@ def _by_attention(
 def _levels(
     spatial_shapes: CameraShapes, starts: Tensor | None, features: Tensor
 ) -> tuple[list[int], Tensor | None, Tensor | None]:
-    """The sizes and first cells of all maps, as the compiled operators take them: numbers, or two tensors."""
+    """Sizes and first cells of all maps, in the form of the compiled operators: integers, or two tensors."""
     if not isinstance(spatial_shapes, Tensor):
         return [size for camera in spatial_shapes for pair in camera for size in pair], None, None
     shapes = spatial_shapes.to(features.device, torch.int64, non_blocking=True).flatten(0, 1)
@@ -94,15 +94,15 @@ def _levels(
 def deformable_aggregation_reference(
     features: Tensor, shapes: Sequence[Sequence[tuple[int, int]]], locations: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return what `deformable_aggregation` does, by grid_sample map after map. Points outside have weight 0 already."""
+    """As `deformable_aggregation`, by grid_sample for each map. Points outside must have weight 0 already."""
     dtype, groups = compute_dtype(features), weights.shape[5]
     sizes = [h * w for camera in shapes for h, w in camera]
     if sum(sizes) != features.shape[1]:
         raise ValueError(f"spatial_shapes: the maps hold {sum(sizes)} cells, but features has {features.shape[1]}")
     maps = iter(features.to(dtype).transpose(1, 2).split(sizes, 2))  # N * L times (B, C, h * w)
-    # -1 and 2 lie beyond the reach of any cell, so clamping changes no result; it only turns infinite into far outside.
+    # -1 and 2 are out of reach of any cell, so clamping changes no result; it only makes infinite locations finite.
     grid = 2 * locations.clamp(-1, 2) - 1
-    if grid.is_cuda:  # there grid_sample takes a NaN for a place outside
+    if grid.is_cuda:  # on CUDA grid_sample treats NaN as outside
         weights = weights + (grid * 0).sum(-1)[..., None, None]
     output = features.new_zeros(*locations.shape[:2], groups, features.shape[2] // groups, dtype=dtype)
     for n, camera in enumerate(shapes):
@@ -114,12 +114,12 @@ def deformable_aggregation_reference(
 
 
 class DeformableFeatureAggregation(nn.Module):
-    """What the anchors see at their key points, weighed by what they are: Sparse4D's block, with its weight names.
+    """Sparse4D's block, with its weight names: features sampled at anchors' key points, weighted by anchor features.
 
     channels, groups, levels, cameras, points: C, G, L, N, P
-    camera_embedding:  weights depend on the camera's projection too, and cameras may change in number between calls
-    residual:          "add" to the instance feature, or "cat" behind the output
-    attention_dropout: share of the (camera, point) pairs that are left out in training; dropout: of the output
+    camera_embedding:  weights also depend on the camera's projection, and the number of cameras may vary between calls
+    residual:          "add" the instance features to the output, or "cat" them after it
+    attention_dropout: share of the (camera, point) pairs that are dropped in training; dropout: of the output
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class DeformableFeatureAggregation(nn.Module):
         """Return (B, A, C), with residual "cat" (B, A, 2 * C).
 
         instances, anchor_embedding: (B, A, C)
-        key_points: (B, A, P, 3) in the frame that `projection` takes
+        key_points: (B, A, P, 3) in the source frame of `projection`
         features, spatial_shapes, level_start_index: as in `deformable_aggregation`
         projection: (B, N, 4, 4) from that frame to pixels times depth; image_size: (B, N, 2) width, height in pixels
         """
@@ -199,9 +199,9 @@ class DeformableFeatureAggregation(nn.Module):
 
 
 def project_points(key_points: Tensor, projection: Tensor, image_size: Tensor) -> Tensor:
-    """Return (B, A, P, N, 2) normalised places in every image, x before y: at least float32, under autocast too.
+    """Return (B, A, P, N, 2) normalised locations in every image, x before y: at least float32, also under autocast.
 
-    A depth below 1e-5, behind the camera too, counts as 1e-5, which takes nearly every such point far outside.
+    Depths below 1e-5, also behind the camera, are clamped to 1e-5, which moves nearly every such point far outside.
     """
     with torch.autocast(key_points.device.type, enabled=False):
         dtype = compute_dtype(key_points)
@@ -216,7 +216,7 @@ def _camera_encoder(channels: int) -> nn.Sequential:
 
 
 def _inside(locations: Tensor) -> Tensor:
-    """(B, A, P, N): whether a point lies in the image. A NaN counts as inside, and makes its anchor NaN."""
+    """(B, A, P, N): whether a point is in the image. A NaN counts as inside, and makes its anchor NaN."""
     return ~((locations <= 0) | (locations >= 1)).any(-1)
 
 
@@ -240,7 +240,7 @@ def _check(features: Tensor, spatial_shapes: CameraShapes, locations: Tensor, we
 
 
 def _count_maps(spatial_shapes: CameraShapes) -> tuple[int, int]:
-    """Cameras and levels of each."""
+    """Returns the number of cameras and the number of levels of each."""
     if isinstance(spatial_shapes, Tensor):
         if spatial_shapes.dim() == 3 and spatial_shapes.shape[2] == 2 and not spatial_shapes.is_floating_point():
             return spatial_shapes.shape[0], spatial_shapes.shape[1]

@@ -1,5 +1,5 @@
 """FLOPs of the compiled operators: importing this module registers them with `torch.utils.flop_counter`, which the rest
-of the package does not import, as it brings Triton along."""
+of the package does not import, as it imports Triton."""
 
 from __future__ import annotations
 

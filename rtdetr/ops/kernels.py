@@ -1,4 +1,4 @@
-"""One switch for the whole package: `auto`, own kernels where they can run, or `plain`, PyTorch and SciPy alone."""
+"""One switch for the whole package: `auto`, our kernels if they can run, or `plain`, only PyTorch and SciPy."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _lock, _plain_uses = threading.Lock(), 0
 
 @contextmanager
 def using(kernels: Kernels) -> Iterator[None]:
-    """In here, and in all threads meanwhile, `plain` turns `auto` backends and fused kernels off; a backend that is
-    named runs all the same. Raises ValueError for another word."""
+    """Context manager: inside, and in all threads meanwhile, `plain` disables kernels of `auto` backends and fused
+    kernels; backends selected by name still run. Raises ValueError for other values."""
     global _plain_uses
     if kernels not in get_args(Kernels):
         raise ValueError(f"kernels: expected one of {', '.join(get_args(Kernels))}, got {kernels!r}")
-    with _lock:  # counted, as threads may leave in another order than they came
+    with _lock:  # a count, as threads may exit in another order than they entered
         _plain_uses += kernels == "plain"
     try:
         yield

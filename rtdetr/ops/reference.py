@@ -35,7 +35,7 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
     if not torch.jit.is_tracing():  # while tracing, sizes are tensors
         _check_cells(shapes, value.shape[1])
     maps = value.to(dtype).permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in shapes], dim=2)  # (B*H, D, h*w)
-    # -1 and 2 lie beyond the reach of any cell, so clamping changes no result; it only turns infinite into far outside.
+    # -1 and 2 are out of reach of any cell, so clamping changes no result; it only makes infinite locations finite.
     grid = (2 * locations.to(dtype).clamp(-1, 2) - 1).transpose(1, 2).flatten(0, 1)  # (B*H, Q, L, P, 2)
     samples = [
         F.grid_sample(
@@ -44,7 +44,7 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
         for i, (level, (h, w)) in enumerate(zip(maps, shapes, strict=True))
     ]  # L times (B*H, D, Q, P)
     weights = weights.to(dtype)
-    if grid.is_cuda:  # there grid_sample takes a NaN for a place outside
+    if grid.is_cuda:  # on CUDA grid_sample treats NaN as outside
         weights = weights + (grid * 0).sum(-1).unflatten(0, (batch, heads)).transpose(1, 2)
     scale = weights.transpose(1, 2).flatten(0, 1).flatten(2).unsqueeze(1)  # (B*H, 1, Q, L*P)
     output = (torch.cat(samples, dim=3) * scale).sum(3)  # (B*H, D, Q)
@@ -76,7 +76,7 @@ def locations_from_offsets(reference: Tensor, offsets: Tensor, shapes: Shapes | 
     elif isinstance(shapes, Tensor):
         step = 1 / shapes.to(offsets.device, dtype, non_blocking=True).flip(-1)[:, None]
     else:
-        # Filled in number by number: a tensor made from a list would be copied to the device, and wait for it.
+        # Filled number by number: a tensor built from a list would be copied to the device and synchronise with it.
         sizes = [offsets.new_full((1,), 1 / size, dtype=dtype) for h, w in shapes for size in (w, h)]
         step = torch.cat(sizes).view(-1, 1, 2)
     return xy + offsets.to(dtype) * step

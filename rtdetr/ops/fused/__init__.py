@@ -13,9 +13,9 @@ from rtdetr.ops.backend import why_not_compiled
 
 
 def why_not_fused(operator: str, x: Tensor, compiler_too: bool = False) -> str | None:
-    """None where the kernels of torch.ops.rtdetr.<operator> may run on `x`, else a sentence that says why not.
+    """None if the kernels of torch.ops.rtdetr.<operator> may run on `x`, else a sentence with the reason.
 
-    compiler_too: under torch.compile, which does as well for the others.
+    compiler_too: also under torch.compile, whose own code is as good for the other operators.
     """
     if kernels.are_plain():
         return "kernels=plain"

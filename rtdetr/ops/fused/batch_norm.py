@@ -35,7 +35,7 @@ def norm_activation(norm: nn.Module, x: Tensor, activation: Activation, plus: Te
 
 
 def why_not(norm: nn.Module, x: Tensor, activation: Activation) -> str | None:
-    """None where the kernels run, else a sentence."""
+    """None if the kernels can run, else a sentence with the reason."""
     if not isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm) or not norm.training or norm.momentum is None:
         return "the kernels are for batch norm that trains"
     if (reason := why_not_fused("channel_norm", x)) is not None:

@@ -1,4 +1,4 @@
-"""Losses of matched boxes and their gradients by one kernel, where torch takes a hundred small ones."""
+"""Losses of matched boxes and their gradients by one kernel, while torch needs a hundred small ones."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ AXES = 4  # kBoxAxes
 
 
 def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L1 distance, 1 - GIoU and, without gradient, IoU, each (K, G, B, Q), of queries with boxes (K, G, B, Q, 4) and
-    the boxes that they are matched to; 0 where there is none.
+    """L1 distance, 1 - GIoU and, without gradient, IoU, each (K, G, B, Q), between boxes (K, G, B, Q, 4) of queries and
+    their matched targets; 0 for unmatched queries.
 
     targets: (B, M, 4); index: (K, G, B, Q) int64 of the target in its image, or -1. Boxes are cxcywh, float32. The
     twin is losses.criterion._box_losses.
@@ -25,7 +25,7 @@ def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, T
 
 
 def why_not(boxes: Tensor) -> str | None:
-    """None where the kernel runs, else a sentence."""
+    """None if the kernel can run, else a sentence with the reason."""
     reason = why_not_fused("box_losses", boxes)
     if reason is None and (boxes.dtype != torch.float32 or boxes.dim() != AXES + 1 or boxes.stride(-1) != 1):
         return "the kernel takes float32 boxes (K, G, B, Q, 4), the four numbers side by side"

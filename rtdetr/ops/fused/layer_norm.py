@@ -1,4 +1,4 @@
-"""Layer norm of tokens with the sum before it, in one pass over memory each way."""
+"""Layer norm of a sum of tokens, in one pass over memory forward and one backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALIGNMENT, MAX_BYTES = 8, 2048  # channels; of a token: kMaxTokenBytes of csrc/l
 
 def sum_norm(x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Layer norm (..., dim) of x + plus, (..., dim) both, in the type of x; weight, bias: (dim,). Mean and deviation
-    are taken in float32."""
+    are computed in float32."""
     with torch.autocast(x.device.type, enabled=False):
         if why_not(x, weight) is None:
             y: Tensor = SumNorm.apply(x, plus, weight, bias, eps)
@@ -26,7 +26,7 @@ def sum_norm(x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: 
 
 
 def why_not(x: Tensor, weight: Tensor) -> str | None:
-    """None where the kernels run, else a sentence."""
+    """None if the kernels can run, else a sentence with the reason."""
     if (reason := why_not_fused("token_norm", x)) is not None:
         return reason
     if x.dtype == torch.float64 or weight.dtype != torch.float32 or x.shape[-1] % ALIGNMENT:

@@ -1,4 +1,4 @@
-"""A linear layer, and its ReLU if it has one, whose backward pass sums up the gradient of the bias in an own kernel."""
+"""A linear layer with an optional ReLU, whose backward pass sums the gradient of the bias by a kernel of ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tenso
 
 
 def why_not(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
-    """None where the kernel runs, else a sentence."""
+    """None if the kernel can run, else a sentence with the reason."""
     if not bias.requires_grad:
         return "the kernel is for the gradient, and there is none"
     if (reason := why_not_fused("column_sums", x)) is not None:

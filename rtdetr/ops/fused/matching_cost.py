@@ -1,4 +1,4 @@
-"""Costs of matching every box with every query of its image, by one kernel, where torch takes ninety small ones."""
+"""Costs of matching every box with every query of its image, by one kernel, while torch needs ninety small ones."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def fused_matching_cost(
 ) -> Tensor:
     """Cost (K, G, T, Q) of every box of the batch, image after image, against the queries of its image.
 
-    logits:  (K, G, B, Q, C); boxes: (K, G, B, Q, 4) cxcywh; both wherever their strides say
-    labels:  (B, M) int64; targets: (B, M, 4) cxcywh; of which the first are an image's boxes
-    counts:  boxes of each image, T their sum; or none where the host does not know them: T is B * M then
+    logits:  (K, G, B, Q, C); boxes: (K, G, B, Q, 4) cxcywh; both with any strides
+    labels:  (B, M) int64; targets: (B, M, 4) cxcywh; each image's boxes first, then padding
+    counts:  boxes of each image, T their sum; empty if the host does not know them: then T is B * M
     weights: of the class, L1 and GIoU terms
 
-    Computed in float32, or in float64 where logits or boxes are that. A label that is no class costs NaN. No
+    Computed in float32, or in float64 if logits or boxes are float64. A label that is not a class costs NaN. No
     gradient. The twin is losses.matcher.plain_matching_cost.
     """
     wide = torch.float64 if torch.float64 in (logits.dtype, boxes.dtype) else torch.float32
@@ -33,7 +33,7 @@ def fused_matching_cost(
 
 
 def why_not(logits: Tensor, counts: Sequence[int]) -> str | None:
-    """None where the kernel runs, else a sentence."""
+    """None if the kernel can run, else a sentence with the reason."""
     reason = why_not_fused("matching_cost", logits, compiler_too=True)
     if reason is None and (len(counts) > MAX_IMAGES or logits.shape[0] * logits.shape[1] > MAX_SETS):
         return f"the kernel takes {MAX_IMAGES} images, and {MAX_SETS} layers and groups"

@@ -1,4 +1,4 @@
-"""Max pooling after the stem, by kernels that keep a byte for each result where torch keeps eight."""
+"""Max pooling after the stem, by kernels that save one byte per result for backward, while torch saves eight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def halve(x: Tensor) -> Tensor:
 
 
 def why_not(x: Tensor) -> str | None:
-    """None where the kernels run, else a sentence."""
+    """None if the kernels can run, else a sentence with the reason."""
     if not x.requires_grad:
         return "the kernels are for the gradient, and there is none"
     if (reason := why_not_fused("max_pool", x)) is not None:

@@ -1,4 +1,4 @@
-"""The largest values of every row, by a kernel made for rows of thousands where it can run, else by torch."""
+"""The largest values of every row, by a kernel for rows of thousands of values if it can run, else by torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_ROW, MAX_K = 32 * 1024, 1024  # kMaxTopKRow and kMaxTopK of csrc/top_k.h
 def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest values (B, k) of every row of (B, N), largest first, and their places (B, k). No gradient.
 
-    NaN counts as the largest. Of equal values the kernel takes those that come first, torch any.
+    NaN counts as the largest. Among equal values the kernel takes the first, torch any.
     """
     if why_not(values, k) is None:
         best, index = torch.ops.rtdetr.top_k(values, k)
@@ -23,7 +23,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def why_not(values: Tensor, k: int) -> str | None:
-    """None where the kernel runs, else a sentence."""
+    """None if the kernel can run, else a sentence with the reason."""
     if (reason := why_not_fused("top_k", values, compiler_too=True)) is not None:
         return reason
     if values.dtype not in (torch.float32, torch.float16) or values.shape[1] > MAX_ROW or k > MAX_K:

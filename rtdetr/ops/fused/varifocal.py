@@ -1,4 +1,4 @@
-"""Varifocal loss of matched queries and its gradient, in one pass over the logits, by a kernel."""
+"""Varifocal loss of matched queries and its gradient by a kernel, in one pass over the logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def varifocal(
 
 
 def why_not(logits: Tensor, gamma: float) -> str | None:
-    """None where the kernel runs, else a sentence."""
+    """None if the kernel can run, else a sentence with the reason."""
     if (reason := why_not_fused("varifocal", logits)) is not None:
         return reason
     if logits.dtype != torch.float32 or logits.dim() > MAX_AXES or logits.stride(-1) != 1 or gamma != GAMMA:
