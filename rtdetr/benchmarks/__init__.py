@@ -1,1 +1,1 @@
-"""`rtdetr benchmark`: what is measured, a file for each. Only the command line imports from here."""
+"""`rtdetr benchmark`: one file per measurement. Only the command line imports from here."""

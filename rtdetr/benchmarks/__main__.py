@@ -102,7 +102,7 @@ def command(
     commands: Any, name: str, says: str, measure: Callable[[argparse.Namespace], int], device: bool = True,
     profile: str = "",
 ) -> argparse.ArgumentParser:  # fmt: skip
-    """The parser of one command, with what several have. profile: what that option adds; empty: it has none."""
+    """Adds one command's parser with the common options. profile: help of --profile; empty: without this option."""
     parser: argparse.ArgumentParser = commands.add_parser(name, help=says)
     if device:
         there = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,7 +115,7 @@ def command(
 
 
 def existing_device(text: str) -> torch.device:
-    """For argparse."""
+    """Parses a device that exists; for argparse."""
     try:
         return choose_device(text)
     except DeviceError as error:
@@ -123,7 +123,7 @@ def existing_device(text: str) -> torch.device:
 
 
 def file_to_write(text: str) -> Path:
-    """A file whose folder exists, looked at before anything is measured; for argparse."""
+    """Parses the path of a file whose folder exists, checked before measuring; for argparse."""
     file = Path(text)
     if file.is_dir() or not file.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text}")
@@ -131,7 +131,7 @@ def file_to_write(text: str) -> Path:
 
 
 def environment_of(device: torch.device) -> dict[str, str]:
-    """Printed, too."""
+    """Prints and returns device and versions."""
     environment = benchmark_op.environment(device)
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     return environment
@@ -160,7 +160,7 @@ def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
     device = args.device
     if device.type == "cuda":
-        let_memory_grow()  # torch reads it when it is first asked about the GPU
+        let_memory_grow()  # before torch first uses the GPU, when it reads this setting
     environment = environment_of(device)
     record: dict[str, object] = {**environment}
     for config in args.config:
@@ -183,7 +183,7 @@ def measure_train(args: argparse.Namespace) -> int:
 
 
 def measure_eval(args: argparse.Namespace) -> int:
-    """Prints the table and writes the JSON file; 1 when the evaluators disagree."""
+    """Prints the table and writes the JSON file; returns 1 if the evaluators disagree."""
     rows = benchmark_eval.measure(args.images, args.detections, args.profile, args.evaluators)
     print(benchmark_eval.table(rows))
     write_json(args.json, [asdict(row) for row in rows])
@@ -207,7 +207,7 @@ def measure_assignment(args: argparse.Namespace) -> int:
 
 
 def measure_infer(args: argparse.Namespace) -> int:
-    """Prints the table, row by row as it grows, and writes the JSON file after each. 1 when a row failed."""
+    """Prints each row of the table once measured, and rewrites the JSON file. Returns 1 if a row failed."""
     device = args.device
     environment = environment_of(device)
     print(benchmark_infer.header())

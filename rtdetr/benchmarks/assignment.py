@@ -1,7 +1,7 @@
-"""Measures `rtdetr.ops.linear_assignment`, and making its costs, at the size of RT-DETRv3-R18's training step.
+"""Measures `rtdetr.ops.linear_assignment` and its cost matrices at the size of RT-DETRv3-R18's training step.
 
-The problems are those of 16 images in four prediction layers: four one-to-one groups of 300 queries, and one group of
-450 in which a box is offered four times. Times are medians in milliseconds; on a GPU by events.
+The problems are 16 images in four prediction layers: four one-to-one groups of 300 queries, and one group of 450 in
+which each box is matched four times. Times are medians in milliseconds; on a GPU by events.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from rtdetr.types import QueryOutputs, Targets
 
 LAYERS, CLASSES = 4, 80
 GROUPS = ((4, 300, 1), (1, 450, 4))  # groups, queries, repeats
-# 221 boxes in 16 images, as COCO's images have them; and images with a hundred each.
+# 221 boxes in 16 images, as in COCO; and images with a hundred boxes each.
 COUNTS = {"221 boxes": (5, 2, 8, 60, 1, 3, 10, 4, 36, 7, 2, 22, 6, 14, 30, 11), "16 x 100 boxes": (100,) * 16}
 
 
 @dataclass(frozen=True)
 class Measurement:
     case: str
-    costs: str  # random, or as a trained model's: most queries near a box
+    costs: str  # random, or as from a trained model: most queries near a box
     backend: str
-    cost_ms: float  # making the cost matrices: by one kernel on a GPU, for scipy by torch
+    cost_ms: float  # computing the cost matrices: by one kernel on a GPU, for scipy by torch
     assignment_ms: float
-    both_ms: float  # one after the other
-    same_as_scipy: float  # share of the images, of all layers and groups
-    graph_ms: float = 0.0  # both as a CUDA graph, with counts on the device and padding, as a training step has them
+    both_ms: float  # both in sequence
+    same_as_scipy: float  # share of images, over all layers and groups
+    graph_ms: float = 0.0  # both as a CUDA graph, with counts on the device and padding, as in training
     apart_ms: tuple[float, ...] = ()  # one-to-one problems, one-to-many problems; (): not profiled
     kernels: float = 0.0
-    busy_ms: float = 0.0  # of the GPU
-    waits: float = 0.0  # of the host for the GPU
-    mib: float = 0.0  # the most that lay on the GPU, costs included
+    busy_ms: float = 0.0  # GPU time
+    waits: float = 0.0  # number of times the host waits for the GPU
+    mib: float = 0.0  # peak GPU memory, costs included
 
 
 def backends_for(device: torch.device) -> list[AssignmentBackend]:
-    """Those that run on the device; says why there is only one."""
+    """Returns the backends that run on the device; prints the reason if there is only one."""
     why_not = why_not_compiled(torch.empty(0, device=device))
     if why_not is not None:
         print(why_not)
@@ -135,14 +135,14 @@ def measure(
 
 
 def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets, config: LossConfig) -> Callable[[], object]:
-    """Replays the matching of a captured training step."""
+    """Captures the matching of a training step as a CUDA graph; returns the function that replays it."""
     padded = targets.padded(slots_for(max(targets.counts), SupervisionConfig().num_denoising))._replace(counts=())
     graph = torch.cuda.CUDAGraph()
     match_together(outputs, padded, config)
     with torch.cuda.graph(graph):
         match_together(outputs, padded, config)
 
-    def replay(inputs: object = (outputs, padded)) -> None:  # which the graph reads, so they have to stay
+    def replay(inputs: object = (outputs, padded)) -> None:  # keeps the tensors alive, as the graph reads them
         graph.replay()
 
     return replay

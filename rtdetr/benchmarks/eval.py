@@ -1,7 +1,7 @@
 """Seconds that `score` takes for the detections of a whole validation set, with each evaluator.
 
-The set is synthetic and as large as COCO's val2017: seven boxes of 80 classes in an image, 300 detections, some of
-them near a box. The twelve figures are compared; the last of 16 digits may differ where one sums in another order.
+The set is synthetic and as large as COCO's val2017: per image seven boxes of 80 classes and 300 detections, some of
+them near a box. The twelve metrics are compared; the last of 16 digits may differ due to the order of summation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Measurement:
 
 
 def synthetic(number: int, detections: int) -> tuple[dict[str, list[Any]], list[dict[str, Any]]]:
-    """A COCO document and detections on it."""
+    """Generates a COCO document and detections for it."""
     rng = np.random.default_rng(0)
     images = [{"id": i + 1, "file_name": f"{i}.jpg", "width": 640, "height": 640} for i in range(number)]
     corners = rng.uniform(0, SIDE * 0.8, (number, BOXES, 2))
@@ -93,7 +93,7 @@ def _second(pair: tuple[str, float]) -> float:
 
 
 def difference(row: Measurement, other: Measurement) -> float:
-    """The largest between two of the same figures."""
+    """Largest difference between the metrics of two rows."""
     return max(abs(value - other.figures[name]) for name, value in row.figures.items())
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 
-if __name__ == "__main__":  # the process of a row, which answers as soon as `rtdetr predict` does
+if __name__ == "__main__":  # the process of a row, which starts as `rtdetr predict` does
     wake_gpu(json.loads(sys.argv[1])["device"])
 
 with collection_paused():
@@ -32,7 +32,7 @@ with collection_paused():
     from rtdetr.inference.deploy import RECORD_AT
     from rtdetr.inference.predictor import Predictor
 
-# What each row is: options of the predictor; autocast is not one of them.
+# Options for each row: of the predictor, except for `autocast`.
 ROWS: dict[str, dict[str, Any]] = {
     "float32 eager": {"fold": False, "graphs": False},
     "autocast eager": {"fold": False, "graphs": False, "autocast": True},
@@ -42,7 +42,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "deployed + compile + graph": {"compile": True},
     "deployed + compile max + graph": {"compile": "max"},
 }
-SLOW = "deployed + compile max + graph"  # takes minutes, so only when it is named
+SLOW = "deployed + compile max + graph"  # takes minutes, so it only runs if requested by name
 FILES: dict[str, dict[str, Any]] = {
     "files": {},
     "files, resized on the device": {"resize": "device"},
@@ -58,7 +58,7 @@ def rows_for(device: torch.device) -> list[str]:
 
 
 def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
-    """A checkpoint of a config with random weights, whose scores and boxes differ from cell to cell."""
+    """Writes a checkpoint of a config with random weights, whose scores and boxes differ between cells."""
     from rtdetr.config import load_config
     from rtdetr.data.classes import Classes
     from rtdetr.models.rtdetrv3 import build_model
@@ -78,7 +78,7 @@ def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
 
 
 def make_images(folder: Path, number: int) -> None:
-    """JPEGs of 640 x 480 pixels, about 150 kB each, as COCO's have."""
+    """Writes JPEGs of 640 x 480 pixels, about 150 kB each, as in COCO."""
     import numpy as np
     from PIL import Image
 
@@ -98,7 +98,7 @@ def measure_rows(
     num_files: int,
     profile: bool,
 ) -> Iterator[dict[str, Any]]:
-    """One dict per row and batch size, as they come; a row that failed has `error`."""
+    """Yields one dict per row and batch size once measured; a failed row has `error`."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_checkpoint_file(folder / "model.pth", config, updates)
@@ -112,7 +112,7 @@ def measure_rows(
 
 
 def _in_a_process(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows that a fresh process measures, as they come."""
+    """Yields the rows that a new process measures."""
     module = f"rtdetr.benchmarks.{'public' if order['name'] in PUBLIC else 'infer'}"
     command = [sys.executable, "-m", module, json.dumps(order | {"started": time.time()})]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # a clone works without being installed
@@ -134,7 +134,7 @@ def header() -> str:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table, and below it where the time goes if that was measured."""
+    """A row of the table, followed by its profile if there is one."""
     if "error" in row:
         return f"{row['name']:38s} failed: {row['error']}"
     numbers = f"{_shown(row.get('ms'), 8, 3)} {row['images_per_s']:9.0f} {_shown(row.get('mib'), 7, 0)}"
@@ -151,7 +151,7 @@ def _shown(value: float | None, width: int, digits: int) -> str:
 
 
 class Clock:
-    """Milliseconds of calls, on the device if it is a GPU; a figure takes about so many seconds."""
+    """Times calls in milliseconds, on the device if it is a GPU. seconds: approximate duration of a measurement."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self.on_gpu, self.seconds = device.type == "cuda", seconds
@@ -161,7 +161,7 @@ class Clock:
             torch.cuda.synchronize()
 
     def latency(self, call: Callable[[], object]) -> float:
-        """The median of calls that wait for one another."""
+        """Median time of calls that each wait for the previous one."""
         taken: list[float] = []
         end = time.perf_counter() + self.seconds
         while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 200):
@@ -180,7 +180,7 @@ class Clock:
         return statistics.median(taken)
 
     def back_to_back(self, call: Callable[[], object], latency: float) -> float:
-        """Mean of calls one after the other."""
+        """Mean time of calls without waiting in between."""
         number = max(2, min(500, round(1000 * self.seconds / latency)))
         self.wait()
         start = time.perf_counter()
@@ -191,7 +191,7 @@ class Clock:
 
 
 def work(order: dict[str, Any]) -> None:
-    """What the process of one row does; it prints its rows as JSON."""
+    """Runs in the process of one row, and prints its rows as JSON."""
     imported = time.time()
     device, folder, seconds = torch.device(order["device"]), Path(order["folder"]), order.get("seconds", 1.0)
     options = dict((ROWS | FILES)[order["name"]])
@@ -242,7 +242,7 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
         if profile:
             from rtdetr.benchmarks.profiled import (
                 work_of,
-            )  # here because the first result need not wait for torch.profiler
+            )  # local, so that importing torch.profiler does not delay the first result
 
             row |= work_of(call, number=5)._asdict()
     return row
@@ -259,7 +259,7 @@ def shift(scores: Tensor, file: Path) -> float:
 def measure_files(
     predictor: Predictor, folder: Path, number: int, batch: int, seconds: float
 ) -> Iterator[dict[str, Any]]:
-    """Images a second from a folder of JPEGs to lists of detections, and what one image costs on one thread."""
+    """Images per second from a folder of JPEGs to lists of detections, and the time of one image on one thread."""
     from rtdetr.inference.prefetch import one_opencv_thread
     from rtdetr.inference.readers import usable_cores
 

@@ -1,9 +1,8 @@
 """Measures `rtdetr.ops.ms_deform_attn`: time, memory and error of every backend on the cases of docs/op.md.
 
-On a GPU a time is what the device spends: a CUDA graph of the call over several input sets, replayed; the median, in
-microseconds per call. The sets hold at least 220 MB together, so that no call finds its inputs in the cache, except
-with one image, where a network's previous layer has just written them. On a CPU it is wall-clock time, again the
-median.
+Times are medians in microseconds per call. On a GPU they are device times of replaying a CUDA graph of the call over
+several input sets. The sets are at least 220 MB together, so that inputs are never in the cache, except with one image,
+where a network's previous layer has just written them. On a CPU they are wall-clock times.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RTDETR_MAPS: Maps = ((80, 80), (40, 40), (20, 20))
 ENCODER_MAPS: Maps = ((100, 134), (50, 67), (25, 34), (13, 17))
 PIXEL_DECODER_MAPS: Maps = ((16, 16), (32, 32), (64, 64))  # Mask2Former at 512; at 1024 twice as many a side
 COLD_BYTES = 220_000_000
-# Random 128-byte rows out of L2, as one NVIDIA H200 delivered them: the other ceiling besides the device copy.
+# Measured rate of random 128-byte rows from L2 on an NVIDIA H200: the second upper bound besides the device copy.
 GATHER_BYTES_PER_SECOND = 9.2e12
 
 
@@ -36,7 +35,7 @@ class Case:
     batch: int
     queries: int
     maps: Maps
-    places: str = "boxes"  # where points lie: in a random box per query, "local" to the query's pixel, or "anywhere"
+    places: str = "boxes"  # locations: in a random box per query, "local" to the query's pixel, or "anywhere"
     heads: int = 8
     channels: int = 32
     points: int = 4
@@ -101,8 +100,8 @@ def make_inputs(case: Case, dtype: torch.dtype, device: torch.device, seed: int)
 
 
 def _off_borders(locations: Tensor, maps: Tensor) -> Tensor:
-    """Moves points away from the borders of cells, where the location gradient jumps: which side a point is on would
-    depend on the rounding of float32, and the error of the gradients would measure that and nothing else."""
+    """Moves points away from the borders of cells, where the location gradient is discontinuous: float32 rounding would
+    decide the side of a point, and dominate the error of the gradients."""
     pixel = locations * maps - 0.5
     nearest = pixel.round()
     return torch.where((pixel - nearest).abs() < 1e-3, nearest + 0.01, pixel).add(0.5).div(maps)
@@ -237,7 +236,7 @@ def copy_speed(device: torch.device) -> float:
 
 
 def environment(device: torch.device) -> dict[str, str]:
-    """What the numbers depend on: device and versions."""
+    """Device and versions, on which the results depend."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
 

@@ -1,4 +1,4 @@
-"""What a GPU does in a call: kernels, how long they keep it busy, and how often the host waits for it."""
+"""Profiles a call on a GPU: its kernels, their total time, and how often the host waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CALLS = "calls"
 
 
 class Work(NamedTuple):
-    """Of a call, on average."""
+    """Averages per call."""
 
     kernels: float  # copies and memsets included
     busy_ms: float
@@ -22,7 +22,7 @@ class Work(NamedTuple):
 
 
 def work_of(call: Callable[[], object], number: int, most: int = 40) -> Work:
-    """Of `number` calls, one after the other. Nothing, where there is no GPU."""
+    """Profiles `number` calls, one after the other. All values are zero without a GPU."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
     with profile(activities=activities) as record:
         with record_function(CALLS):

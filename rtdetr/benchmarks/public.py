@@ -15,7 +15,7 @@ from typing import Any
 
 from rtdetr import RTDETRv3
 
-LEAST, MOST = 20, 200  # calls that a median is of
+LEAST, MOST = 20, 200  # number of calls per median
 
 
 def work(order: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def _on_device(model: RTDETRv3, name: str) -> Any:
 
 
 def _median(call: Callable[[], Any], seconds: float) -> float:
-    """Seconds; the calls that record CUDA graphs are left out."""
+    """Median seconds per call; calls that capture CUDA graphs are excluded."""
     for _ in range(8):
         call()
     taken: list[float] = []

@@ -61,7 +61,7 @@ class Measurement:
 
 
 def write_data(folder: Path, number: int) -> list[str]:
-    """The least that a training can open: updates of the config that point to it."""
+    """Writes the smallest data set that a training can read; returns config updates that point to it."""
     categories = [{"id": i, "name": f"class {i}"} for i in range(1, NUM_CLASSES + 1)]
     images = [{"id": i, "file_name": f"{i}.png", "width": 64, "height": 64} for i in range(1, number + 1)]
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [8, 8, 32, 32], "area": 1024, "iscrowd": 0}
@@ -78,7 +78,7 @@ def write_data(folder: Path, number: int) -> list[str]:
 
 
 def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None, seed: int = 0) -> list[Batch]:
-    """Batches with COCO's numbers of boxes, or with `boxes` in every image; bytes, as the loader hands them over."""
+    """Batches with COCO's numbers of boxes, or with `boxes` in every image; uint8, as from the loader."""
     rng, batches = np.random.RandomState(seed), []
     for _ in range(NUM_BATCHES):
         counts = np.minimum(60, np.exp(rng.normal(1.45, 1.05, batch_size)).astype(int) + 1)
@@ -100,7 +100,7 @@ def measure(
     config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str], gpus: int = 1,
 ) -> Measurement:  # fmt: skip
-    """One row. With several GPUs each takes batches of its own, and the row is that of the first."""
+    """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU."""
     call = (config, mode, batch_size, size, device, steps, boxes, profiled, updates)
     if gpus == 1:
         return measure_process(*call)
@@ -113,7 +113,7 @@ def measure(
 
 
 def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[Any, ...]) -> None:
-    """One of the processes, as torchrun would start it."""
+    """Runs one of several processes, with torchrun's environment."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(gpus)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     with distributed.process_group(call[4].type):
@@ -152,7 +152,7 @@ def measure_process(
             return record.values[record.names.index("loss")]
 
         started = time.perf_counter()
-        run(NUM_BATCHES * 3 + 2)  # every kind of batch comes often enough to be captured
+        run(NUM_BATCHES * 3 + 2)  # every batch occurs often enough to be captured
         warm_up = time.perf_counter() - started
         if device.type == "cuda":
             torch.cuda.synchronize()
@@ -164,15 +164,15 @@ def measure_process(
         name, speed = f"{mode}, {gpus} GPUs" if gpus > 1 else mode, gpus * batch_size / seconds
         result = Measurement(name, str(boxes or "COCO's"), speed, 1e3 * seconds, warm_up, float(loss))
         if device.type == "cuda":
-            result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # of which graphs keep their part for good
+            result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # includes the graphs' permanent share
             if profiled:
                 add_profile(result, lambda: run(NUM_BATCHES))
-        trainer.release()  # graphs that talk to other processes end before the group does
+        trainer.release()  # graphs that communicate must be freed before the process group
         return result
 
 
 def add_profile(result: Measurement, run: Callable[[], object]) -> None:
-    """What the device did in NUM_BATCHES steps, which `run` does."""
+    """Adds the profile of NUM_BATCHES steps, which `run` performs."""
     work = work_of(run, number=1)
     result.kernels, result.gpu_ms, result.waits = (each / NUM_BATCHES for each in work[:3])
     result.top = [(name, calls / NUM_BATCHES, ms / NUM_BATCHES) for name, calls, ms in work.top]
