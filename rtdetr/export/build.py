@@ -57,7 +57,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     **{"litert": ("litert_torch", "ai_edge_litert"), "coreml": ("coremltools",)},
     **{"ncnn": ("pnnx", "ncnn")},
 }
-ONNX_FILES = ("onnx", "tensorrt", "triton")  # formats of which one is the model
+ONNX_FILES = ("onnx", "tensorrt", "triton")  # formats that contain an ONNX file
 INT8 = ("onnx", "triton", "executorch", "litert")
 EDGE = {"executorch": write_executorch, "litert": write_litert, "coreml": write_coreml, "ncnn": write_ncnn}
 
@@ -188,7 +188,7 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
         weights = located(weights)
         model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
-    cfg = dataclasses.replace(cfg, kernels="auto")  # any device will do
+    cfg = dataclasses.replace(cfg, kernels="auto")  # suits any device
     set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
@@ -215,7 +215,7 @@ def _check(
     if ap is not None and (format == "transformers" or why_not_run(Path(f"x{FORMATS[format]}"))):
         raise ConfigError(f"ap: files of {format} are not run here")
     for package in NEEDS.get(format, ()):
-        with quiet():  # some warn of missing parts, or of a newer torch
+        with quiet():  # some packages warn on import, of missing parts or a newer torch
             optional(package, "onnx" if format in ONNX_FILES else format, f"the format {format}")
 
 
@@ -257,7 +257,7 @@ def _write(
         else:
             write_program(graph, metadata, path)
         return
-    converted = format == "openvino" or metadata.precision == "int8"  # from a float32 ONNX file
+    converted = format == "openvino" or metadata.precision == "int8"  # converted from a float32 ONNX file
     graph = graph_of(replace(metadata, precision="fp32") if converted else metadata, "torch")
     file = targets.model_file(path, format)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from rtdetr.data.shapes import draw_image
 from rtdetr.export.graph import fitting
 from rtdetr.inference.files import find_images
 
-MOST = 8  # images of a folder that are used
+MOST = 8  # number of images used from a folder
 
 
 class Images(NamedTuple):
@@ -38,7 +38,7 @@ class Case(NamedTuple):
 
 
 def example_images(folder: str | Path | None, cfg: Config) -> Images:
-    """The first images of a folder, or generated ones. Raises DataError."""
+    """Returns the first images of a folder, or generated ones. Raises DataError."""
     how = cfg.data.interpolation
     if folder is None:
         drawn = [draw_image(320, np.random.default_rng(seed))[0] for seed in range(3)]
@@ -72,7 +72,7 @@ def stack(images: list[Image.Image], size: tuple[int, int], interpolation: Resiz
 
 
 def calibration_images(folder: str | Path, cfg: Config, most: int = 64) -> list[Image.Image]:
-    """Images of a folder, spread over it. Raises DataError."""
+    """Returns up to `most` images, evenly spaced in the list of a folder's files. Raises DataError."""
     files = list(find_images([str(folder)]).images)
     chosen = files[:: max(1, len(files) // most)][:most]
     if len(chosen) < 2:

@@ -37,7 +37,7 @@ from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import is_huggingface
 
 SHOWN = 0.05  # detections with a higher score are compared
-LEAST = 5  # and so many of every image, whatever their scores, in float32
+LEAST = 5  # minimum number of detections compared per image, whatever their scores, in float32
 LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
 TIE = 1e-4  # logits of two cells this close count as equal: either one may become a query
@@ -52,20 +52,20 @@ class Bounds(NamedTuple):
     """How far a file may differ from the model."""
 
     score: float
-    box: float  # pixels of the original; in lossy formats, of one of LOSSY_SIDE, and in proportion for larger ones
-    missing: float  # share of the detections that may have no counterpart, of those of a runtime together
-    least: int  # detections of an image that are compared, however low their scores
-    noise: bool = True  # whether random images decide, too
-    ap: float = 0.001  # by how much it may be another, where it is measured
+    box: float  # pixels of the original; in lossy formats at LOSSY_SIDE, scaled up for larger images
+    missing: float  # share of a runtime's detections that may have no counterpart
+    least: int  # minimum number of detections compared per image, whatever their scores
+    noise: bool = True  # whether random images count for the verdict
+    ap: float = 0.001  # tolerated change of AP, if it is measured
 
 
 BOUNDS: dict[Precision, Bounds] = {
     "fp32": Bounds(1e-4, 0.05, 0.0, LEAST),
-    # Its rounding moves the logits by which cells become queries: the last of them is sometimes another one, and what
-    # that changes was at worst every fourth detection of an image (nano, 40 queries), each counted twice.
+    # Rounding changes the logits that select queries: the last query is sometimes another cell, which at worst changed
+    # every fourth detection of an image (nano, 40 queries), each counted twice.
     "fp16": Bounds(0.02, 2.0, 0.2, 0, ap=0.005),
-    # A file that is far beyond these is broken; its price is AP, which --ap measures. Noise lies outside of the ranges
-    # that 8 bits were calibrated for: it is compared and does not decide.
+    # These bounds only detect broken files; --ap measures the loss of AP. Noise is outside the calibrated ranges of
+    # 8 bits: it is compared, but does not count for the verdict.
     "int8": Bounds(0.3, 30.0, 0.5, 0, noise=False, ap=0.01),
 }
 
@@ -79,8 +79,8 @@ class Comparison:
     batch: int
     height: int
     width: int
-    detections: int  # of the model, compared
-    missing: int  # without counterpart, or in the file alone
+    detections: int  # compared detections of the model
+    missing: int  # without counterpart, or only in the file
     score: float  # largest differences between counterparts
     box: float  # pixels
     undecided: int  # images that differ, and whose queries are undecided
@@ -89,7 +89,7 @@ class Comparison:
 
 @dataclass
 class Certificate:
-    """What was compared, how it went, and what the file is."""
+    """The file, what was compared, and the results."""
 
     file: str
     sha256: str
@@ -102,9 +102,9 @@ class Certificate:
     comparisons: list[Comparison] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    certified_sha256: str = ""  # of the file when it was found good; the same as sha256 unless the file changed
-    fault: str = ""  # what is wrong besides the comparisons
-    ap: AveragePrecisions | None = None  # where it was asked for
+    certified_sha256: str = ""  # of the file when it last passed; equals sha256 unless the file changed
+    fault: str = ""  # a fault that is not a failed comparison
+    ap: AveragePrecisions | None = None  # if requested
     not_run: str = ""  # why nothing was compared, if this kind of machine cannot run the file
 
     @property
@@ -133,7 +133,7 @@ class Certificate:
         return f"AP {self.ap.model:.4f} in PyTorch, {self.ap.file:.4f} in this file ({self.ap.on})" if self.ap else ""
 
     def table(self) -> str:
-        """For a terminal."""
+        """The results as text for a terminal."""
         if self.not_run:
             return "\n".join([f"not run: {self.not_run}; --check compares there", *self.notes])
         columns = ("runtime", "images", "batch x size", "compared", "missing", "score", "box px")
@@ -172,19 +172,19 @@ class Certificate:
 class StoredCertificate(NamedTuple):
     """The content of the certificate next to a file."""
 
-    sha256: str  # of the file when it was found good, empty where it never was
+    sha256: str  # of the file when it last passed, empty if it never did
     weights_sha256: str  # of the model that it was compared with
     ap: AveragePrecisions | None
 
 
 def read_stored_certificate(file: Path) -> StoredCertificate | None:
-    """None if there is no certificate. Raises CheckpointError."""
+    """Reads the certificate next to a file; None if there is none. Raises CheckpointError."""
     path = certificate_path(file)
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_bytes())
-        ap = content.get("ap")  # older ones have none
+        ap = content.get("ap")  # missing in older certificates
         return StoredCertificate(content["certified_sha256"], content["weights_sha256"], ap and AveragePrecisions(**ap))
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error

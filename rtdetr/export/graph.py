@@ -90,9 +90,9 @@ def own_size(model: Network, metadata: Metadata) -> tuple[int, int]:
 
 
 def make_portable_graph(model: Network, metadata: Metadata, sampling: Sampling = "gather") -> Graph:
-    """The folded model, for one image of its own size, of operators that small runtimes have, in float32.
+    """The folded model for one image of its own size, from operators that small runtimes support, in float32.
 
-    metadata: with `fixed`. Raises ConfigError if the image size is none of exported files.
+    metadata: with `fixed`. Raises ConfigError if exported files do not support the image size.
     """
     height, width = own_size(model, metadata)
     portable = Portable(height=height, width=width, sampling=sampling)

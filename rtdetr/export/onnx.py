@@ -23,7 +23,7 @@ HASH = "initializers_sha256"  # metadata entry, see initializers_sha256()
 
 
 def write_onnx(graph: Graph, metadata: Metadata, path: Path, opset: int = NEWEST) -> None:
-    """One file with weights and metadata. opset: a key of OPSETS. Raises MissingPackage."""
+    """Writes one file with weights and metadata. opset: a key of OPSETS. Raises MissingPackage."""
     onnx = optional("onnx", "onnx", "an ONNX file")
     optional("onnxscript", "onnx", "an ONNX file")
     with quiet(), torch.no_grad():
@@ -37,7 +37,7 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path, opset: int = NEWEST
             dynamic_shapes=graph.shapes,
             verbose=False,
         )
-    assert program is not None  # it is where no path is given
+    assert program is not None  # never None without a path
     model = program.model_proto
     _forget_source(model.graph)
     if opset < NEWEST:

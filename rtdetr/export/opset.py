@@ -12,8 +12,8 @@ from rtdetr.export.graph import Graph
 from rtdetr.extras import optional
 
 NEWEST, PORTABLE = 18, 17  # the default of portable files
-OPSETS = {13: 7, 17: 8, NEWEST: 10}  # and the version of the file format that came with it
-# Parts are equal and as many as there are outputs; no axis has a size of zero.
+OPSETS = {13: 7, 17: 8, NEWEST: 10}  # opset -> version of ONNX's file format released with it
+# Attributes without effect here: splits are equal, one part per output; no axis has size zero.
 NEEDLESS = (("Split", "num_outputs"), ("Reshape", "allowzero"))
 REDUCTIONS = ("ReduceMax", "ReduceMean", "ReduceMin")  # their axes are an input since opset 18
 

@@ -25,7 +25,7 @@ WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a c
 def default(
     weights: WeightSource, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None
 ) -> Path:
-    """Beside the checkpoint, under its name; in the current folder for a model without one."""
+    """Default path of an export: beside the checkpoint, under its name; in the current folder for other models."""
     folder, name = Path(), "model"
     if isinstance(weights, tuple):
         name = weights[1].name

@@ -9,7 +9,7 @@ from rtdetr.export.onnx import float32_nodes
 from rtdetr.export.targets import script_path
 from rtdetr.inference.export_metadata import Metadata
 
-# Where float16 would be coarse or overflow: --half leaves those in float32, and the engine takes the types of the file.
+# float16 would be too coarse or overflow: --half keeps these in float32, and the engine uses the types of the file.
 FLOAT32_OPERATORS = {
     "Add", "Clip", "Conv", "Div", "Exp", "Gemm", "GridSample", "LayerNormalization", "Log", "MatMul", "Mul",
     "ReduceSum", "Relu", "Sigmoid", "Sub", "TopK",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rtdetr.inference.export_metadata import TRITON_MODEL, Metadata
 
-NAME = TRITON_MODEL.parts[0]  # of the model, by which clients ask for it
+NAME = TRITON_MODEL.parts[0]  # name of the model in client requests
 CONFIG_FILE = Path(NAME, "config.pbtxt")  # in the repository, with TRITON_MODEL
-MAX_BATCH = 8  # requests of one size that Triton makes a batch of
-QUEUE_MICROSECONDS = 500  # that the first of them waits for others at most
+MAX_BATCH = 8  # requests of one size that Triton joins to a batch
+QUEUE_MICROSECONDS = 500  # longest time that the first request waits for others
 
 
 def config_text(metadata: Metadata) -> str:
