@@ -25,7 +25,7 @@ MOST = 8  # number of images used from a folder
 
 class Images(NamedTuple):
     images: list[Image.Image]
-    says: str  # what they are
+    says: str  # description of the images
     interpolation: Resize = "cubic"
 
 

@@ -18,7 +18,7 @@ CELL_SCALE = 5.0  # side of the square that represents a cell in ATSS, in stride
 CANDIDATES_PER_LEVEL = 9  # ATSS
 CANDIDATES_PER_BOX = 13  # task-aligned
 CLASS_POWER, IOU_POWER = 1.0, 6.0  # task-aligned
-EPS = 1e-9  # pixels a centre must lie inside a box; also the guard of the task-aligned division
+EPS = 1e-9  # pixels by which a centre must be inside a box; also the guard of the task-aligned division
 
 
 class Assignment(NamedTuple):

@@ -45,7 +45,7 @@ class Memory(NamedTuple):
     shapes: Shapes  # height, width of each level
     anchors: Tensor  # (S, 4) logits of a box around each cell
     valid: Tensor  # (S, 1) bool: the anchor is inside the image
-    valid_tokens: Tensor  # (B, S, dim) the tokens, zero where the anchor is not valid; the selection scores them
+    valid_tokens: Tensor  # (B, S, dim) the tokens, zero if the anchor is invalid; the selection scores them
 
 
 class Selection(NamedTuple):

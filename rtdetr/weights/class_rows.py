@@ -28,7 +28,7 @@ VOC_NAMES = {
 class CarriedRows(NamedTuple):
     """Weights whose class entries fit the new classes."""
 
-    weights: dict[str, Tensor]  # of the file; class entries have new rows where the file has none
+    weights: dict[str, Tensor]  # of the file; class entries have new rows for classes not in the file
     partial: list[str]  # class entries of which some rows, or all, are new
     text: str  # one line for the load report
 

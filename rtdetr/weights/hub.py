@@ -141,7 +141,7 @@ def _card(name: str, content: dict[str, Any], licence: str | None, format: Forma
 
 
 def _start(began: Mapping[str, Any]) -> dict[str, str]:
-    """Data and first weights of the run that made a model, as far as its checkpoint contains them."""
+    """Data and initial weights of the run that trained a model, as far as its checkpoint contains them."""
     facts = {"data": f"{began['images']} images"} if "images" in began else {}
     if began.get("weights"):
         facts |= {"started from": f"{began['weights']}, licence: {began.get('licence') or 'unknown'}"}
