@@ -1,5 +1,5 @@
-"""Listeners of a run: the loggers of the config and the user's callbacks (`from rtdetr import Callback`). Does not
-import torch."""
+"""Loggers, which the config names, and user callbacks (`from rtdetr import Callback`), which receive a run's events.
+This module does not import torch."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Run(NamedTuple):
     classes: Sequence[str]
     iteration: int  # optimiser steps done so far: 0 in a new run
     total_iterations: int
-    rows: Sequence[Mapping[str, str]]  # of metrics.csv, written before this start
-    renumbered: bool  # the images per step have changed since then, and with them the iterations of the rows
+    rows: Sequence[Mapping[str, str]]  # rows of metrics.csv written before this start
+    renumbered: bool  # the images per step have changed since then, so the iterations of the rows were converted
 
 
 class Callback:
-    """Override the methods that you need. They are called in the main process only, in its main thread, and the run
-    waits for them. An exception ends the run, see docs/python.md."""
+    """Base class of user callbacks: override the methods that you need. They are called synchronously, in the main
+    thread of the main process only. An exception ends the run, see docs/python.md."""
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -41,31 +41,31 @@ class Callback:
             raise TypeError(f"{cls.__name__}.{unknown[0]}: a callback has no such method; there are {known}")
 
     def on_start(self, run: Run) -> None:
-        """Before the first step of a run, and of a resumed one."""
+        """Called before the first step of a new or resumed run."""
 
     def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Every `train.log_every` optimiser steps: a training row of metrics.csv. iteration: steps done so far."""
+        """Called every `train.log_every` steps with a training row of metrics.csv. iteration: steps so far."""
 
     def on_evaluation(self, iteration: int, epoch: int, figures: Mapping[str, float]) -> None:
-        """An evaluation row of metrics.csv; a figure that does not exist is left out."""
+        """Called with each evaluation row of metrics.csv; undefined figures are left out."""
 
     def on_images(self, iteration: int, images: Mapping[str, Image.Image]) -> None:
-        """The first training batch, and some validation images at every evaluation."""
+        """Called with the first training batch, and with some validation images at every evaluation."""
 
     def on_save(self, path: Path, iteration: int) -> None:
-        """last.pth or best.pth has been written, with the state at that iteration."""
+        """Called after last.pth or best.pth has been written, with the state at that iteration."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """The last call."""
+        """Called once, when the run ends."""
 
 
 class CallbackFailed(TrainingFailed):
-    """A callback has raised an exception, which is the cause of this one."""
+    """A callback has raised an exception, which is the `__cause__` of this one."""
 
 
 class Listeners:
-    """Calls loggers and callbacks. A logger that raises an exception is switched off, with one warning by `warn`; an
-    exception of a callback ends the run."""
+    """Dispatches events to loggers and callbacks. A logger that raises is switched off, with one warning by `warn`; an
+    exception in a callback ends the run."""
 
     def __init__(
         self, loggers: Mapping[str, Callback], callbacks: Iterable[Callback], warn: Callable[[str], None]
@@ -83,7 +83,7 @@ class Listeners:
         return any(type(each).on_images is not Callback.on_images for each in (*self.loggers.values(), *self.callbacks))
 
     def tell(self, event: str, *values: Any) -> None:
-        """Calls the method `event` of each one. Raises CallbackFailed."""
+        """Calls the Callback method named `event`. Raises CallbackFailed if a callback raises."""
         self._started = True
         self._tell_loggers(event, values)
         for each in self.callbacks:
@@ -93,7 +93,7 @@ class Listeners:
                 raise CallbackFailed(_sentence(type(each).__name__, event, error)) from error
 
     def end(self, outcome: Outcome) -> None:
-        """Called if on_start was called. After a failed run, an exception in here is only a warning."""
+        """Sends on_end if any event was sent. After a failed run, an exception in a callback only causes a warning."""
         if not self._started:
             return
         if outcome != "failed":

@@ -1,4 +1,4 @@
-"""Everything that differs when torchrun starts several processes. Every function also works in a single one."""
+"""Process groups and collectives under torchrun. Every function also works in a single process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rtdetr.engine.peer_watchdog import PeerWatchdog, ProcessLost
 from rtdetr.wording import option
 
 Result = TypeVar("Result")
-LOOKING = 5.0  # seconds to learn that a process has died, after a collective has failed
+LOOKING = 5.0  # seconds to wait for news of a dead process after a collective has failed
 
 _last_acts: list[weakref.finalize[..., object]] = []
 
 
 class DeviceError(ValueError):
-    """A device that does not exist; the message is one sentence."""
+    """The device does not exist or cannot be used; the message is one sentence."""
 
 
 def rank() -> int:
@@ -35,7 +35,7 @@ def world_size() -> int:
 
 
 def num_launched() -> int:
-    """Number of processes that torchrun started, also before they have connected."""
+    """Number of processes that torchrun started, also valid before the process group exists."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -45,14 +45,12 @@ def is_main() -> bool:
 
 @contextmanager
 def process_group(device: str, training: bool = False) -> Iterator[torch.device]:
-    """Context manager: the device of this process, inside a process group if torchrun started several; the group ends
-    with it.
+    """Context manager: yields the device of this process; under torchrun it creates and destroys the process group.
 
     device: "auto" (GPU if there is one), "cpu", "cuda" or "cuda:1"; training: see let_memory_grow. Under torchrun every
-    process takes the GPU of its LOCAL_RANK. Hosts communicate over gloo even then, so that their decisions (stop now?)
-    need no device synchronisation.
-
-    Raises DeviceError for a missing device, and ProcessLost if another process has died.
+    process takes the GPU of its LOCAL_RANK. CPU tensors use gloo even then, so that host decisions (stop now?) need no
+    device synchronisation.
+    Raises DeviceError if the device does not exist, and ProcessLost if another process has died.
     """
     chosen = choose_device(device)
     if chosen.type == "cuda":
@@ -73,7 +71,7 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
         yield chosen
         well = True
     except RuntimeError as error:
-        # torch's message when it cannot reach another process
+        # torch raises exactly these types if it cannot reach another process; other subclasses have other causes.
         torchs = type(error) is RuntimeError or isinstance(error, dist.DistError)
         if torchs and (sentence := line.lost(LOOKING)) is not None:
             raise ProcessLost(sentence) from error
@@ -83,13 +81,13 @@ def process_group(device: str, training: bool = False) -> Iterator[torch.device]
             act()
         _last_acts.clear()
         line.close(well)
-        if well:  # it may wait for ever for a process that died
+        if well:  # after a failure it could wait forever for a dead process
             dist.destroy_process_group()
 
 
 def let_memory_grow() -> None:
-    """Lets torch's memory segments grow in place, which leaves no holes between them; call it before CUDA starts. CUDA
-    graphs would keep the holes, one GiB of 7.4. The user's own setting is kept."""
+    """Enables expandable memory segments, which avoid fragmentation; call it before CUDA starts. CUDA graphs would keep
+    the fragmented memory, 1 GiB of 7.4. Keeps the user's allocator settings."""
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
@@ -101,7 +99,7 @@ def before_the_end(owner: object, act: Callable[[], object]) -> None:
 
 
 def choose_device(device: str) -> torch.device:
-    """The device that a text means, see `process_group`. Raises DeviceError."""
+    """Parses a device name, see `process_group`. Raises DeviceError if it is unknown or the GPU does not exist."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.isdecimal():  # the notation of other projects
@@ -110,7 +108,7 @@ def choose_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
         chosen = None
-    if chosen is None or chosen.type not in ("cpu", "cuda"):  # mps, xpu: never tried
+    if chosen is None or chosen.type not in ("cpu", "cuda"):  # mps, xpu: untested
         several = "; for several GPUs, torchrun --nproc_per_node=N tools/train.py ..." if "," in device else ""
         raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N{several}")
     if chosen.type == "cuda":
@@ -126,13 +124,13 @@ def choose_device(device: str) -> torch.device:
 
 
 def refuse_several(what: str) -> None:
-    """Raises DeviceError under torchrun."""
+    """Raises DeviceError if several processes run."""
     if world_size() > 1:
         raise DeviceError(f"{what} runs in one process; start it without torchrun")
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """`value` of every process, in the order of ranks, on every process."""
+    """Returns the `value` of every process, in rank order, on every process."""
     if world_size() == 1:
         return [value]
     gathered: list[Any] = [None] * world_size()
@@ -141,8 +139,8 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def from_main(decide: Callable[[], Result]) -> Result:
-    """Runs `decide` in the main process only and returns its result in every process. Its ValueError or RuntimeError is
-    raised in all of them, so that none waits."""
+    """Runs `decide` in the main process and returns its result in every process. If it raises ValueError or
+    RuntimeError, every process raises it, so that none hangs."""
     result, error = None, None
     if is_main():
         try:
@@ -156,7 +154,7 @@ def from_main(decide: Callable[[], Result]) -> Result:
 
 
 def take_from_main(tensors: Iterable[Tensor]) -> None:
-    """Overwrites tensors with those of the first process; every process passes tensors of the same shapes."""
+    """Broadcasts tensors from rank 0, in place; every process passes the same number of tensors, of equal shapes."""
     if world_size() == 1:
         return
     for tensor in tensors:
@@ -175,7 +173,7 @@ def average(tensor: Tensor) -> None:
 
 
 def any_process(flag: bool) -> bool:
-    """True in every process if `flag` is true in one of them. Hosts only: no device synchronisation."""
+    """Returns True on every process if `flag` is true on any. Uses CPU tensors: no device synchronisation."""
     if world_size() == 1:
         return flag
     count = torch.tensor(int(flag))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 
 class EarlyStop:
-    """Counts evaluations in a row whose AP did not exceed the best; `over` after `patience` of them (0: never), or as
-    soon as AP50 reaches `goal`. Deterministic: processes that see the same figures agree."""
+    """Counts evaluations in a row whose AP did not beat the best; `over` after `patience` of them (0: never), or as
+    soon as AP50 reaches `goal`. Processes that see the same figures decide alike."""
 
     def __init__(self, patience: int, goal: float = math.inf) -> None:
         self.patience, self.goal = patience, goal
@@ -16,7 +16,7 @@ class EarlyStop:
         self.ap50, self.reached = -math.inf, False
 
     def see(self, figures: Mapping[str, float], iteration: int) -> None:
-        """Adds the figures of an evaluation. Without boxes AP is -1, which does not count."""
+        """Records the figures of an evaluation. AP is -1 if the set has no boxes, which does not count."""
         self.ap50 = figures["AP50"]
         self.reached = self.ap50 >= self.goal
         if figures["AP"] < 0:

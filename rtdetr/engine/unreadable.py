@@ -1,4 +1,4 @@
-"""Unreadable images of a run: each is reported once, and too many of them end the run."""
+"""Counts unreadable images: each is reported once, and too many of them end the run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rtdetr.engine.failures import TrainingFailed
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.types import Batch
 
-MIN_UNREADABLE = 10  # images, or most of the set; fewer do not stop a run whose data.max_defects is not 0
+MIN_UNREADABLE = 10  # images, or more than half of the set; fewer do not stop a run unless data.max_defects is 0
 
 
 class Unreadable:
-    """Unreadable images of one process."""
+    """Counts the unreadable images that one process has met."""
 
     def __init__(self, state: RunState) -> None:
         self.state = state
-        self.sentences: set[str] = set()  # about images of training
-        self.replaced = self.seen = 0  # images, repetitions counted
-        self._named: set[str] = set()  # sentences that were printed, also of evaluation
+        self.sentences: set[str] = set()  # one per unreadable training image
+        self.replaced = self.seen = 0  # images, including repetitions
+        self._named: set[str] = set()  # sentences already printed, including those of evaluation
 
     def count(self, batches: list[Batch]) -> None:
         """Counts the unreadable images of a training step. Raises TrainingFailed if there are too many."""
@@ -35,8 +35,8 @@ class Unreadable:
         self._refuse(bad, num_images, "images of the set", num_images // 2 + 1)
 
     def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
-        """The figures of an evaluation with that many images, in the main process. Raises TrainingFailed if too many
-        are unreadable."""
+        """Returns the figures of an evaluation of `num_images` images ({} if `result` is None). Raises TrainingFailed
+        if too many are unreadable. Main process only."""
         if result is None:
             return {}
         self._name(result.unreadable, "evaluation does without it")

@@ -1,4 +1,4 @@
-"""Wrappers that make the training step fast. Each one knows the step it wraps, and nothing of those around it."""
+"""Wraps the training step for speed. Each wrapper holds the step that it wraps, never its own wrapper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rtdetr.models.rtdetrv3 import Network
 
 
 class Accelerated(NamedTuple):
-    """A training step and its wrappers."""
+    """The accelerated training step and its wrappers."""
 
     step: Step
     graphs: StepGraphs | None
@@ -40,11 +40,10 @@ def accelerate(
     scale: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
 ) -> Accelerated:
-    """Wraps `training_step` of a model, which is on `device` and will not change any more: captured as graphs or run by
-    DistributedDataParallel, compiled or with weights cast together, or plain. iterations: length of the run.
+    """Wraps `training_step` as configured: in CUDA graphs or DistributedDataParallel, compiled or with weights cast
+    together, or not at all. The model must be on `device` in its final form; iterations: those left in the run.
 
-    scale: as in `training_step`; draws: replayed random numbers. Raises ConfigError if the step cannot run as the
-    config asks.
+    scale: see training_step; draws: replayed random numbers. Raises ConfigError if the step cannot run as configured.
     """
     dtype = autocast_type(device, cfg.train.precision)
     plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)
@@ -63,7 +62,7 @@ def accelerate(
     why_not_compiled = why_not_compile(cfg.train, device, iterations, sizes, cfg.kernels)
     if why_not_compiled is None:
         compile_step(model)
-    # The compiler casts by itself, and so do layers that are recomputed in the backward pass.
+    # Compiled code and layers recomputed in the backward pass rely on autocast.
     by_autocast = cfg.kernels == "plain" or why_not_compiled is None or cfg.train.checkpoint_activations
     if dtype is not None and device.type == "cuda" and not parallel and not by_autocast:
         gather = partial(hand_over, parameters) if gradients is None else gradients.collect

@@ -1,4 +1,4 @@
-"""The training step through torch.compile: fewer and larger kernels, and less work for the host."""
+"""Compiles the training step with torch.compile: fewer and larger kernels, and less work for the host."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.wording import counted
 
-MAX_GRAPHS = 64  # of one function, before torch stops compiling it
-WORTH_IT = 25000  # iterations of an image size that win back the 75 seconds it takes to compile (3 ms each, H200)
+MAX_GRAPHS = 64  # recompilations of one function before torch stops compiling it
+WORTH_IT = 25000  # iterations per image size that repay 75 s of compilation (3 ms saved per iteration, H200)
 
 
 def why_not_compile(
     cfg: TrainConfig, device: torch.device, iterations: int, sizes: int = 1, kernels: Kernels = "auto"
 ) -> str | None:
-    """Why the step of a run with that many iterations left, on that many image sizes, is not compiled; None: it is.
-    Raises ConfigError if the config demands compilation and it is impossible."""
+    """Returns the reason why the step is not compiled, or None if it is. iterations: those left; sizes: number of image
+    sizes. Raises ConfigError if the config demands compilation and it is impossible."""
     if cfg.compile == "off":
         return "train.compile=off"
     if kernels == "plain":
@@ -46,12 +46,11 @@ def why_not_compile(
 
 
 def compile_step(model: Network, backend: str | Callable[..., object] = "inductor") -> None:
-    """Compiles the parts that see images, in place: backbone, encoder, dense head. Existing state dicts and copies stay
-    valid.
+    """Compiles backbone, encoder and dense head in place. State dicts and earlier copies of the model are unaffected.
 
-    Each image size gets its own graph: one for all takes torch minutes of symbolic reasoning, and graphs of decoder and
-    losses, which depend on the number of boxes, cost more time than they save. Inductor's output is cached in
-    ~/.cache/rtdetr, unless TORCHINDUCTOR_CACHE_DIR names another folder.
+    Each image size gets a graph of its own: a dynamic-shape graph takes minutes to compile. Decoder and losses depend
+    on the number of boxes; compiling them takes longer than it saves. The inductor cache is kept between runs in
+    ~/.cache/rtdetr, unless TORCHINDUCTOR_CACHE_DIR is set.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)

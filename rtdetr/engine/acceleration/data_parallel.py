@@ -1,4 +1,4 @@
-"""The training step of several processes by DistributedDataParallel, which averages gradients in the backward pass."""
+"""Training step under DistributedDataParallel, which averages gradients during the backward pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rtdetr.types import Targets
 
 
 class AveragedLast:
-    """`step` of a parallel model that averages gradients once per optimiser step, with its last batch."""
+    """Wraps `step` so that gradients are averaged once per optimiser step, with its last batch."""
 
     def __init__(self, step: Step, model: DistributedDataParallel) -> None:
         self.step, self.model = step, model

@@ -1,4 +1,4 @@
-"""All gradients in one tensor, which processes average in one call."""
+"""Keeps all gradients in one flat tensor, which processes average in one collective."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rtdetr.engine.step import Losses, Part, Step
 from rtdetr.types import Targets
 from rtdetr.wording import counted
 
-ALIGNMENT = 32  # numbers, of a gradient among others: fused kernels read several at a time
+ALIGNMENT = 32  # elements to which each gradient is padded: fused kernels read several at a time
 
 
 class GradientBuffer:
-    """The gradients of `parameters`, float32.
+    """Flat buffer for the gradients of `parameters`, float32.
 
     They are averaged after the backward pass, not during it: in a CUDA graph, work on a second stream delays every
     memset and copy by more than it saves (1 ms of a step on two H200, where averaging takes .4).
@@ -30,9 +30,9 @@ class GradientBuffer:
         self.parts = [part.as_strided(parameter.shape, parameter.stride()) for part, parameter in pairs]
 
     def collect(self, leaves: Sequence[Tensor]) -> None:
-        """Moves gradients into the buffer and assigns them to the parameters. leaves: the tensors with the gradient of
-        each parameter: the parameter itself or a copy of it; a gradient may be missing."""
-        moves: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # a kernel copies from one type
+        """Copies gradients into the buffer and sets `grad` of the parameters to its views. leaves: for each parameter,
+        the tensor that holds its gradient (itself or a cast copy); a gradient may be None."""
+        moves: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one _foreach_copy_ per source dtype
         for parameter, part, leaf in zip(self.parameters, self.parts, leaves):
             gradient, leaf.grad = leaf.grad, None
             parameter.grad = None if gradient is None else part
@@ -44,7 +44,7 @@ class GradientBuffer:
             torch._foreach_copy_(places, found)
 
     def behind(self, step: Step) -> Step:
-        """Wraps a step so that its gradients are collected afterwards."""
+        """Wraps a step so that its gradients are collected in the buffer."""
 
         def collected(images: Tensor, targets: Targets, part: Part) -> Losses:
             losses = step(images, targets, part)
@@ -54,7 +54,7 @@ class GradientBuffer:
         return collected
 
     def average(self) -> None:
-        """Averages the gradients over the processes, as DistributedDataParallel does. Raises ConfigError if a parameter
+        """Averages the gradients over all processes, as DistributedDataParallel does. Raises ConfigError if a parameter
         has no gradient."""
         missing = sum(parameter.grad is None for parameter in self.parameters)
         if missing:

@@ -1,4 +1,4 @@
-"""Forward pass, losses and gradients of a training step as CUDA graphs: one launch instead of thousands."""
+"""Captures forward pass, losses and gradients of a training step as CUDA graphs: one launch instead of thousands."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
 
-MAX_GRAPHS = 96  # kept at a time: 13 image sizes with 7 numbers of slots each
-RUNS_BEFORE = 2  # plain steps of a kind before it is captured, for initialisation that a graph cannot contain
+MAX_GRAPHS = 96  # kept at a time; 13 image sizes with 7 slot counts each need 91
+RUNS_BEFORE = 2  # plain steps of a kind before capture: they do the work that must not happen in a graph
 
 
 def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "auto") -> str | None:
-    """Why steps run without CUDA graphs; None: they are captured. Raises ConfigError if the config demands graphs and
-    they are impossible."""
+    """Returns why steps are not captured, or None if they are. Raises ConfigError if the config demands it."""
     if cfg.graphs == "off":
         return "train.graphs=off"
     reason = None
@@ -45,13 +44,13 @@ def why_no_kernels(device: torch.device) -> str | None:
 
 
 class Captured(NamedTuple):
-    """A graph, its input tensors and its results."""
+    """A CUDA graph with its input and output tensors."""
 
     graph: torch.cuda.CUDAGraph
     images: Tensor
     targets: Targets
     losses: Losses
-    gradients: list[Tensor | None]  # of the parameters; None: it has none
+    gradients: list[Tensor | None]  # one per parameter; None if it has no gradient
 
 
 class StepGraphs:

@@ -1,4 +1,4 @@
-"""Warnings about data that are no errors but often make training fail."""
+"""Warnings about data that is valid but often makes a training fail."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from rtdetr.data.classes import some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.doctor.files import in_both
 
-FEW_BOXES = 10  # of a class; fewer are too few to learn from
-NOTHING = 0.0005  # AP that prints as .000
+FEW_BOXES = 10  # per class; fewer are too few to learn from
+NOTHING = 0.0005  # an AP below this prints as .000
 
 
 def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
-    """Warns of images in both sets, and of classes with few boxes."""
+    """Returns warnings about images that are in both sets and about classes with few boxes."""
     warnings = []
     shared = in_both(train, val)
     if shared:
@@ -37,7 +37,7 @@ class StuckAtZero:
         self.said = False
 
     def see(self, best_ap: float, iteration: int) -> list[str]:
-        """best_ap: of all evaluations so far; below 0 if there was nothing to measure."""
+        """Returns the warning, once. best_ap: over all evaluations so far; below 0 if the set has no boxes."""
         if self.said or not 0 <= best_ap < NOTHING or 10 * iteration < self.total_iterations:
             return []
         self.said = True

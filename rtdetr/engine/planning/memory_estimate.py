@@ -32,26 +32,27 @@ from rtdetr.ops.kernels import using
 from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.wording import option
 
-RESERVE = 0.1  # of the free memory, for what the estimate does not include
-STEPS = 2  # the second has the optimiser's moments from the start
+RESERVE = 0.1  # fraction of the free memory kept for what the estimate does not include
+STEPS = 2  # at the second one the optimiser's moments exist from the start
 GIB = 2**30
 
 
 class MemoryNeed(NamedTuple):
-    """Bytes on a GPU."""
+    """Peak GPU memory in bytes."""
 
-    kept: int  # by weights, their average, gradients and the optimiser
-    step: int  # by what a step has in addition, at its peak
-    evaluation: int  # likewise
+    kept: int  # weights, their average, gradients and optimiser state
+    step: int  # peak of a training step in addition to `kept`
+    evaluation: int  # peak of an evaluation in addition to `kept`
 
     def total(self, graphs: int) -> int:
-        """graphs: 0 without; 1 for a single one; more if plain steps come after the first."""
+        """Returns the peak of the run. graphs: 0 without capture; 1 for a single kind of batch; 2 for several."""
         return self.kept + max(self.step * max(1, graphs), self.step * min(1, graphs) + self.evaluation)
 
 
 def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
-    """Trains on the worst-case batch of the set on a GPU; prints the memory that the run will take, and a warning if
-    there is less. Every process has to call it. Raises ConfigError if the batch does not fit in one of them."""
+    """Trains on the worst-case batch of the set on a GPU and returns a line with the estimated memory, and a warning if
+    less is free. Every process must call it. Raises ConfigError if the batch does not fit on the GPU of any
+    process."""
     size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
     boxes = int(source.boxes_per_image().max())
     batch = f"the worst batch of the set ({size} images of {side} x {side}, up to {boxes} boxes in one)"
@@ -72,7 +73,8 @@ def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
 
 
 def what_to_lower(cfg: Config, captured: bool) -> str:
-    """The settings, with values, to lower if a training does not fit on its GPU. captured: its steps are graphs."""
+    """Returns advice on the settings that reduce GPU memory, with their values. captured: steps run as CUDA
+    graphs."""
     accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its images"
     advice = [
         f"data.train_batch_size ({accumulated})",
@@ -85,7 +87,7 @@ def what_to_lower(cfg: Config, captured: bool) -> str:
 
 
 def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
-    """Advice for a run that does not fit on its GPU."""
+    """Builds the error for CUDA running out of memory, with advice on settings and on resuming."""
     fewer = f"lower data.train_batch_size ({cfg.data.train_batch_size}) below the {evaluated_together(cfg.data)} images"
     fewer += " that evaluation takes at a time"
     what = fewer if evaluating else what_to_lower(cfg, captured)
@@ -97,8 +99,8 @@ def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, cap
 
 
 def graphs_of(cfg: Config, source: DetectionSet) -> int:
-    """1 if all batches are of one kind, else 2 for any number; 0 if every image is too crowded. Graphs share their
-    memory and keep it; plain steps before the next capture need theirs in addition."""
+    """Returns 1 if all batches are of one kind, 2 if there are several, 0 if every image has too many boxes. Graphs
+    share and keep their memory; the plain steps before the next kind is captured need memory in addition."""
     counts, num_denoising = source.boxes_per_image(), cfg.model.supervision.num_denoising
     pasted = MOST_PASTED if cfg.data.augment.paste_prob > 0 else 0
     fewest, most = (slots_for(n, num_denoising) for n in (int(counts.min()), int(counts.max()) + pasted))
@@ -108,7 +110,7 @@ def graphs_of(cfg: Config, source: DetectionSet) -> int:
 
 
 def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callable[[int], bool]:
-    """Returns a function that tells whether a batch of that many images fits in the free memory of the GPU."""
+    """Returns a function that checks whether a batch of n images fits into the free memory of the GPU."""
     captured = why_not_capture(cfg.train, device, cfg.kernels) is None
     graphs = graphs_of(cfg, source) if captured else 0
 
@@ -121,7 +123,7 @@ def make_fits(cfg: Config, source: DetectionSet, device: torch.device) -> Callab
 
 
 def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> MemoryNeed | None:
-    """Memory for training on the worst batch of that many images; None if there is not enough."""
+    """Measures the memory for training on the worst batch of `batch_size` images; None if it does not fit."""
     _free(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -140,7 +142,7 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
         return None
     finally:
         _free(device)
-        torch.cuda.reset_peak_memory_stats(device)  # the run reports its own peak
+        torch.cuda.reset_peak_memory_stats(device)  # so that the run reports its own peak
 
 
 @torch.inference_mode()
@@ -149,15 +151,15 @@ def _detect(cfg: Config, model: nn.Module, device: torch.device) -> None:
 
 
 def _free(device: torch.device) -> int:
-    """Free bytes, after unused memory is released."""
+    """Frees unused cached memory and returns the free bytes of the GPU."""
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
 
 def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: torch.device) -> tuple[int, nn.Module]:
-    """Trains a new model with optimiser and average on the worst batch; returns the bytes of these three, with
-    gradients, and of the average alone."""
+    """Trains a new model on the worst batch. Returns the bytes held by model, optimiser, weight average and
+    gradients, and the averaged model."""
     start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = build_model(cfg.model, len(source.classes)).to(device).to(memory_format=layout_of(device)).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -181,7 +183,7 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
 
 
 def worst_batch(source: DetectionSet, batch_size: int, side: int) -> Batch:
-    """The fullest images of the set, as noise of side x side pixels."""
+    """Returns a batch with the boxes of the images that have most, and noise of side x side pixels as images."""
     order = np.argsort(-source.boxes_per_image(), kind="stable")
     labels, boxes, boxes_pixel, infos = [], [], [], []
     for index in np.resize(order, batch_size).tolist():
