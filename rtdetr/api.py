@@ -49,7 +49,7 @@ class TrainResult(NamedTuple):
 
 
 class RTDETRv3:
-    """A detector. Make one with `from_pretrained`.
+    """A detector. Create one with `from_pretrained`.
 
     model: the network, an nn.Module, None for exported files. cfg: its config. classes: names and category ids, in the
     order of the network's outputs. device: where it runs. Errors are ValueErrors of one sentence.
@@ -69,7 +69,7 @@ class RTDETRv3:
         self.cfg, self.classes, self.device = predictors.cfg, predictors.classes, predictors.device
         self.weights = weights  # the file of the network's weights, None for random weights
         self.source = source  # provenance and licence of the weights
-        self._began: dict[str, Any] | None = None  # what the run of these weights started from
+        self._began: dict[str, Any] | None = None  # how the run that trained these weights began
         self._predictors, self._network_at_hand = predictors, model
         self._as_made = ""  # digest of random weights, which have no file
 
@@ -85,7 +85,7 @@ class RTDETRv3:
         self.refresh()
 
     def refresh(self) -> None:
-        """Call it after a change of `model.model` in place, so that `predict` uses the present weights."""
+        """Makes `predict` use the current weights; call it after changing `model.model` in place."""
         self._predictors.refresh(self.model)
 
     @classmethod
@@ -322,7 +322,7 @@ class RTDETRv3:
         images: str | Path | None = None,
         **others: Any,
     ) -> Path:
-        """The exported file or folder, with its certificate in the same folder. For the arguments see
+        """Exports the model; returns the file or folder, whose certificate is next to it. For the arguments see
         `rtdetr.export.export_model`."""
         from rtdetr.export import export_model  # here because it may bring onnx along
 
@@ -390,13 +390,13 @@ class RTDETRv3:
         return make_checkpoint(self.cfg, self.classes, weights, source=source, began=self._began)
 
     def _changed(self) -> bool:
-        """Whether the weights of the network differ from those of its file, or from those it was made with."""
+        """Whether the weights of the network differ from those of its file, or from its initial random ones."""
         from rtdetr.weights.load import differs
 
         return differs(self._network("save_pretrained"), self.weights, self._as_made)
 
     def _file_of_weights(self, folder: Path) -> Path | None:
-        """The file of the weights, or a new one in the folder if they have changed since."""
+        """Returns the weight file, or writes a new one to the folder if the weights have changed."""
         if not self._changed():
             return self.weights
         from rtdetr.weights.checkpoint import save_checkpoint

@@ -26,7 +26,7 @@ class Command(NamedTuple):
     says: str
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Its exit code."""
+        """Runs the command and returns its exit code."""
         code: int = importlib.import_module(f"rtdetr.commands.{self.module}").run(arguments)
         return code
 
@@ -49,7 +49,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """`rtdetr COMMAND ...`; its exit code."""
+    """Runs `rtdetr COMMAND ...` and returns its exit code."""
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or [""]
     if name in ("-h", "--help"):
         print(_help())
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _exit_code(error: Exception) -> int | None:
-    """1 or 2 for errors that the user can fix, shown as one line; None for all others, which stay tracebacks."""
+    """1 or 2 for errors that the user can fix, shown as one line; None for all others, which keep their tracebacks."""
     from rtdetr.engine.peer_watchdog import ProcessLost
 
     if isinstance(error, ProcessLost):  # which leaves little time: the imports below take seconds on a busy machine

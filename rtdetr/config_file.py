@@ -1,6 +1,6 @@
-"""YAML files to checked dataclasses: reading, merging, `-u` updates, and one sentence for each error.
+"""Turns YAML files into checked dataclasses: reads, merges, applies `-u` updates, and reports errors in a sentence.
 
-No key is known here. Allowed values are next to each key, in rtdetr/config.py.
+This module knows no keys. rtdetr/config.py declares them, with their allowed values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Origins = dict[
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one sentence for the person who wrote it."""
+    """A configuration that cannot be used; the message is one sentence for its author."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def parse_yaml(text: str, where: str) -> Any:
 def _construct(loader: yaml.SafeLoader, node: yaml.Node, where: str) -> Any:
     try:
         return loader.construct_document(node)
-    except (ValueError, KeyError, AttributeError) as error:  # what PyYAML lets through: 2024-13-45, 0x_, !!bool no-bool
+    except (ValueError, KeyError, AttributeError) as error:  # PyYAML lets through: 2024-13-45, 0x_, !!bool no-bool
         raise ConfigError(f"{where}: not valid YAML: a number or date that does not exist ({error})") from error
 
 
@@ -164,7 +164,7 @@ def origin(origins: Origins, dotted: str) -> str:
 
 
 def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origins: Origins, prefix: str = "") -> None:
-    """Merges new values over existing ones, key by key, and records their source."""
+    """Merges new values over existing ones in place, key by key, and records the source of each."""
     for key, value in new.items():
         dotted = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, dict):
@@ -177,7 +177,7 @@ def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origi
 
 
 def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
-    """The values of `a.b=value` updates, merged; each value is YAML. by: their source, for messages."""
+    """Parses `a.b=value` updates into one nested dict; values are YAML. by: their source, for messages."""
     tree: dict[str, Any] = {}
     for update in updates:
         dotted, separator, text = update.partition("=")
@@ -192,7 +192,7 @@ def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
 
 
 def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
-    """An instance of the dataclass `cls` from plain data. Raises ConfigError for an unknown key or a wrong value."""
+    """Builds the dataclass `cls` from plain data. Raises ConfigError if a key is unknown or a value not allowed."""
     fields = {each.name: each for each in dataclasses.fields(cls)}
     if not isinstance(data, dict):
         example = f"{prefix}.{next(iter(fields))}".lstrip(".")
@@ -217,7 +217,7 @@ def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
 
 
 def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) -> Any:
-    """The value in its declared type, or a ConfigError. An int serves as a float, a list as a tuple."""
+    """Converts a value to its declared type: int to float, list to tuple. Raises ConfigError if it does not fit."""
     kind, allowed = _kind_and_range(hint)
     words: tuple[str, ...] = ()
     if typing.get_origin(kind) is Union:  # a number or one of some words, `auto` for most
@@ -232,7 +232,7 @@ def _check(hint: Any, value: Any, dotted: str, where: str, default: Any = None) 
         if len(entries) == len(value):
             return tuple(_check(h, v, f"{dotted}[{i}]", where) for i, (h, v) in enumerate(zip(entries, value)))
     elif container is Literal:
-        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads these words as true and false
+        if isinstance(value, bool) and {"on", "off"} <= set(arguments):  # YAML reads on and off as true and false
             value = "on" if value else "off"
         if any(value == each and type(value) is type(each) for each in arguments):
             return value

@@ -1,4 +1,4 @@
-"""Names of config keys: short ones (`epochs` for `train.epochs`), those of other projects, and old ones."""
+"""Resolves config keys: short names (`epochs` for `train.epochs`), names of other projects, and old keys."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ FOREIGN_KEYS: dict[str, str | tuple[str, str]] = {
     "msda_backend": "kernels=plain or auto",
     "match_backend": "kernels=plain or auto",
 }
-# Keys that `kernels` replaced: their default first, last the value that means kernels=plain.
+# Old keys that `kernels` replaces: their default first, and last the value that is kernels=plain now.
 OLD_KEYS = {
     "model.decoder.msda_backend": ("auto", "cuda", "cpu", "torch"),
     "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
@@ -87,10 +87,10 @@ RENAMED_KEYS = {"data.max_unreadable": "data.max_defects"}
 
 
 class Replaced(NamedTuple):
-    """The successor of an old key."""
+    """The replacement of an old key."""
 
     new: str
-    values: dict[Any, Any]  # what each value of the old key is there
+    values: dict[Any, Any]  # old value -> new value
     stands: Callable[[Any, Any], bool]  # of the old value and one given for `new`: whether that one stays as it is
 
 
@@ -107,7 +107,7 @@ REPLACED_KEYS = {
     "train.on_nan": Replaced("train.max_skips", {"stop": 0, "skip": 10}, lambda old, _: old == "skip"),
 }
 WEIGHTS, MATCH_COSTS = ("loss.weights", (1.0, 5.0, 2.0)), ("loss.match_costs", (2.0, 5.0, 2.0))
-# Numbers that are entries of a list now: the list, its default, and which entry.
+# Old scalar keys that are list entries now: the list, its default, and which entry.
 LISTED_KEYS = {
     "loss.class_weight": (*WEIGHTS, 0),
     "loss.l1_weight": (*WEIGHTS, 1),
@@ -116,7 +116,7 @@ LISTED_KEYS = {
     "loss.match_l1_cost": (*MATCH_COSTS, 1),
     "loss.match_giou_cost": (*MATCH_COSTS, 2),
 }
-# Keys that have one value now, that of every shipped config, and what to do who wants another one.
+# Keys that have one value now, that of every shipped config, and how to get another one.
 FIXED_KEYS = {
     "model.backbone.weights": ("", "start from the weights with -t"),
     "model.supervision.noise_mask_ratio": (0.1, "change NOISE_MASK_RATIO in rtdetr/models/query_groups.py"),
@@ -133,7 +133,7 @@ FIXED_KEYS = {
     "train.data_seed": ("auto", "set train.seed"),
     "train.sync_batch_norm": (True, "change Trainer in rtdetr/engine/trainer.py"),
 }
-# Obsolete keys whose value does not change what a run learns, and why they are not needed.
+# Keys whose value does not affect training results, and why they are not needed.
 GONE_KEYS = {
     "num_classes": "classes come from the annotations",
     "model.backbone.zero_init_residual": "follows from model.backbone.depth",
@@ -172,7 +172,7 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
 
 
 def foreign_key(name: str) -> str | None:
-    """The equivalent of another project's setting; see `meant`."""
+    """Message on the key that a setting of another project corresponds to; see `meant`."""
     words = FOREIGN_KEYS.get(name)
     return option(*words) if isinstance(words, tuple) else words
 
@@ -191,7 +191,7 @@ def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> 
 
 
 def _replace(tree: dict[str, Any], where: str) -> list[str]:
-    """Replaces keys that have a successor, and removes obsolete ones."""
+    """Replaces old keys that have a successor, and removes those without effect."""
     lines = []
     for dotted, new in RENAMED_KEYS.items():
         for value, section in _taken(tree, dotted):
@@ -217,7 +217,7 @@ def _replace(tree: dict[str, Any], where: str) -> list[str]:
 
 
 def _fix(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
-    """Removes keys that have only one value now."""
+    """Removes the keys that have only one value now."""
     lines, same = [], []
     for dotted, (fixed, instead) in FIXED_KEYS.items():
         for value, _ in _taken(tree, dotted):
@@ -233,7 +233,7 @@ def _fix(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
 
 
 def _to_kernels(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
-    """Sets `kernels` from the keys that it replaced."""
+    """Converts the old keys that `kernels` replaces."""
     lines = []
     for dotted, values in OLD_KEYS.items():
         for value, _ in _taken(tree, dotted):
@@ -257,7 +257,7 @@ def _last(dotted: str) -> str:
 
 
 def _taken(tree: dict[str, Any], dotted: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Removes a key; returns its value and its section, or nothing if the key is missing."""
+    """Removes a key; returns its value and section, or nothing if the key is absent."""
     section: Any = tree
     for name in dotted.split(".")[:-1]:
         section = section.get(name) if isinstance(section, dict) else None

@@ -1,4 +1,4 @@
-"""Optional packages: imported at first use; a missing one is reported in one sentence."""
+"""Imports optional packages at first use; a missing one raises an error of one sentence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rtdetr.config_file import ConfigError
 
 
 class MissingPackage(ConfigError):
-    """A package that is not installed; the message says how to install it."""
+    """An optional package is not installed; the message states how to install it."""
 
 
 def optional(module: str, extra: str, purpose: str) -> ModuleType:
-    """Imports a module of the extra with that name. Raises MissingPackage."""
+    """Imports a module that the extra of that name installs. Raises MissingPackage if it is not installed."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -168,19 +168,19 @@ EXPORT_FORMATS = {
 
 
 def no_attribute(owner: str, name: str) -> AttributeError:
-    """Python's message about a missing attribute, with the name used here."""
+    """Python's message for a missing attribute, with its name in this package."""
     words = ATTRIBUTES[owner].get(name)
     return AttributeError(f"{owner} has no attribute {name!r}{meant(words) if words else ''}")
 
 
 def check_arguments(method: str, others: Mapping[str, Any]) -> None:
-    """Raises TypeError for the first argument that the method does not have."""
+    """Raises TypeError if the method lacks an argument; names the first such one."""
     table = EXPORT_ARGUMENTS if method == "export" else ARGUMENTS
     for name in others:
         raise TypeError(f"{method}() has no argument {name!r}{meant(table[name]) if name in table else ''}")
 
 
 def unknown_format(name: str, formats: Iterable[str]) -> str:
-    """The message about an export format that does not exist."""
+    """Message for an unknown export format."""
     meant_format = meant(EXPORT_FORMATS[name]) if name in EXPORT_FORMATS else ""
     return f"expected one of {', '.join(formats)}, got {name!r}{meant_format}"

@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collector where it would look at a million objects and find nothing."""
+"""Pauses Python's garbage collector during imports, where it would scan a million objects and free none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def collection_paused() -> Iterator[None]:
-    """Context manager without garbage collection inside. It takes a fifth of the time of importing torch.
+    """Context manager: inside, garbage collection is paused; it takes a fifth of the time that importing torch takes.
 
     Objects that exist at the end count as old: they are examined in full collections only.
     """
@@ -18,7 +18,7 @@ def collection_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if gc.get_freeze_count() == 0:  # else the caller uses gc.freeze
+        if gc.get_freeze_count() == 0:  # else other code has frozen objects and wants to keep them so
             gc.freeze()
             gc.unfreeze()
         if was_on:

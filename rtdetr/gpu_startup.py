@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 
-LOOK_EVERY = 0.01  # seconds, for torch
+LOOK_EVERY = 0.01  # seconds between checks whether torch is imported
 
 _lock = threading.Lock()
-_loaded: set[int] = set()  # on these GPUs
+_loaded: set[int] = set()  # GPUs whose libraries are loaded
 
 
 def wake_gpu(device: str = "auto") -> None:
@@ -30,7 +30,7 @@ def wake_gpu(device: str = "auto") -> None:
 
 
 class _GpuStart(threading.Thread):
-    """Of one GPU."""
+    """Starts one GPU in a thread."""
 
     def __init__(self, index: int) -> None:
         super().__init__(name="rtdetr-wake", daemon=True)
@@ -49,19 +49,19 @@ class _GpuStart(threading.Thread):
             return
 
     def end(self) -> None:
-        """Waits: a process that ends while a library is being loaded would crash."""
+        """Stops the thread: a process that exits while a library is loading would crash."""
         self.ending.set()
         self.join()
 
 
 def _imported(name: str) -> bool:
-    """Whether a module is imported completely."""
+    """Whether a module has been imported completely."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 def _make_context(index: int) -> bool:
-    """Creates the context; returns whether there is one."""
+    """Creates the CUDA context and returns whether it exists."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:  # no driver, no GPU

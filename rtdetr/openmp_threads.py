@@ -19,12 +19,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the user's own setting is kept
+CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # user settings that take precedence
 TASKS = Path("/proc/self/task")  # Linux alone has it; torch brings libgomp on Linux alone, too
 INTERVAL = 0.5  # seconds between two checks
-# Seconds per second that threads queued, all together. A data worker makes about 0.1 of it, a busy program 0.5 to 1.
+# Seconds per second that all threads together queued. A data worker makes about 0.1 of it, a busy program 0.5 to 1.
 BUSY, QUIET = 0.3, 0.2
-PATIENCE = 4  # quiet checks in a row after which the machine is no longer crowded
+PATIENCE = 4  # consecutive quiet checks after which the machine no longer counts as crowded
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def yielding_cpu() -> Iterator[None]:
 
 
 class SleepingTeam:
-    """OpenMP threads that exist and do nothing, until `end`."""
+    """A team of OpenMP threads that sleeps until `end`."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -63,7 +63,7 @@ class SleepingTeam:
 
 
 def crowded(shares: Iterable[float]) -> Iterator[bool]:
-    """Whether the machine is crowded, after each look at the share of time that threads queued."""
+    """Yields, after each check of the share of time that threads queued, whether the machine is crowded."""
     now, quiet = False, 0
     for share in shares:
         quiet = quiet + 1 if share < QUIET else 0
@@ -72,7 +72,7 @@ def crowded(shares: Iterable[float]) -> Iterator[bool]:
 
 
 def seconds_queued() -> float:
-    """Seconds, summed over the threads of this process, that they were ready to run and had no CPU."""
+    """Total seconds that the threads of this process have been runnable without running, each since its start."""
     total = 0
     for task in TASKS.iterdir():
         try:

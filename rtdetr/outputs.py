@@ -1,4 +1,4 @@
-"""Checks of output paths: files of the user are never replaced, and errors are reported before the work begins."""
+"""Checks output paths: existing files are not replaced, and unwritable paths are reported before the work."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 
 class OutputError(ValueError):
-    """A path to which results cannot or must not be written; the message is one sentence."""
+    """Results cannot or must not be written to this path; the message is one sentence."""
 
 
 class RunFailed(RuntimeError):
-    """An error in the middle of the work, such as a failed write; the message is one sentence."""
+    """The work failed after it had started, as in writing; the message is one sentence."""
 
 
 def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: bool) -> None:
@@ -39,7 +39,7 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
 
 
 def check_new_folder(folder: Path, sources: Iterable[Path], overwrite: bool) -> None:
-    """Raises OutputError if the folder exists (unless `overwrite`) or a source is in it."""
+    """Raises OutputError if a folder exists, unless `overwrite`, or if a source is inside it."""
     if os.path.lexists(folder) and not overwrite:
         raise OutputError(f"{folder}: exists already; choose another place, or replace its files with --overwrite")
     for source in sources:
@@ -48,7 +48,7 @@ def check_new_folder(folder: Path, sources: Iterable[Path], overwrite: bool) -> 
 
 
 def check_folder(folder: Path) -> None:
-    """Raises OutputError if a folder cannot be created or written to. Creates nothing."""
+    """Raises OutputError if a folder cannot be created or written to. Leaves no files."""
     made: list[Path] = []
     try:
         for each in (*reversed(folder.parents), folder):
@@ -76,12 +76,12 @@ def unused_folder(folder: Path) -> Path:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Context manager for work that writes a file or folder. Raises RunFailed for an OSError, such as a full disk."""
+    """Context manager for code that writes a path. Raises RunFailed if an OSError occurs, as on a full disk."""
     try:
         yield
     except OSError as error:
         if isinstance(error, BrokenPipeError) and nobody_reads():
-            raise  # not of the place
+            raise  # an error unrelated to the path
         where = error.filename or place
         raise RunFailed(f"{where}: cannot be written ({error.strerror or error})") from error
 
@@ -94,6 +94,6 @@ def nobody_reads() -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """The same for every name of a file, links included."""
+    """Returns a key that is equal for every name of a file, including links."""
     status = path.stat()
     return status.st_dev, status.st_ino

@@ -1,4 +1,4 @@
-"""State of the whole process, which belongs to the caller of the Python API."""
+"""Saves and restores process-wide state, which belongs to the caller of the Python API."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def process_restored() -> Iterator[None]:
 
 
 def _generators() -> tuple[Any, ...]:
-    """States of Python's, NumPy's, torch's and all GPUs' generators; None for GPUs before their first use."""
+    """Random generator states of Python, NumPy, torch and all GPUs; None for GPUs before their first use."""
     of_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     return random.getstate(), np.random.get_state(), torch.get_rng_state(), of_gpus
 
@@ -60,7 +60,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _precision() -> tuple[str, bool, list[str]]:
-    """Of float32 matrix products and convolutions, by torch's older settings and by its newer ones."""
+    """Precision of float32 matrix products and convolutions, in torch's older and newer settings."""
     return (
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,

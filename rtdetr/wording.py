@@ -11,7 +11,7 @@ _command_runs = False
 
 @contextmanager
 def command_running() -> Iterator[None]:
-    """Context manager: inside, sentences name options as the command line does."""
+    """Context manager: inside, messages name options as the command line does."""
     global _command_runs
     before, _command_runs = _command_runs, True
     try:
@@ -21,12 +21,12 @@ def command_running() -> Iterator[None]:
 
 
 def option(command: str, python: str) -> str:
-    """The name of an option: for the command line while a command runs, else for Python."""
+    """Returns the command-line name while a command runs, else the Python name."""
     return command if _command_runs else python
 
 
 def signal_name(number: int) -> str:
-    """A readable name of a signal that ended a command."""
+    """Readable name of a signal that ended a command."""
     return "Ctrl-C" if number == signal.SIGINT else f"signal {number}"
 
 
@@ -37,5 +37,5 @@ def counted(number: int, word: str, words: str | None = None) -> str:
 
 
 def meant(words: str) -> str:
-    """The end of a sentence about another project's word: its name here, or why there is no equivalent."""
+    """Ends a sentence about a name of another project: its name here, or why it has no equivalent."""
     return f"; {words.removeprefix('nothing: ')}" if words.startswith("nothing: ") else f"; did you mean {words}?"

@@ -15,8 +15,8 @@ from rtdetr.config import EmaConfig, settled
 class ModelEma:
     """A copy of a model whose trained parameters and batch norm statistics are moving averages over the updates.
 
-    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. Frozen values are copied once. The
-    official average starts from zeros, which differs for less than an epoch.
+    Update t (from 0) keeps decay * (1 - exp(-(t + 1) / warmup)) of the average. Frozen tensors are copied once. The
+    official average starts from zeros, which makes a difference for less than an epoch.
     """
 
     def __init__(self, model: nn.Module, cfg: EmaConfig) -> None:
@@ -40,7 +40,7 @@ class ModelEma:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Updates the average with the present state of the model."""
+        """Updates the average from the current state of the model."""
         source = [s.to(a.dtype) for s, a in zip(self._source, self._averaged)]
         torch._foreach_lerp_(self._averaged, source, 1.0 - self.decay_at(self.num_updates))
         if self._copied:
@@ -49,7 +49,7 @@ class ModelEma:
 
 
 def _averaged_names(model: nn.Module) -> list[str]:
-    """Trained parameters, and the running statistics of every batch norm that is not frozen."""
+    """Names of the trained parameters and of the running statistics of batch norms that are not frozen."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     for prefix, module in model.named_modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats:

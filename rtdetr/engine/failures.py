@@ -1,4 +1,4 @@
-"""Errors that end a run, with one sentence each."""
+"""Errors that end a run; the message of each is one sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CannotWrite(TrainingFailed):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Context manager for work that writes a file of the run. Raises CannotWrite."""
+    """Context manager for code that writes a file of the run. Raises CannotWrite if that fails."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""The output of a run: lines, a progress bar, and the rows of metrics.csv, which loggers and callbacks receive too."""
+"""The output of a run: lines, a progress bar, and the rows of metrics.csv, also sent to loggers and callbacks."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from rtdetr.types import Batch
 
 
 def say(*messages: str) -> None:
-    """Lines on the terminal, from the main process only, above the progress bar."""
+    """Prints lines above the progress bar, in the main process only."""
     for message in messages if distributed.is_main() else ():
         tqdm.write(message)
 
 
 class TrainingLog:
-    """The log of a run, written by the main process between `open` and `close`."""
+    """Writes the log of a run between `open` and `close`, in the main process only."""
 
     def __init__(
         self, state: RunState, output_dir: Path, device: torch.device, loader: DetectionLoader, listeners: Listeners
     ) -> None:
         self.state, self.output_dir, self.device, self.loader = state, output_dir, device, loader
         self.listeners = listeners
-        self._logged = (time.perf_counter(), 0)  # when, and images since
-        self._waited = 0.0  # seconds spent waiting for data, until then
+        self._logged = (time.perf_counter(), 0)  # time of the last row, and images since
+        self._waited = 0.0  # total seconds spent waiting for data at that time
         self._log_waits = False
         self._bar: tqdm[Any] | None = None
         self._metrics: MetricsLog | None = None
@@ -114,7 +114,7 @@ class TrainingLog:
         )
 
     def show_batch(self, batch: Batch) -> None:
-        """At the start of a run: train_batch.jpg, also for loggers."""
+        """Writes train_batch.jpg at the start of a run and sends it to loggers."""
         if self._metrics is None:
             return
         sheet, file = sheet_of([batch], self.loader.classes.names), self.output_dir / "train_batch.jpg"
@@ -138,7 +138,7 @@ class TrainingLog:
             self.listeners.tell("on_images", self.state.iteration, images)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
-        """Writes a row. On a full disk it is kept for the next time, with one warning."""
+        """Writes a row of the log. On a full disk the row is kept for the next write, with one warning."""
         if self._metrics is None:
             return
         named = {short_name(name): value for name, value in values.items()}

@@ -1,7 +1,7 @@
 """Muon: orthogonalised momentum (Newton-Schulz) for matrices and convolutions; AdamW for the rest.
 
-From random weights it learns in fewer steps than AdamW (docs/finetuning.md). After Keller Jordan,
-kellerjordan.github.io/posts/muon, with Moonlight's step length (arXiv 2502.16982), which is AdamW's.
+From random weights it learns in fewer steps than AdamW (docs/finetuning.md has the figures). After Keller Jordan,
+kellerjordan.github.io/posts/muon, with the step size of Moonlight (arXiv 2502.16982), which matches that of AdamW.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 MOMENTUM = 0.95
-LENGTH = 0.2  # of a step, root mean square, relative to the rate; AdamW's are about as long
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # takes lengths from 0.003 up to between 0.7 and 1.2 in five rounds
+LENGTH = 0.2  # RMS of a step relative to the learning rate; about that of AdamW
+NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)  # five iterations bring singular values from 0.003 up to between 0.7 and 1.2
 
 
 class MuonAdamW(torch.optim.AdamW):
-    """AdamW that updates the groups marked `muon` by Muon. Parameters of one shape are updated together.
+    """AdamW that updates the groups marked `muon` with Muon. Parameters of one shape are updated together.
 
-    If a tensor `found_inf` is not 0, the step is skipped, as in the fused AdamW.
+    A tensor `found_inf` other than 0 turns the step into a no-op, as with the fused AdamW.
     """
 
     @torch.no_grad()
@@ -39,7 +39,7 @@ class MuonAdamW(torch.optim.AdamW):
     def _orthogonal_step(
         self, parameters: list[Tensor], lr: float, weight_decay: float, unsound: Tensor | None
     ) -> None:
-        """Updates parameters of one shape; a convolution counts as a matrix with a row per output channel."""
+        """Updates parameters of one shape. A convolution counts as a matrix with one row per output channel."""
         gradients = torch.stack([parameter.grad for parameter in parameters])  # type: ignore[misc]
         for parameter in parameters:
             if not self.state[parameter]:  # AdamW needs its step count when it loads a state
@@ -59,8 +59,8 @@ class MuonAdamW(torch.optim.AdamW):
 
 
 def orthogonal(matrices: Tensor, rounds: int = 5) -> Tensor:
-    """Approximates the nearest orthogonal matrices (N, m, n) of matrices (N, m, n), by Newton-Schulz; on a GPU in
-    bfloat16, which few CPUs multiply."""
+    """Approximates the nearest orthogonal matrices (N, m, n) to matrices (N, m, n) by Newton-Schulz iterations; in
+    bfloat16 on a GPU only, as few CPUs multiply it."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[1] > x.shape[2]

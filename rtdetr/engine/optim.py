@@ -21,14 +21,14 @@ NOT_MATRICES = re.compile(
     r"embedding|score_head|class_head|box_head|sampling_offsets|attention_weights|backbone\.stem\.0"
 )
 
-WARMUP_FACTOR = 0.001  # share of the learning rate at which the warm-up begins
+WARMUP_FACTOR = 0.001  # initial fraction of the learning rate during warm-up
 
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]], cfg: OptimizerConfig
 ) -> list[dict[str, object]]:
-    """Groups, one per rate multiplier and update rule, each with its `lr_multiplier`, without frozen parameters. Norms
-    and biases decay, too: they do in the official run, although its code intends otherwise."""
+    """Groups trained parameters by learning-rate multiplier and optimiser; each group has its `lr_multiplier`.
+    Weight decay applies to norms and biases too: it does in the official run, although its code intends otherwise."""
     muon = settled(cfg.muon_lr_multiplier)
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named_parameters:
@@ -46,7 +46,7 @@ def parameter_groups(
 
 
 def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; one fused kernel on a GPU, torch's plain loop elsewhere."""
+    """Builds the optimiser; it uses a fused kernel on a GPU, torch's plain loop elsewhere."""
     groups = parameter_groups(model.named_parameters(), cfg)
     if not groups:
         raise ValueError("the model has no parameter to train: everything is frozen")
@@ -58,8 +58,9 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restores the moments and step counts of a saved optimiser of the same parameters.
 
-    Rates, decay and multipliers stay those of the present config. So does `fused`, which decides whether step counts
-    are on the device: the file may come from another machine. Raises ValueError if the parameters differ.
+    Rates, decay and multipliers keep the values of the current config. So does `fused`, by which torch decides on
+    loading whether step counts are on the device: the file may come from another kind of device. Raises ValueError if
+    the parameters differ.
     """
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     theirs = saved["param_groups"]
@@ -68,7 +69,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -
 
 
 def lr_at(iteration: int, total_iterations: int, cfg: OptimizerConfig) -> float:
-    """Base rate used at `iteration` (from 0) of `total_iterations`: linear warm-up, then constant or half a cosine."""
+    """Base rate at `iteration` (from 0) of `total_iterations`: linear warm-up, then constant or half a cosine."""
     warmup = settled(cfg.warmup_iterations)
     if iteration < warmup:
         return cfg.lr * (WARMUP_FACTOR + (1.0 - WARMUP_FACTOR) * iteration / warmup)
@@ -85,7 +86,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_grad_norm(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:
-    """Scales the gradients in place by max_norm / max(norm, max_norm) and returns their norm () before. 0: no scaling.
+    """Scales the gradients in place by max_norm / max(norm, max_norm) and returns their old norm (). 0: no scaling.
 
     torch's clip_grad_norm_ adds 1e-6 to the norm; the official code does not.
     """

@@ -1,4 +1,4 @@
-"""The optimiser's part of a training step: learning rate, unscaled and clipped gradients, weights and EMA."""
+"""The optimiser part of a training step: sets the learning rate, clips gradients, updates weights and EMA."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rtdetr.engine.run_files.run_state import RunState
 class OptimizerStep:
     """Updates the weights of a run, which are on `device`.
 
-    A step that `skip_unless_finite` refuses is skipped on the device, and so are all later ones: the host checks losses
-    one step later and then still finds the weights from which the failed step started.
+    If `skip_unless_finite` finds a non-finite value, the device skips that step and all later ones: the host, which
+    checks losses one step later, finds the weights from which the failed step started.
     """
 
     def __init__(self, state: RunState, device: torch.device) -> None:
         self.state = state
         self.parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
-        self._sound = torch.ones((), device=device)  # NaN from the first refused step on
+        self._sound = torch.ones((), device=device)  # NaN from the first skipped step on
 
     def begin(self) -> float:
         """Clears the gradients, sets the learning rate of the step, and returns it."""
@@ -29,18 +29,18 @@ class OptimizerStep:
         return lr
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss from which the backward pass starts. A scaler skips steps whose gradients are NaN."""
+        """Returns the scaled loss for the backward pass. A scaler skips steps with non-finite gradients."""
         scaler = self.state.scaler
         return scaler.scale(loss * self._sound) if scaler.is_enabled() else loss
 
     def clip(self) -> Tensor:
-        """Clips the gradients; returns their norm () before."""
+        """Clips the gradients and returns their norm () before clipping."""
         self.state.scaler.unscale_(self.state.optimizer)
         return clip_grad_norm(self.parameters, self.state.cfg.optimizer.clip_grad_norm)
 
     def skip_unless_finite(self, values: Tensor) -> None:
-        """values: losses, the gradient norm and, with a scaler, its scale, as the check reads them. The fused AdamW
-        leaves the weights unchanged if found_inf is not 0. Overflows of float16 gradients are skipped by the scaler."""
+        """Skips this and all later steps if a value is not finite. values: losses, gradient norm and, with a scaler,
+        its scale. The fused AdamW skips if found_inf is not 0; if float16 gradients overflow, the scaler skips."""
         scaled = self.state.scaler.is_enabled()
         finite = torch.isfinite(values[:-2] if scaled else values).all()
         self._sound.copy_(torch.where(finite, self._sound, torch.nan))

@@ -1,8 +1,7 @@
-"""A watchdog between the processes of a run: when one dies, the others end with a sentence instead of waiting for it.
+"""A watchdog between the processes of a run: if one dies, the others exit with a sentence instead of hanging.
 
-Each process holds a connection to the first one. The operating system closes it when the process ends, however that
-happens; a process that ends normally sends a goodbye first. Keep-alive probes notice a lost machine after forty
-seconds.
+Each process holds a connection to the first one. The OS closes it when the process ends, for whatever reason; a
+process that succeeds sends GOODBYE first. TCP keep-alive detects a lost machine after 40 seconds.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ class ProcessLost(RuntimeError):
 
 
 class PeerWatchdog:
-    """gather: collects a value of all processes, in the order of ranks. If no connection can be made, as behind some
-    firewalls, there is no watchdog, and `why_not` has the reason."""
+    """gather: returns the values of all processes in rank order. If no connection is possible, as behind some
+    firewalls, there is no watchdog, and `why_not` contains the reason."""
 
     def __init__(self, rank: int, world_size: int, gather: Callable[[Any], list[Any]]) -> None:
         self.rank, self.world_size, self.why_not = rank, world_size, ""
         self._lost: int | None = None
         self._found, self._told, self._closed = threading.Event(), threading.Event(), threading.Event()
-        self._lines: dict[socket.socket, int] = {}  # and the rank at the other end
+        self._lines: dict[socket.socket, int] = {}  # connections, and the rank at the other end
         self._selector = selectors.DefaultSelector()
         server = _server(world_size) if rank == 0 else None
         port, key = gather((server.getsockname()[1], secrets.token_bytes(KEY)) if server else None)[0]
@@ -54,7 +53,7 @@ class PeerWatchdog:
         self._watcher.start()
 
     def lost(self, seconds: float) -> str | None:
-        """A sentence about the process that has died, or dies within that time; None: all are alive."""
+        """Returns a sentence on a process that has died or dies within that time; None if all are alive."""
         if not self._found.wait(seconds):
             return None
         self._told.set()
@@ -73,7 +72,7 @@ class PeerWatchdog:
             line.close()
 
     def _accept(self, server: socket.socket, key: bytes) -> None:
-        """Accepts connections of all other processes and refuses unknown clients."""
+        """Accepts connections from all other processes; unknown clients are refused."""
         server.settimeout(CONNECTING)
         with server:
             while len(self._lines) < self.world_size - 1:
@@ -95,7 +94,7 @@ class PeerWatchdog:
         self._selector.register(line, selectors.EVENT_READ)
 
     def _watch(self) -> None:
-        """Waits for the first broken connection, informs the others, and ends this process unless it ends by itself."""
+        """Waits for the first broken connection, informs the others, and kills this process unless it exits."""
         with self._selector as selector:
             while selector.get_map() and self._lost is None:
                 heard = [cast(socket.socket, key.fileobj) for key, _ in selector.select()]
@@ -115,7 +114,7 @@ class PeerWatchdog:
         faulthandler.dump_traceback_later(GRACE, exit=True, file=self._nowhere)
 
     def _news(self, line: socket.socket) -> int | None:
-        """The rank that was lost, if any."""
+        """Returns the rank of the lost process, if any."""
         try:
             said = line.recv(NUMBER, socket.MSG_WAITALL)
         except OSError:

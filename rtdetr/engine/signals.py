@@ -1,4 +1,4 @@
-"""Stopping on request. Imports nothing slow, so a command can listen before it imports torch."""
+"""Stops a run on SIGINT or SIGTERM. Imports nothing slow, so that a command can listen before it imports torch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rtdetr.wording import signal_name
 
 
 class StopSignal:
-    """The first SIGINT or SIGTERM received while listening.
+    """Records the first SIGINT or SIGTERM that arrives while it listens.
 
-    Repeated SIGTERMs count as one: a scheduler sends it to every process of a group, and torchrun forwards it as well.
-    A second Ctrl-C ends the program at once.
+    Repeated SIGTERMs count as one request: a scheduler sends it to every process of a group, and torchrun passes it
+    on as well. A second Ctrl-C ends the program at once.
     """
 
     def __init__(self) -> None:
@@ -28,21 +28,21 @@ class StopSignal:
         return self.received is not None
 
     def agreed(self) -> int | None:
-        """The signal that any process received, in all of them; every process has to call this."""
+        """Returns on every process the signal that one of them received; every process must call this."""
         from rtdetr.engine import distributed
 
         return next((number for number in distributed.gather_objects(self.received) if number is not None), None)
 
     @contextmanager
     def setting_up(self) -> Iterator[None]:
-        """Context manager: a signal ends the program, with exit code 128 + n and one line. One of several processes
-        continues instead until all of them can stop together; otherwise the others would wait or fail."""
+        """Context manager: inside, a signal ends the program with one line and exit code 128 + n. One of several
+        processes continues instead until all of them can stop together; otherwise the others would hang or fail."""
         with self._handling(os.environ.get("WORLD_SIZE", "1") != "1", "stopping when everything is set up"):
             yield
 
     @contextmanager
     def listening(self, promise: str = "") -> Iterator[None]:
-        """Context manager: a signal is recorded, and `promise` printed, if given: "stopping after this step"."""
+        """Context manager: inside, a signal is recorded and `promise` ("stopping after this step") printed."""
         with self._handling(True, promise):
             yield
 
@@ -80,6 +80,6 @@ class StopSignal:
 
 
 def _tell(line: str) -> None:
-    """Not by print: a signal may interrupt one, whose buffer is then locked."""
+    """Writes without print: a signal may interrupt a print, whose buffer is then locked."""
     if os.environ.get("RANK", "0") == "0":
         os.write(2, f"\n{line}\n".encode())

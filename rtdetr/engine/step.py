@@ -1,6 +1,6 @@
-"""The training step without any fast path: a batch in, losses out, gradients in the parameters.
+"""The plain training step: takes a batch, returns losses, and leaves gradients in the parameters.
 
-Its fast wrappers: rtdetr/engine/acceleration/accelerate.py.
+Wrappers make it fast, see rtdetr/engine/acceleration/accelerate.py.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ class Part(NamedTuple):
     """The position of a batch in a run."""
 
     epoch: int = 0  # from 0
-    group: Sequence[int] = ()  # boxes of each batch of an optimiser step that accumulates several, see Criterion
-    last: bool = True  # of its optimiser step
+    group: Sequence[int] = ()  # boxes per batch if the optimiser step accumulates several batches, see Criterion
+    last: bool = True  # whether this is the last batch of its optimiser step
 
 
 BEGINNING = Part()
 
 
 class Losses(NamedTuple):
-    """Losses by name, in one tensor, which is copied to the host at once."""
+    """Named losses in one tensor, so that one copy takes them to the host."""
 
     names: tuple[str, ...]
     values: Tensor  # (len(names),) float32
@@ -48,11 +48,10 @@ def training_step(
     dtype: torch.dtype | None = None,
     scale: Callable[[Tensor], Tensor] = lambda loss: loss,
 ) -> Losses:
-    """Losses of a batch; their gradients are added to those of the model's parameters.
+    """Returns the losses of a batch and adds their gradients to those of the model's parameters.
 
-    images: (B, 3, H, W) uint8, or floats in [0, 1]; dtype: autocast's, None: everything stays in float32; scale: maps
-    the loss to the value from which the backward pass starts. Raises FloatingPointError if a CPU finds a non-finite
-    prediction.
+    images: (B, 3, H, W) uint8, or floats in [0, 1]; dtype: of autocast, None for float32; scale: maps the loss to
+    the value on which backward is called. Raises FloatingPointError if a prediction on a CPU is not finite.
     """
     images = as_floats(images).to(dtype or torch.float32)
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):

@@ -1,7 +1,7 @@
 """Checks the losses and gradients of every step.
 
-On a GPU the losses of a step are copied to the host in the background and checked one step later, so that checks never
-make the GPU wait. On a CPU they are checked before the weights change.
+On a GPU the losses of a step are copied to the host asynchronously and checked one step later, so that the GPU never
+waits. On a CPU they are checked before the weights change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
 from rtdetr.wording import counted
 
-MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # where float16 training has failed
+MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # limits beyond which float16 training has failed
 
 
 class StepRecord(NamedTuple):
@@ -43,18 +43,18 @@ class StepChecks:
 
     def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
         self.state, self.output_dir, self.device = state, output_dir, device
-        # Steps between one and the check of its losses. One that may be skipped is checked before the weights change.
+        # Steps between a step and its check. A step that may be skipped is checked before the weights change.
         self.lag = 1 if device.type == "cuda" and state.cfg.train.max_skips == 0 else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._skipped = 0  # steps
         self.begin()
 
     def begin(self) -> None:
-        """At the start of a step: saves the state of the random generators."""
+        """Saves the state of the random generators at the start of a step."""
         self._random = random_state(self.device)
 
     def record(self, lr: float, names: tuple[str, ...], values: Tensor, batches: list[Batch]) -> StepRecord:
-        """The record of the present step, whose values may not have arrived yet."""
+        """Returns the record of the current step; its values may not be on the host yet."""
         ready = None
         if self.device.type == "cuda":
             values = values.to("cpu", non_blocking=True)
@@ -63,8 +63,8 @@ class StepChecks:
         return StepRecord(self.state.iteration, lr, names, values, ready, batches, self._random)
 
     def check(self, record: StepRecord) -> dict[str, float]:
-        """The step's losses by name. Saves the batch and raises TrainingFailed if one is NaN or infinite, or if float16
-        gradients have overflowed for too long."""
+        """Returns the losses of the step by name. Saves the batch and raises TrainingFailed if one is NaN or infinite,
+        or if float16 gradients have been for too long."""
         if record.ready is not None:
             record.ready.synchronize()
         values = dict(zip(record.names, record.values.tolist()))
@@ -101,7 +101,7 @@ class StepChecks:
         fail_step(self.state, self.output_dir, self.device, iteration, what, losses, batches, random or self._random)
 
     def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
-        """Counts a failed step that is skipped; returns its record. Raises TrainingFailed if there are too many."""
+        """Returns the record of a failed step that is skipped. Raises TrainingFailed if there have been too many."""
         most, self._skipped = self.state.cfg.train.max_skips, self._skipped + 1
         if self._skipped > most:
             raise TrainingFailed(f"{error}; {counted(most, 'step')} were skipped before (train.max_skips)") from error

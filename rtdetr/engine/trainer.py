@@ -48,12 +48,12 @@ from rtdetr.wording import counted
 
 
 class Trainer:
-    """One training run on one device, or this process's part of it.
+    """A training run on one device, or the part of it in this process.
 
-    resume: checkpoint of a run to resume; tuning: weight file to start from; draws: replayed random numbers; signals:
-    the listener that was active during setup; callbacks: see rtdetr.Callback; augment: the object that
-    cfg.data.augment.custom names, if available. Raises ConfigError, DataError or CheckpointError if the run cannot
-    start.
+    resume: checkpoint of a run to resume; tuning: weight file to start from; draws: replayed random numbers;
+    signals: the StopSignal used during setup; callbacks: receive the events of the run;
+    augment: the function that cfg.data.augment.custom names, if already imported.
+    Raises ConfigError, DataError or CheckpointError if the run cannot start.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Trainer:
         self.cfg = with_absolute_paths(cfg)
         self._open_data(cfg, augment)
         if device.type == "cuda":
-            # TF32 for what autocast leaves in float32, but not in evaluation.
+            # TF32 for operations that autocast leaves in float32, but not in evaluation.
             torch.set_float32_matmul_precision("high")
             if cfg.train.deterministic:
                 be_deterministic()
@@ -164,14 +164,14 @@ class Trainer:
             return self.signals.agreed() if stopped else None
 
     def release(self) -> None:
-        """Ends the data workers and frees the memory of graphs."""
+        """Stops the data workers and frees the memory of CUDA graphs."""
         for loader in (self.train_loader, self.val_loader):
             loader.close()
         if self.graphs is not None:
             self.graphs.clear()
 
     def _go_on(self) -> bool:
-        """The rest of the run; True if a signal stopped it before the end, with its state saved."""
+        """Trains until the end. Returns True if a signal stopped it earlier, after saving the state."""
         state = self.state
         if state.evaluation_due and not self._stopping():
             self._evaluate()
@@ -184,7 +184,7 @@ class Trainer:
         return stopped
 
     def _train_epoch(self, batches_left: Iterator[Batch]) -> None:
-        """The rest of the present epoch, and its evaluation if one is due."""
+        """Trains for the rest of the current epoch, and evaluates if due."""
         state = self.state
         self.model.train()
         self.log.restart_clock()
@@ -220,13 +220,13 @@ class Trainer:
             self._evaluate()
 
     def _finish(self, record: StepRecord) -> None:
-        """Checks a step and logs it."""
+        """Checks and logs a step."""
         values = self.checks.check(record) if record.names else {}
         self.unreadable.count(record.batches)
         self.log.show(record, values, self.unreadable.replaced)
 
     def _grouped(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-        """The batches of one optimiser step each; the last group of an epoch may be smaller."""
+        """Yields the batches of each optimiser step; the last group of an epoch may be smaller."""
         group: list[Batch] = []
         for batch in batches:
             group.append(batch)
@@ -237,7 +237,7 @@ class Trainer:
             yield group
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
-        """One optimiser step on `batches` together, or none if it fails and may be skipped."""
+        """Runs one optimiser step on `batches` together; a failed step that may be skipped changes no weights."""
         with using(self.cfg.kernels):
             if self.cfg.train.max_skips == 0:
                 return self._step(batches)
@@ -280,7 +280,7 @@ class Trainer:
         return record
 
     def _evaluate(self) -> None:
-        """AP of the averaged weights; keeps the best ones. Leaves `evaluation_due` set if a signal came during it."""
+        """Evaluates the averaged weights and keeps the best. A signal interrupts it and leaves `evaluation_due` set."""
         started = time.perf_counter()
         annotations, classes = self.val_loader.source.origin, self.val_loader.classes  # under the ids of that file
         state, model, stop = self.state, self.state.ema.model, self.signals.asked

@@ -27,8 +27,8 @@ def fail_step(
     batches: list[Batch],
     random: list[Tensor],
 ) -> NoReturn:
-    """Saves the step, finds its first bad module and raises StepFailed. what: the fault; random: state of the
-    generators before the step."""
+    """Saves the step, finds the first module with non-finite output and raises StepFailed. what: the defect; random:
+    state of the generators before the step."""
     rank = distributed.rank()
     path = output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
     model = state.model.state_dict()

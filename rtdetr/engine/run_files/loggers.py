@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
-    """Creates loggers by name. Raises MissingPackage if a package is not installed."""
+    """Creates loggers by name. Raises MissingPackage if the package of one is not installed."""
     made: dict[str, Callback] = {}
     for name in dict.fromkeys(names):
         if name == "tensorboard":
@@ -34,7 +34,7 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Event files in FOLDER/tensorboard. On a full disk they have a gap, and continue when there is space again."""
+    """Writes event files to FOLDER/tensorboard. Rows logged while the disk is full are lost."""
 
     def __init__(self) -> None:
         self._has_gap = False

@@ -62,7 +62,7 @@ class MetricsLog:
     def write(self, kind: str, iteration: int, epoch: int, values: Mapping[str, float | None]) -> None:
         """kind: "train" or "eval"; iteration: optimiser steps done so far. None: this figure does not exist.
 
-        Raises OSError if the disk is full: metrics.csv stays whole, and the row is written with a later one.
+        Raises OSError if writing fails: metrics.csv stays intact, and a later call writes the row.
         """
         row: Row = {"kind": kind, "iteration": iteration, "epoch": epoch}
         row |= {short_name(name): "" if value is None else f"{value:.6g}" for name, value in values.items()}
@@ -116,7 +116,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def best_row(path: Path) -> Row | None:
-    """The evaluation row with the highest AP of a metrics.csv, the first of equal ones; None if there is none."""
+    """The evaluation with the highest AP of a metrics.csv, the first of equal ones; None if there is none."""
     evaluated = [row for row in read_rows(path) if row["kind"] == "eval" and row.get("AP")]
     return max(evaluated, key=lambda row: float(row["AP"]), default=None)
 
@@ -132,7 +132,7 @@ def draw_curves(metrics: Path, image: Path) -> None:
 
 
 def curves(rows: list[Row]) -> Figure:
-    """The figure: axes follow the data; missing figures are not drawn."""
+    """Draws the curves; the axes follow the data, and missing values are not drawn."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4), layout="tight")

@@ -53,7 +53,7 @@ class MlflowLogger(RemoteLogger):
         self._client.set_terminated(self._run, STATUS[outcome])
 
     def _steps_there(self, names: set[str]) -> dict[str, set[int]]:
-        """The steps that the server already has of a resumed run."""
+        """Steps already stored in a resumed run."""
         return {name: {each.step for each in self._client.get_metric_history(self._run, name)} for name in names}
 
 

@@ -38,8 +38,8 @@ class FailedStep(NamedTuple):
 class Diagnosis(NamedTuple):
     """The result of a repeated step."""
 
-    losses: dict[str, float]  # by name, and grad_norm; those that could be computed
-    refused: str  # why the losses could not be computed, if so
+    losses: dict[str, float]  # by name, with grad_norm; those computed before the failure
+    refused: str  # why the losses could not be computed; "" if they were
     module: str  # the first one whose output was not finite; "" when there was none
     images: list[str]  # those whose pixels or boxes are not finite, and which of the two
 
@@ -48,13 +48,13 @@ class Diagnosis(NamedTuple):
         return bool(self.refused or self.module) or not all(map(math.isfinite, self.losses.values()))
 
     def text(self) -> str:
-        """One clause."""
+        """Returns the diagnosis as one clause."""
         first = f"{self.module or 'no module'} is the first module whose output is not finite"
         return "; ".join((first, *self.images))
 
 
 def random_state(device: torch.device) -> list[Tensor]:
-    """State of the generators that a step uses."""
+    """States of the generators that a step uses."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
@@ -95,7 +95,7 @@ def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[
 
 
 def _watch_outputs(model: nn.Module) -> list[str]:
-    """Names of modules with non-finite output, in order; inner modules come before the one that contains them."""
+    """Collects the names of modules with non-finite output in execution order; submodules precede their parent."""
     bad: list[str] = []
 
     def look(name: str) -> Any:
@@ -131,7 +131,8 @@ def _non_finite_images(batches: list[Batch]) -> Iterator[str]:
 
 
 def replay(path: Path, device: torch.device) -> int:
-    """Prints the result of the step in a failed_batch.pth; 1 if it fails again, else 0. Raises CheckpointError."""
+    """Prints the result of the step in a failed_batch.pth; 1 if it fails again, else 0.
+    Raises CheckpointError if the file is unusable."""
     content = read_torch_file(path)
     if not isinstance(content, dict) or not content.keys() >= PARTS:
         raise CheckpointError(f"{path}: not a failed step; --replay needs the failed_batch.pth of a run")

@@ -84,13 +84,13 @@ def _goes_on_there(folder: Path, resume: Path | None) -> bool:
 
 
 def _old_folder(folder: Path) -> Path:
-    """Next to the folder itself, even if that is `.` or a link: on the same disk, moving is renaming."""
+    """Path next to the folder itself, even if it is `.` or a link: moving on one disk is renaming."""
     folder = folder.resolve()
     return unused_folder(folder.with_name(f"{folder.name}-old"))
 
 
 def _files_of_run(folder: Path) -> Iterator[Path]:
-    """Only the files of a run: the folder may be the user's working directory."""
+    """Lists only the files of a run: the folder may be the user's working directory."""
     for pattern in (*RUN, *BESIDE):
         yield from sorted(folder.glob(pattern))
 

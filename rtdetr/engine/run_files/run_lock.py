@@ -1,4 +1,4 @@
-"""One training at a time in a folder: two would overwrite each other's state."""
+"""Locks a run folder: two trainings in it would overwrite each other's state."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its f
 
 @contextlib.contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder until the end of the block, or of the process and its workers; meanwhile other trainings get a
-    ConfigError. File systems without locks give no protection."""
+    """Locks the folder until the end of the block, or of the process and its workers; raises ConfigError if
+    another training holds it. File systems without locks give no protection."""
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
     try:
         while not _taken(descriptor):

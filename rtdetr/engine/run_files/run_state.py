@@ -40,11 +40,11 @@ class Pace(NamedTuple):
 
     @property
     def batches(self) -> int:
-        """Per epoch and process."""
+        """Batches per epoch and process."""
         return self.num_images // self.global_batch
 
     def steps(self, epoch: int, start_batch: int) -> int:
-        """Optimiser steps before that batch. An epoch ends with a step, however few batches are left for it."""
+        """Optimiser steps before that batch. An epoch ends with a step, even if it has fewer batches."""
         per_epoch = math.ceil(self.batches / self.accumulate)
         return (epoch + 1) * per_epoch - math.ceil((self.batches - start_batch) / self.accumulate)
 
@@ -77,14 +77,14 @@ class RunState:
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.train.precision == "fp16")
         self.ema = ModelEma(model, cfg.ema)
         self.iteration = self.epoch = self.start_batch = 0
-        self.saved_iteration = 0  # iteration of the resumed run, as it counted
+        self.saved_iteration = 0  # iteration stored in the resumed checkpoint
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
         self.early_stop = EarlyStop(train.patience)
         self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
     def content(self) -> dict[str, Any] | None:
-        """The content of a checkpoint, whose tensors are those of the run; None except in the main process. Every
-        process has to call it."""
+        """Returns the content of a checkpoint, sharing the tensors of the run; None except on the main process. Every
+        process must call it."""
         generators = distributed.gather_objects(rng_state())
         if not distributed.is_main():
             return None
@@ -105,8 +105,8 @@ class RunState:
         return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training, began=self.began)
 
     def load(self, path: Path) -> str | None:
-        """Restores the run from a checkpoint, random generators included. Returns a sentence if settings that affect
-        how it continues have changed. Raises CheckpointError."""
+        """Restores the run in a checkpoint, random generators included. Returns a sentence if settings that
+        affect the continuation changed. Raises CheckpointError if it does not fit."""
         content = load_checkpoint(path)
         state = content["training"]
         if state is None:
@@ -181,7 +181,7 @@ def seed_everything(seed: int) -> None:
 
 
 def be_deterministic() -> None:
-    """From now on non-deterministic GPU kernels are replaced by slower ones, or refused."""
+    """Makes torch replace non-deterministic GPU kernels by slower ones, or raise."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when a GPU's first matrices are multiplied
     torch.use_deterministic_algorithms(True)
 

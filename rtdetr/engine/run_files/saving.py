@@ -24,9 +24,9 @@ BEST = "best.pth"
 class Saver:
     """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run, in the main process.
 
-    A file that cannot be written, as on a full disk, causes a warning, and the next save tries again; only a final save
-    must succeed. resume: the checkpoint that the run resumes from. saved: called in the saving thread with every
-    written file and the iteration of its state.
+    A file that cannot be written, as on a full disk, is reported, and the next save tries again; only the final save
+    must succeed. resume: the checkpoint that the run resumes from. saved: is told, in the thread that saves steps, of
+    every file and of the iteration whose state it has.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Saver:
         return distributed.any_process(distributed.is_main() and waited and not writes)
 
     def keep_best(self) -> None:
-        """Writes the present average to best.pth with the next save, before the state that names it the best."""
+        """Schedules the current average for best.pth: the next save writes it before last.pth, which records its AP."""
         self.wait()
         if distributed.is_main():
             ema = self.state.ema.model.state_dict()
             self._best = on_host(make_checkpoint(self.state.cfg, self.state.classes, ema, began=self.state.began))
 
     def save(self, background: bool = False, final: bool = False) -> None:
-        """Saves the present state; every process has to call it. Raises CannotWrite if a final save fails."""
+        """Saves the current state; every process must call it. Raises CannotWrite if the final save fails."""
         self.wait()
         content = self.state.content()
         self._saved = time.perf_counter()
@@ -83,12 +83,12 @@ class Saver:
         self._tell()
 
     def wait(self) -> None:
-        """Waits until no save is in progress."""
+        """Waits for pending writes."""
         self._join()
         self._tell()
 
     def end(self) -> None:
-        """Waits, and unlocks the folder."""
+        """Waits for pending writes and unlocks the folder."""
         with self._place:
             self._join()
 
@@ -124,7 +124,7 @@ class Saver:
 
 
 def on_host(value: Any) -> Any:
-    """Copies nested dicts, lists and tuples, with their tensors in host memory."""
+    """Copies nested dicts, lists and tuples, with their tensors copied to host memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):

@@ -20,8 +20,8 @@ OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
 
 
 class TensorBoard:
-    """torch's SummaryWriter, replaced after a full disk, which ends its thread, and after the folder was moved away.
-    purge_step: events of older files from that step on are ignored."""
+    """torch's SummaryWriter, replaced after a full disk, which ends its thread, or when the folder was moved
+    away. purge_step: TensorBoard ignores older events from that step on."""
 
     def __init__(self, folder: Path, purge_step: int | None) -> None:
         self._folder = folder
@@ -29,7 +29,7 @@ class TensorBoard:
 
     @contextmanager
     def writing(self) -> Iterator[SummaryWriter]:
-        """Context manager: everything added inside is in the file at the end. Raises OSError."""
+        """Context manager: on exit, everything added inside is in the file. Raises OSError if writing fails."""
         try:
             if self._writer is None or not self._folder.is_dir():
                 self._writer = SummaryWriter(str(self._folder))
@@ -40,7 +40,7 @@ class TensorBoard:
             raise
 
     def close(self) -> None:
-        """Ends the thread that writes. Raises OSError."""
+        """Stops the writer thread. Raises OSError if writing fails."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
