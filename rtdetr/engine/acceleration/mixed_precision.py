@@ -1,4 +1,4 @@
-"""Casts all weights to autocast's 16-bit type in one kernel instead of one each, and casts their gradients back."""
+"""Casts all weights to the 16-bit type of autocast in one kernel instead of one each, and returns their gradients."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def layout_of(device: torch.device) -> torch.memory_format:
 
 
 def on_device(batch: Batch, device: torch.device, num_denoising: int) -> tuple[Tensor, Targets]:
-    """The images and boxes of a batch on the device; uint8 images become floats at the start of the step."""
+    """Moves images and boxes of a batch to `device`; the step itself converts bytes to floats."""
     images = batch.images.to(device, non_blocking=True).contiguous(memory_format=layout_of(device))
     targets = batch.targets.to(device, non_blocking=True)
     if device.type == "cuda":  # with and without graphs, so that they draw the same random numbers

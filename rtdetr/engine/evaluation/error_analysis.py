@@ -1,4 +1,4 @@
-"""Error types of detections (class, localisation, duplicate, background, missed) and their calibration."""
+"""Classifies detection errors (class, place, duplicate, background, missed) and measures calibration."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ BINS = 10
 class Mistake(NamedTuple):
     kind: str
     image_id: int
-    category_id: int  # of the detection; of the object where it was missed
+    category_id: int  # of the detection, or of a missed object
     box: tuple[float, float, float, float]  # x, y, w, h in pixels
-    score: float  # 0 where there is no detection
-    other: tuple[float, float, float, float] | None  # the object that it was confused with or overlaps
+    score: float  # 0 if there is no detection
+    other: tuple[float, float, float, float] | None  # the object it was taken for, or lies beside
 
 
 class Mistakes(NamedTuple):
@@ -43,8 +43,8 @@ class Mistakes(NamedTuple):
     confusion: NDArray[np.int64]  # (K + 1, K + 1): objects by row, detections by column; the last are background
     wrong: list[Mistake]  # detections, most certain first
     missed: list[Mistake]  # objects, largest first
-    calibration: list[tuple[float, float, int]]  # mean score, share that is right, how many; from low to high scores
-    calibration_error: float  # mean distance of the two, weighted by how many
+    calibration: list[tuple[float, float, int]]  # mean score, share correct, count; by ascending score
+    calibration_error: float  # mean distance of score and share, weighted by count
 
 
 class _Image(NamedTuple):
@@ -88,7 +88,7 @@ def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) 
 
 
 def matched(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) -> Iterable[_Image]:
-    """Yields each image with the object that each of its detections found."""
+    """Yields each image with the object that each of its detections matched."""
     objects: dict[int, list[Any]] = defaultdict(list)
     crowds: dict[int, list[Any]] = defaultdict(list)
     found: dict[int, list[Any]] = defaultdict(list)
@@ -163,7 +163,7 @@ def _look_at(
     wrong: list[Mistake],
     missed: list[Mistake],
 ) -> None:
-    """Adds the errors of an image."""
+    """Records the mistakes of an image."""
     nothing = len(index)
     counted = [i for i, each in enumerate(image.detections) if each["score"] >= threshold]
     taken = {image.owner[i] for i in counted} - {-1}
@@ -188,7 +188,7 @@ def _look_at(
 
 
 def _kind(overlaps: NDArray[np.float64], same: NDArray[np.bool_]) -> tuple[str, int]:
-    """The error type of a detection that found nothing, and the object that it relates to, -1 for none."""
+    """Kind of an unmatched detection, and the related object, -1 for none."""
     if not len(overlaps):
         return "background", -1
     right, other = np.where(same, overlaps, 0), np.where(same, 0, overlaps)

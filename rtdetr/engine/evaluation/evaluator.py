@@ -38,7 +38,7 @@ FIGURE_NAMES = {
     "AR10": "AR  10 detections", "AR100": "AR  100 detections", "AR300": "AR  300 detections", "ARs": "AR  small",
     "ARm": "AR  medium", "ARl": "AR  large",
 }  # fmt: skip
-LVIS_DETECTIONS = 300  # of an image, of all classes
+LVIS_DETECTIONS = 300  # per image, over all classes
 
 
 class EvaluationStopped(Exception):
@@ -53,7 +53,7 @@ class ClassAP(NamedTuple):
     name: str
     category_id: int
     num_boxes: int  # ground truth, crowds not counted
-    ap: float  # NaN when there is no box of this class
+    ap: float  # NaN if the set has no box of this class
     ap50: float
 
 
@@ -92,7 +92,7 @@ class EvalResult(NamedTuple):
 
 
 def _shown(figure: float) -> str:
-    """Four digits, or a dash for a figure that does not exist (-1 or NaN)."""
+    """Formats four digits, or a dash if the value is undefined: -1 or NaN."""
     return f"{figure:7.4f}" if figure >= 0 else "      -"
 
 
@@ -106,10 +106,9 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
     evaluator: Evaluator = "faster-coco-eval",
 ) -> EvalResult | None:
-    """Detects on every batch of this process, in float32 without TF32, and scores the detections of all processes in
-    the first one; the others return None. classes: the loader's, with the ids of the annotations.
-
-    Raises EvaluationStopped in all of them if `should_stop()` became true in one.
+    """Detects on every batch of this process, in float32 without TF32, and scores all processes' detections on the
+    first one; the others get None. classes: the loader's, whose ids are those of the annotations.
+    Raises EvaluationStopped on every process if `should_stop()` returned true on one.
     """
     own: list[dict[str, Any]] = []
     sizes: dict[int, tuple[int, int]] = {}
@@ -135,8 +134,7 @@ def evaluate(
 
 @contextlib.contextmanager
 def _true_float32() -> Iterator[None]:
-    """Context manager without TF32, which training allows and torch uses in convolutions: figures must not depend on
-    the caller's settings."""
+    """Disables TF32, which training allows and torch uses in convolutions: figures must not depend on the caller."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
@@ -151,7 +149,7 @@ def _true_float32() -> Iterator[None]:
 def detect(
     model: nn.Module, batch: Batch, classes: Classes, max_detections: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """COCO results of one batch, without classes that the data do not have."""
+    """COCO results of one batch, without those of classes absent from the data."""
     sizes = torch.tensor([(info.height, info.width) for info in batch.infos], dtype=torch.float32)
     images, sizes = (each.to(device, non_blocking=True) for each in (batch.images, sizes))
     found = detections(model, images, sizes, max_detections)

@@ -1,4 +1,4 @@
-"""Whether labelling more images would pay: AP from half of the training images against AP from all of them."""
+"""Estimates the gain of more labels: compares AP from half of the training images with AP from all."""
 
 from __future__ import annotations
 

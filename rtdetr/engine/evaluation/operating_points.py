@@ -16,7 +16,7 @@ from rtdetr.garbage_collection import collection_paused
 
 
 class OperatingPoint(NamedTuple):
-    """Figures of a class above a threshold, matched at an IoU of .5; NaN if there is nothing to measure."""
+    """Metrics of a class above a score threshold, matched at an IoU of .5; NaN if undefined."""
 
     threshold: float
     precision: float

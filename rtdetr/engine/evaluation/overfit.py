@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
 
 def open_images(cfg: Config) -> tuple[DetectionSet, list[int]]:
-    """The training set, and which of its images have boxes. Raises DataError when none has."""
+    """Returns the training set and the indices of images with boxes. Raises DataError if none has."""
     distributed.refuse_several("--overfit")
     source = open_train_set(cfg)
     useful = with_boxes(source)

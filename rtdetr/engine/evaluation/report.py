@@ -84,7 +84,7 @@ def _heading(title: str, text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Formats a figure as `rtdetr eval` prints it."""
+    """Formats a number as `rtdetr eval` does."""
     return f"{value:.4f}" if value >= 0 else "-"
 
 
@@ -175,7 +175,7 @@ def _kinds(mistakes: Mistakes) -> str:
 
 
 def _confusion(mistakes: Mistakes, names: list[str]) -> str:
-    """All classes, or those with the most confusions."""
+    """Confusion matrix of all classes, or of those with the most confusions."""
     matrix = mistakes.confusion
     off = matrix - np.diag(np.diag(matrix))
     chosen = sorted(np.argsort(-(off.sum(0) + off.sum(1))[:-1], kind="stable")[:MOST_CLASSES].tolist())

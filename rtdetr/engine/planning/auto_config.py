@@ -101,14 +101,14 @@ def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config,
 
 
 def _column(tuning: Path | None) -> int:
-    """The column of BY_WEIGHTS for a new run."""
+    """Table column of a new run."""
     if tuning is None:
         return RANDOM
     return LIKE_THIS if _learnt_in_full(tuning) else KNOWING
 
 
 def _column_of_run(began: Mapping[str, Any] | None) -> int:
-    """The column of BY_WEIGHTS for a resumed run, see `how_it_began`; files of older versions lack it."""
+    """Table column of a resumed run, see `how_it_began`; older files lack it."""
     if not began or not began["weights"]:
         return RANDOM
     return LIKE_THIS if began["in_full"] else KNOWING
@@ -164,12 +164,12 @@ def _licence(weights: Path) -> str | None:
 
 
 def epochs_for(steps: int) -> int:
-    """Number of epochs of that many steps each."""
+    """Number of epochs, given the steps per epoch."""
     return max(LEAST_EPOCHS, min(max(EPOCHS, math.ceil(LEAST_STEPS / steps)), max(1, MOST_STEPS // steps)))
 
 
 def _batch_size(cfg: Config, source: DetectionSet, device: torch.device, limit: int) -> int:
-    """The same in every process: the smallest of all."""
+    """Batch size, equal in every process: the smallest that any of them finds."""
     share = len(source) // distributed.world_size()
     most = max(1, min(limit, max(SMALL, share // STEPS_OF_EPOCH), share))
     if device.type != "cuda":
