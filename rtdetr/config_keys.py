@@ -144,7 +144,7 @@ GONE_KEYS = {
     "eval.evaluator": "see `rtdetr eval --evaluator`",
 }
 GONE = (*OLD_KEYS, *RENAMED_KEYS, *REPLACED_KEYS, *LISTED_KEYS, *FIXED_KEYS, *GONE_KEYS)
-START_ALONE = ("model.backbone.weights",)  # was read before a run began: checkpoints have what came of it
+START_ALONE = ("model.backbone.weights",)  # only read before a run began: checkpoints contain the resulting weights
 
 
 def full_key(name: str, keys: Collection[str], by: str = "") -> str:
@@ -178,12 +178,10 @@ def foreign_key(name: str) -> str | None:
 
 
 def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> None:
-    """Replaces old keys in one source by present ones, before sources are merged, and reports each in one line.
-
-    where: names the source. stored: the source is a checkpoint, which contains every key of its version: only values
-    that no longer exist are reported. In any other source such a value is a ConfigError. Keys without a successor
-    concern training only, so a checkpoint detects as before.
-    """
+    """Converts old keys of one source to current ones, before it is merged with others, and logs the changes in one
+    line. where: names the source; stored: it is a checkpoint, which contains every key of its version, so that only
+    unsupported values are logged. Raises ConfigError for such values in any other source. Keys without a successor
+    affect training only, so that an old checkpoint detects as before."""
     said = _replace(tree, where)
     lines = _fix(tree, where, stored) + _to_kernels(tree, where, stored) + ([] if stored else said)
     if lines:

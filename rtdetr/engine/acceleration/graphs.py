@@ -54,14 +54,14 @@ class Captured(NamedTuple):
 
 
 class StepGraphs:
-    """Runs `step`, which leaves its gradients in `gradients`, as CUDA graphs. There is one graph per image size, number
-    of box slots and `kind`; it is captured at the third use, and the oldest one is dropped when there are too many.
+    """Runs `step`, which leaves its gradients in `gradients`, as CUDA graphs: one per image size, number of slots and
+    `kind`, captured at the third occurrence; the oldest graph is evicted.
 
-    The plain call is the twin; it also runs images with more boxes than the GPU can match (one-to-many repeats the
-    boxes of a crowd once). kind: whatever else of its position in the run changes the graph. All graphs share their
-    memory, the tensor with images of their size, and the gradients. With several processes, gradients are averaged
-    after the graph; what the graph itself exchanges (batch norm statistics, numbers of boxes) is in the same order in
-    every process, captured or not.
+    The plain call is the twin, and handles images with more boxes than the GPU matches (one-to-many repeats those of
+    a crowd once). kind: any other property of a Part that needs a separate graph. All graphs share their memory, the
+    tensor that holds images of their size, and the gradients they end in. With several processes these are averaged
+    after the graph; what the graph itself exchanges (statistics of batch norm, numbers of boxes) comes in the same
+    order from every one, captured there or not.
     """
 
     def __init__(self, step: Step, gradients: GradientBuffer, kind: Callable[[Part], Hashable]) -> None:
@@ -70,7 +70,7 @@ class StepGraphs:
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
         self.seen: dict[Hashable, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
-        # At its end NCCL waits for graphs that use it, for ever if they are kept.
+        # NCCL waits for graphs that use it before it shuts down, forever if they are kept.
         distributed.before_the_end(self, self.captured.clear)
 
     def __call__(self, images: Tensor, targets: Targets, part: Part) -> Losses:
@@ -109,7 +109,7 @@ class StepGraphs:
         labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
         own = self.images.setdefault((images.shape, images.dtype), torch.empty_like(images))
         static = own, Targets(labels, boxes, boxes_pixel, mask, counts=())
-        torch.cuda.empty_cache()  # memory of plain steps; graphs have their own
+        torch.cuda.empty_cache()  # memory that plain steps have used; graphs have their own
         graph = torch.cuda.CUDAGraph()
         # Other threads may continue: the one that pins the memory of the next batch calls the driver, too.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
