@@ -133,7 +133,7 @@ FIXED_KEYS = {
     "train.data_seed": ("auto", "set train.seed"),
     "train.sync_batch_norm": (True, "change Trainer in rtdetr/engine/trainer.py"),
 }
-# Keys whose value does not affect training results, and why they are not needed.
+# Obsolete keys, and why they are not needed.
 GONE_KEYS = {
     "num_classes": "classes come from the annotations",
     "model.backbone.zero_init_residual": "follows from model.backbone.depth",

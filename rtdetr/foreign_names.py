@@ -168,7 +168,7 @@ EXPORT_FORMATS = {
 
 
 def no_attribute(owner: str, name: str) -> AttributeError:
-    """Python's message for a missing attribute, with its name in this package."""
+    """AttributeError for a missing attribute: Python's message, with the name used here."""
     words = ATTRIBUTES[owner].get(name)
     return AttributeError(f"{owner} has no attribute {name!r}{meant(words) if words else ''}")
 

@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collector during imports, where it would scan a million objects and free none."""
+"""Pauses Python's garbage collector where it would scan a million objects and free none."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class TrainingLog:
         )
 
     def show_batch(self, batch: Batch) -> None:
-        """Writes train_batch.jpg at the start of a run and sends it to loggers."""
+        """Writes train_batch.jpg at the start of a run and sends it to loggers and callbacks."""
         if self._metrics is None:
             return
         sheet, file = sheet_of([batch], self.loader.classes.names), self.output_dir / "train_batch.jpg"

@@ -42,7 +42,7 @@ class StopSignal:
 
     @contextmanager
     def listening(self, promise: str = "") -> Iterator[None]:
-        """Context manager: inside, a signal is recorded and `promise` ("stopping after this step") printed."""
+        """Context manager: a signal is recorded, and `promise`, if given, is printed: "stopping after this step"."""
         with self._handling(True, promise):
             yield
 

@@ -123,24 +123,24 @@ def distribution_focal_loss(logits: Tensor, target: Tensor) -> Tensor:
     return -(1 - upper_weight) * at_lower - upper_weight * at_upper
 
 
-_by_itself = False
+_without_averaging = False
 
 
 @contextmanager
-def by_itself() -> Iterator[None]:
+def without_averaging() -> Iterator[None]:
     """Context manager: inside, losses do not use other processes, which may run out of memory in a memory estimate."""
-    global _by_itself
-    _by_itself = True
+    global _without_averaging
+    _without_averaging = True
     try:
         yield
     finally:
-        _by_itself = False
+        _without_averaging = False
 
 
 def mean_over_processes(x: Tensor) -> Tensor:
     """Mean of x over all processes of torch.distributed; x itself if there is one process. No gradient."""
     x = x.detach()
-    if _by_itself or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if _without_averaging or not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return x
     total = x.clone()
     torch.distributed.all_reduce(total)

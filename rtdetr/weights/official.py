@@ -74,7 +74,7 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
         raise ConvertError(
             f"{source}: does not fit {conversion.config.name}: {len(report.missing)} entries missing,"
             f" {len(report.mismatched)} of another shape, {len(report.unexpected)} left over; nothing was written;"
-            " name the right config with -c, or use the file as a warm start (tools/train.py -t)"
+            " name the right config with -c, or use the file as a warm start (rtdetr train -t)"
         )
     if len(classes) != _num_classes(official_of(conversion)):
         raise ConvertError(

@@ -17,7 +17,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.engine.planning import memory_estimate
 from rtdetr.engine.planning.memory_estimate import MemoryNeed, estimate, train_on_worst, worst_batch
-from rtdetr.losses.functional import by_itself, mean_over_processes
+from rtdetr.losses.functional import mean_over_processes, without_averaging
 
 CPU = torch.device("cpu")
 
@@ -119,7 +119,7 @@ def test_steps_with_more_boxes_than_a_gpu_matches_are_no_graphs(
 
 def test_losses_of_an_estimate_ask_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with by_itself():
+    with without_averaging():
         assert mean_over_processes(torch.tensor(3.0)) == 3
     with pytest.raises(ValueError, match="process group"):
         mean_over_processes(torch.tensor(3.0))

@@ -55,7 +55,7 @@ class Captured(NamedTuple):
 
 class StepGraphs:
     """Runs `step`, which leaves its gradients in `gradients`, as CUDA graphs: one per image size, number of slots and
-    `kind`, captured at the third occurrence; the oldest graph is evicted.
+    `kind`, captured at the third occurrence; the least recently used graph is evicted.
 
     The plain call is the twin, and handles images with more boxes than the GPU matches (one-to-many repeats those of
     a crowd once). kind: any other property of a Part that needs a separate graph. All graphs share their memory, the

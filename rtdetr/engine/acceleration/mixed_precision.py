@@ -1,4 +1,4 @@
-"""Casts all weights to the 16-bit type of autocast in one kernel instead of one each, and returns their gradients."""
+"""Casts the weights that autocast would cast in one kernel instead of one each, and casts their gradients back."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def _run_lvis(
 
 def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[Any, Any]:
     """Truth and results as the evaluators want them. The truth has an index; that of a million results would take a
-    second, and nobody looks into it. loadRes() of either evaluator fails on annotation files without `info` or on empty
+    second and is not used. loadRes() of either evaluator fails on annotation files without `info` or on empty
     results, in one version or another."""
     indexed = coco()
     boxes, images, categories = truth.annotations, truth.images, truth.categories

@@ -25,7 +25,7 @@ from rtdetr.engine.failures import TrainingFailed
 from rtdetr.engine.optim import build_optimizer, clip_grad_norm
 from rtdetr.engine.step import training_step
 from rtdetr.losses.criterion import build_criterion
-from rtdetr.losses.functional import by_itself
+from rtdetr.losses.functional import without_averaging
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.kernels import using
@@ -128,7 +128,7 @@ def measure(cfg: Config, source: DetectionSet, batch_size: int, device: torch.de
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     try:
-        with by_itself(), using(cfg.kernels):
+        with without_averaging(), using(cfg.kernels):
             kept, model = train_on_worst(cfg, source, batch_size, device)
         step = torch.cuda.max_memory_reserved(device) - before - kept
         _free(device)

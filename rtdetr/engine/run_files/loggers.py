@@ -34,7 +34,8 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Writes event files to FOLDER/tensorboard. Rows logged while the disk is full are lost."""
+    """Event files in FOLDER/tensorboard. On a full disk rows and images are lost; writing resumes when there is
+    space."""
 
     def __init__(self) -> None:
         self._has_gap = False

@@ -95,7 +95,7 @@ def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[
 
 
 def _watch_outputs(model: nn.Module) -> list[str]:
-    """Collects the names of modules with non-finite output in execution order; submodules precede their parent."""
+    """Records the name of the first module with non-finite output; a module inside another comes before it."""
     bad: list[str] = []
 
     def look(name: str) -> Any:

@@ -24,9 +24,9 @@ BEST = "best.pth"
 class Saver:
     """Writes last.pth, last-1.pth (the state saved before it) and best.pth of a run, in the main process.
 
-    A file that cannot be written, as on a full disk, is reported, and the next save tries again; only the final save
-    must succeed. resume: the checkpoint that the run resumes from. saved: is told, in the thread that saves steps, of
-    every file and of the iteration whose state it has.
+    A file that cannot be written, as on a full disk, causes a warning, and the next save tries again; only a final save
+    must succeed. resume: the checkpoint that the run resumes from. saved: called with every written file and the
+    iteration of its state, in the thread that calls `save` or `wait`.
     """
 
     def __init__(
