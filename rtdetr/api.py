@@ -52,8 +52,8 @@ class RTDETRv3:
     """A detector. Create one with `from_pretrained`.
 
     model: the network, an nn.Module, None for exported files. cfg: its config. classes: names and category ids, in the
-    order of the network's outputs. device: where it runs. Errors are ValueErrors of one sentence.
-    Several threads may call `predict`, each with its own arguments.
+    order of the network's outputs. device: where it runs. Errors are ValueErrors of one sentence. Several threads may
+    call `predict`.
     """
 
     def __init__(
@@ -101,13 +101,11 @@ class RTDETRv3:
         kernels: Kernels | None = None,
         **others: Any,
     ) -> RTDETRv3:
-        """The detector of a checkpoint (.pth), a folder or .safetensors file of `save_pretrained`, an exported file
-        (.onnx, .pt2, OpenVINO), a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, with
-        an optional `revision`).
+        """The detector of a checkpoint (.pth), a folder or .safetensors file of `save_pretrained`, an exported file or
+        folder, a config (.yml, or the name of a shipped one), or a model of the Hub (owner/model, optional `revision`).
 
         Weights by name are downloaded once. classes: names for a new model; it and configs have random weights.
-        kernels: "auto", or "plain" for PyTorch only; default: from the config.
-        compile: use torch.compile, as `compile()`. half: float16, by default on a GPU.
+        kernels: "auto" or "plain"; default: from the config. compile: as `compile()`. half: float16; default: on a GPU.
         """
         check_arguments("from_pretrained", others)
         if kernels not in (None, *get_args(Kernels)):
@@ -192,13 +190,12 @@ class RTDETRv3:
         """A Result for one image, a list of them for several, an iterator for sources without a known end.
 
         source: path, URL, PIL image, bytes or an open file of an image, array (H, W), (H, W, 3) or (H, W, 4), tensor
-        (3, H, W) or (B, 3, H, W), uint8 or in [0, 1]; a list, folder or glob (a list comes out); a generator, video,
-        stream or camera number (an iterator). bgr: arrays have OpenCV's channel order.
-        threshold: lowest score, 0 to 1; default: those in the file, else 0.5. thresholds: those of some classes, by
-        name. batch_size: images per batch; live sources go one by one.
-        size: (h, w) or side of the network's input, instead of the trained one.
-        slices: (h, w) or side in pixels of overlapping tiles, also searched in large images.
-        half: float16; default: as in `from_pretrained`. allow_private: URLs may lead into private networks.
+        (3, H, W) or (B, 3, H, W), uint8 or in [0, 1]; a list, folder or glob (returns a list); a generator, video,
+        stream or camera number (returns an iterator). bgr: arrays have OpenCV's channel order. threshold: lowest score,
+        0 to 1; default: those in the file, else 0.5. thresholds: of single classes, by name. batch_size: images per
+        batch; live sources are detected one by one. size: (h, w) or side of the network's input. slices: (h, w) or side
+        in pixels of overlapping tiles, also searched in large images. half: float16; default: as in `from_pretrained`.
+        allow_private: URLs may lead into private networks.
         """
         from rtdetr.inference.answer import results_of
         from rtdetr.inference.slicing import tile_size
@@ -251,8 +248,7 @@ class RTDETRv3:
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to resume.
         overwrite: move an existing run to FOLDER-old. callbacks: objects of rtdetr.Callback, called in the main
         process; an exception in one ends the run as CallbackFailed. augment: your own augmentation, see docs/data.md.
-        settings: config keys, see `keyword_updates`. Random generators, environment variables and torch's settings are
-        restored afterwards.
+        settings: config keys, see `keyword_updates`. Random generators and torch's settings are restored afterwards.
         """
         from rtdetr.data.custom import KEY, name_of, without_custom
         from rtdetr.engine import distributed
@@ -322,8 +318,7 @@ class RTDETRv3:
         images: str | Path | None = None,
         **others: Any,
     ) -> Path:
-        """Exports the model; returns the file or folder, whose certificate is next to it. For the arguments see
-        `rtdetr.export.export_model`."""
+        """Exports the model; returns the file or folder. Arguments: see `rtdetr.export.export_model`."""
         from rtdetr.export import export_model  # here because it may bring onnx along
 
         check_arguments("export", others)

@@ -44,7 +44,7 @@ class Callback:
         """Called before the first step of a new or resumed run."""
 
     def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
-        """Called at the first step and every `train.log_every` steps with a row of metrics.csv. iteration: steps so far."""
+        """Called at the first step and every `train.log_every` steps: a row of metrics.csv. iteration: steps done."""
 
     def on_evaluation(self, iteration: int, epoch: int, figures: Mapping[str, float]) -> None:
         """Called with each evaluation row of metrics.csv; undefined figures are left out."""
