@@ -129,7 +129,8 @@ def test_missing_package_is_named(
     folder: Path, format: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     package = NEEDS[format][0].split(".")[0]
-    monkeypatch.setitem(sys.modules, package, None)
+    for name in [package, *(each for each in sys.modules if each.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
     assert (
         main(["export", str(folder / "model.pth"), "--format", format, "-o", str(folder / f"x{ENDINGS[format]}")]) == 2
     )
