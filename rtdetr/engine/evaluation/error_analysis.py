@@ -30,7 +30,7 @@ class Mistake(NamedTuple):
     category_id: int  # of the detection, or of a missed object
     box: tuple[float, float, float, float]  # x, y, w, h in pixels
     score: float  # 0 if there is no detection
-    other: tuple[float, float, float, float] | None  # the object it was taken for, or lies beside
+    other: tuple[float, float, float, float] | None  # the object that it was taken for or is near
 
 
 class Mistakes(NamedTuple):
