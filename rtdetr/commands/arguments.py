@@ -27,7 +27,8 @@ WEIGHT_ENDINGS = (
     ".tflite",
     ".mlpackage",
 )
-# Of folders: a model of save_pretrained or transformers, a run, exports for ncnn and Triton.
+# Of folders: a model of save_pretrained or transformers, a run, exports for ncnn and Triton. Literals, as the modules
+# that define these names import torch.
 WEIGHT_FILES = ("config.json", "best.pth", "model.ncnn.param", "rtdetr/1/model.onnx")
 
 

@@ -37,8 +37,8 @@ from rtdetr.export.triton import write_config
 from rtdetr.extras import optional
 from rtdetr.foreign_names import unknown_format
 from rtdetr.inference.edge_runtimes import why_not_run
-from rtdetr.inference.export_metadata import InputType, Metadata, Precision, file_sha256
-from rtdetr.inference.runtimes import SMALLEST, is_exported, open_exported
+from rtdetr.inference.export_metadata import TRITON_MODEL, InputType, Metadata, Precision, file_sha256
+from rtdetr.inference.runtimes import SMALLEST, is_exported, model_file, open_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops import Backend, why_not_compiled
@@ -118,11 +118,10 @@ def export_model(
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
         _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
-        file = targets.model_file(path, format)
         if not why_not_run(path):
             say(f"comparing with PyTorch on {examples.says}, and on random ones")
         certificate = certify(path, format, model, metadata, examples)
-        _complete(certificate, format, file)
+        _complete(certificate, format, model_file(path))
         if validation is not None:
             certificate.ap = average_precisions(model, open_exported(path), metadata.config, validation)
             certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
@@ -259,7 +258,7 @@ def _write(
         return
     converted = format == "openvino" or metadata.precision == "int8"  # converted from a float32 ONNX file
     graph = graph_of(replace(metadata, precision="fp32") if converted else metadata, "torch")
-    file = targets.model_file(path, format)
+    file = path / TRITON_MODEL if format == "triton" else path
     file.parent.mkdir(parents=True, exist_ok=True)
     first = path.with_name("float32.onnx") if converted else file
     write_onnx(graph, metadata, first, opset)

@@ -69,11 +69,6 @@ def of(output: Path, format: str) -> list[Path]:
     return [*files, *beside, certificate_path(output)]
 
 
-def model_file(output: Path, format: str) -> Path:
-    """Returns the file to write: `output`, or a file in it."""
-    return output / TRITON_MODEL if format == "triton" else output
-
-
 def certificate_path(file: Path) -> Path:
     return file.with_name(f"{file.name}.certificate.json")
 

@@ -183,12 +183,12 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
     """Returns the application. detect: images to detections of every score, best first, called from one thread.
     Admitted requests are answered before the application ends."""
     figures, own = Figures(), Thresholds(settings.threshold, settings.thresholds)
-    desk = RequestHandler(detect, settings, figures)
+    handler = RequestHandler(detect, settings, figures)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        desk.batcher.close()
+        handler.batcher.close()
 
     app = FastAPI(
         title="rtdetr", version=rtdetr.__version__, docs_url=None, redoc_url=None, lifespan=lifespan
@@ -213,7 +213,7 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         pixels of the image, rotated upright by its EXIF orientation. threshold: lowest score of all classes, or of one;
         default: those of the server."""
         lowest = own.changed(threshold, settings.class_names)
-        found = await desk.answer(request)
+        found = await handler.answer(request)
         shown = [each for each in found.detections if lowest.reached_by(each)]
         detections = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in shown]
         return JSONResponse({"width": found.width, "height": found.height, "detections": detections})

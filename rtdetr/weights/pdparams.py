@@ -184,7 +184,7 @@ class _Reader:
         elif name in ("APPEND", "APPENDS"):
             self._extend(self._pop(1) if name == "APPEND" else self._pop_mark())
         elif name in ("GLOBAL", "STACK_GLOBAL"):
-            self.stack.append(_stand_in(*(argument.split(" ", 1) if name == "GLOBAL" else self._pop(2))))
+            self.stack.append(_placeholder(*(argument.split(" ", 1) if name == "GLOBAL" else self._pop(2))))
         elif name == "REDUCE":
             self._call()
         elif name == "BUILD":
@@ -244,7 +244,7 @@ class _Reader:
             raise ConvertError("describes more numbers than it holds")
 
 
-def _stand_in(module: Any, name: Any) -> _Placeholder:
+def _placeholder(module: Any, name: Any) -> _Placeholder:
     allowed = ALLOWED_GLOBALS.get((module, name)) if isinstance(module, str) and isinstance(name, str) else None
     if allowed is None:
         raise ConvertError(
