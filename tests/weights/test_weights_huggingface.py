@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def own_content(*updates: str) -> dict[str, Any]:
     """A small model of ours, with numbers that tell entries apart."""
-    changed = ["model.encoder.num_csp_blocks=3", "data.image_size=[64,96]", *updates]
+    changed = ["data.image_size=[64,96]", *updates]
     cfg = config_from_dict(config_to_dict(nano_config()), "nano", changed)
     torch.manual_seed(1)
     model = build_model(cfg.model, 3)
