@@ -7,12 +7,14 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
-from rtdetr.config import Config, ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
-from rtdetr.data.classes import Classes, DataError, new_classes
+from rtdetr.config import ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
+from rtdetr.data.classes import DataError, new_classes
 from rtdetr.data.data_arguments import data_updates, path_of
 from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
 from rtdetr.foreign_names import check_arguments, no_attribute
@@ -59,7 +61,6 @@ class RTDETRv3:
     def __init__(
         self,
         predictors: Predictors | None = None,
-        model: Network | None = None,
         weights: Path | None = None,
         source: dict[str, str] | None = None,
     ) -> None:
@@ -70,19 +71,18 @@ class RTDETRv3:
         self.weights = weights  # the file of the network's weights, None for random weights
         self.source = source  # provenance and licence of the weights
         self._began: dict[str, Any] | None = None  # how the run that trained these weights began
-        self._predictors, self._network_at_hand = predictors, model
+        self._predictors = predictors
         self._as_made = ""  # digest of random weights, which have no file
 
     @property
     def model(self) -> Network | None:
         """The network. `predict` notices a loaded state dict and another network put here. After a change in place,
         such as a step of your own optimiser, call `refresh`."""
-        return self._network_at_hand
+        return None if self._predictors.exported else self._predictors.model
 
     @model.setter
     def model(self, network: Network | None) -> None:
-        self._network_at_hand = network
-        self.refresh()
+        self._predictors.refresh(network)
 
     def refresh(self) -> None:
         """Makes `predict` use the current weights; call it after changing `model.model` in place."""
@@ -131,13 +131,15 @@ class RTDETRv3:
         if is_exported(path := found):
             if compile or half != "auto" or kernels is not None:
                 raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
-            return cls(Predictors(*load_model(path, chosen), chosen, *options), None, path)
-        with starting_gpu(chosen):
+            return cls(Predictors(*load_model(path, chosen), chosen, *options), path)
+        with starting_gpu(chosen), ThreadPoolExecutor(1) as pool:
+            digest = pool.submit(sha256_of, weight_file(path))
             content = read_checkpoint(path)
-            file = weight_file(path)
-            source = {"checkpoint": file.name, "checkpoint_sha256": sha256_of(file), **(content["source"] or {})}
-            updates = [] if kernels is None else [f"kernels={kernels}"]
-            made = cls._of(*model_from_content(content, path, updates), chosen, *options, path, source)
+            kept = content | {"model": content["ema"] or content["model"], "ema": None, "training": None}
+            build = partial(model_from_content, kept, path, [] if kernels is None else [f"kernels={kernels}"])
+            predictors = Predictors(*build(), chosen, *options, build=lambda: build()[0])
+        source = {"checkpoint": weight_file(path).name, "checkpoint_sha256": digest.result()}
+        made = cls(predictors, path, {**source, **(content["source"] or {})})
         made._began = content.get("began")
         return made
 
@@ -145,6 +147,7 @@ class RTDETRv3:
     def _random(
         cls, name: str, names: Sequence[str] | None, device: torch.device, kernels: Kernels | None, *options: Any
     ) -> RTDETRv3:
+        from rtdetr.inference.predictors import Predictors
         from rtdetr.models.rtdetrv3 import build_model
         from rtdetr.weights.digest import weights_sha256
         from rtdetr.weights.official import guess_classes
@@ -152,26 +155,11 @@ class RTDETRv3:
         cfg = load_config(find_config(name), [] if kernels is None else [f"kernels={kernels}"])
         classes = guess_classes(80) if names is None else new_classes(names)
         logger.warning("%s: random weights; train the model before it can detect", name)
-        made = cls._of(build_model(cfg.model, len(classes)).eval(), cfg, classes, device, *options)
+        network = build_model(cfg.model, len(classes)).eval()  # folded on the CPU, as by `rtdetr predict`
+        made = cls(Predictors(network, cfg, classes, device, *options))
+        network.to(device)
         made._as_made = weights_sha256(made._network("from_pretrained").state_dict())
         return made
-
-    @classmethod
-    def _of(
-        cls,
-        model: Network,
-        cfg: Config,
-        classes: Classes,
-        device: torch.device,
-        compile: Compile,
-        half: Half,
-        weights: Path | None = None,
-        source: dict[str, str] | None = None,
-    ) -> RTDETRv3:
-        from rtdetr.inference.predictors import Predictors
-
-        predictors = Predictors(model, cfg, classes, device, compile, half)  # folded on the CPU, as by `rtdetr predict`
-        return cls(predictors, model.to(device), weights, source)
 
     def predict(
         self,
@@ -297,7 +285,7 @@ class RTDETRv3:
         from rtdetr.ops.kernels import using
         from rtdetr.process_state import process_restored
 
-        detector: Any = self.model if self.model is not None else self._predictors.model
+        detector = self._predictors.model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
         with process_restored(), distributed.process_group(str(self.device)) as device, using(cfg.kernels):

@@ -114,12 +114,14 @@ class Predictor:
         classes: Classes,
         device: torch.device | str = "cpu",
         threshold: Lowest | None = None,
+        in_place: bool = False,
         **options: Any,
     ) -> Predictor:
         """Creates a predictor from a model, which is not changed unless fold=False. An `EndToEnd` model, such as an
-        exported file, runs without options. Raises the errors of the class."""
+        exported file, runs without options. in_place: a network may be changed, and cannot be used afterwards. Raises
+        the errors of the class."""
         predictor = cls.__new__(cls)
-        predictor._set_up(model, cfg, classes, device, threshold, options)
+        predictor._set_up(model, cfg, classes, device, threshold, options, in_place)
         return predictor
 
     def _set_up(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from rtdetr.config import Config, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.processes import ReadingProcesses
+from rtdetr.models.postprocess import EndToEnd
+from rtdetr.models.rtdetrv3 import Network
 
 Half = bool | Literal["auto"]
 Compile = bool | Literal["max"]
@@ -45,20 +47,39 @@ class Predictors:
     """
 
     def __init__(
-        self, model: Any, cfg: Config, classes: Classes, device: torch.device, compile: Compile, half: Half
+        self,
+        model: Any,
+        cfg: Config,
+        classes: Classes,
+        device: torch.device,
+        compile: Compile,
+        half: Half,
+        build: Callable[[], Network] | None = None,
     ) -> None:
-        """model: a network or an `EndToEnd` model. half: the meaning of "auto" in a call."""
-        self.model, self.cfg, self.classes, self.device = model, cfg, classes, device
+        """model: a network or an `EndToEnd` model. half: the meaning of "auto" in a call. build: makes the same network
+        again, so that the first predictor need not copy it."""
+        self._model, self._build = model, build
+        self.cfg, self.classes, self.device = cfg, classes, device
         self.compile, self.half = compile, checked_half(half)
-        self.told, self.lock = LoadCounter(), threading.Lock()
+        self.exported = isinstance(model, EndToEnd)
+        self.told, self.lock = LoadCounter(), threading.RLock()
         self.made: dict[Key, Predictor] = {}
         self.told.watch(model)
         self.processes = ReadingProcesses()  # shared by all predictors
         self.get()
 
+    @property
+    def model(self) -> Any:
+        """The model, on the device. A network that the first predictor has folded is built when first asked for."""
+        with self.lock:
+            if self._model is None and self._build is not None:
+                self._model, self._build = self._build().to(self.device), None
+                self.told.watch(self._model)
+            return self._model
+
     def refresh(self, model: Any) -> None:
         """Notes that the weights have changed, or that they are in another network."""
-        self.model = model
+        self._model, self._build = model, None
         if model is not None:
             self.told.watch(model)
         self.told()
@@ -92,7 +113,10 @@ class Predictors:
         cfg = self.cfg
         if sides != cfg.data.image_size:
             cfg = config_from_dict(config_to_dict(cfg), cfg.name, [f"data.image_size={[*sides]}"], "predict()")
-        made = Predictor.of(self.model, cfg, self.classes, self.device, half=half, compile=compile_)
+        first = self._build is not None and self._model is not None
+        made = Predictor.of(self.model, cfg, self.classes, self.device, in_place=first, half=half, compile=compile_)
+        if first:
+            self._model = None
         made.processes = self.processes
         self.made = {each: old for each, old in self.made.items() if each[0] == changes} | {key: made}
         return made

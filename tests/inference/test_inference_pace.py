@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import logging
 import pickle
@@ -34,7 +35,7 @@ from rtdetr.inference.images import DeviceTensors, HostPixels, as_pixels, crop
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.inference.readers import Readers
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TENSOR = torch.from_numpy(PIXELS).permute(2, 0, 1)  # (3, 70, 90); the network takes 64 x 64
@@ -83,6 +84,25 @@ def test_another_network_and_another_part_are_seen(model: RTDETRv3, checkpoint: 
     load_a_part(model.model)  # it tells, too
     assert not np.array_equal(scores(model), changed)
     assert len(pickle.dumps(model.model)) > 0 and len(model._predictors.made) == 1  # older ones are gone
+
+
+def test_a_network_is_built_when_first_asked_for(checkpoint: Path) -> None:
+    """The first predictor folds the network of the file; `model`, and predictors of other sizes, have their own."""
+    model, plain = (RTDETRv3.from_pretrained(checkpoint, device="cpu") for _ in range(2))
+    made = model._predictors
+    np.testing.assert_array_equal(scores(model), Predictor(checkpoint, threshold=0).find([PIXELS])[0].scores)
+    assert made._model is None and plain._predictors._model is None
+    network, stored = model.model, load_checkpoint(checkpoint)
+    assert network is not None and network is model.model is made.model
+    assert all(torch.equal(tensor, stored["model"][name]) for name, tensor in network.state_dict().items())
+    with torch.no_grad():
+        network.decoder.score_heads[-1].bias += 1
+    model.refresh()
+    assert scores(model).min() > scores(plain).min() and plain._predictors._model is None
+    other = Predictor(checkpoint, threshold=0)
+    other.cfg = dataclasses.replace(other.cfg, data=dataclasses.replace(other.cfg.data, image_size=(96, 96)))
+    found = plain.predict(PIXELS, threshold=0, size=96)
+    np.testing.assert_array_equal(found.scores, other.find([PIXELS])[0].scores)
 
 
 def test_training_is_seen_at_once(model: RTDETRv3, checkpoint: Path, tmp_path: Path) -> None:
@@ -212,7 +232,7 @@ def test_predictors_are_made_once(model: RTDETRv3, monkeypatch: pytest.MonkeyPat
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(ask, range(4)))
-    assert made == [{"half": "auto", "compile": False}]
+    assert made == [{"in_place": False, "half": "auto", "compile": False}]
 
 
 def test_settings_of_the_process_are_those_of_one_model_at_a_time() -> None:
@@ -253,14 +273,14 @@ def test_options_of_a_model(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(Predictor, "of", recorded)
     model = RTDETRv3.from_pretrained(checkpoint, device="cpu", compile=True, half=False)
     model.predict(PIXELS)
-    assert made == [{"half": False, "compile": True}]
+    assert made == [{"in_place": True, "half": False, "compile": True}]
     model.compile(False)
     model.predict(PIXELS)
     model.predict(PIXELS, half="auto")
-    assert made[1:] == [{"half": False, "compile": False}]
+    assert made[1:] == [{"in_place": False, "half": False, "compile": False}]
     model.compile("max")
     model.warmup(2)
-    assert made[2:] == [{"half": False, "compile": "max"}]
+    assert made[2:] == [{"in_place": False, "half": False, "compile": "max"}]
     with pytest.raises(DataError, match=message("expected", "half", "True", "False", "auto", "3")):
         RTDETRv3.from_pretrained(checkpoint, device="cpu", half=3)  # type: ignore[arg-type]
     (tmp_path / "model.onnx").touch()
