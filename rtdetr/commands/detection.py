@@ -62,7 +62,9 @@ class Search(NamedTuple):
         readers = Readers.choose()
         if processes.running:
             readers = readers._replace(processes=args.processes) if args.processes else predictor.readers(num_files)
-        if not readers.processes:
+        if readers.processes:
+            predictor.warm_up(args.batch_size)  # while the processes start
+        else:
             processes.end()
         return cls(predictor, args.batch_size, slices, readers)
 
