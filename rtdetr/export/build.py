@@ -27,7 +27,7 @@ from rtdetr.export.ncnn import write_ncnn
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
 from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
-from rtdetr.export.quantize import LEFT_OUT, quantize
+from rtdetr.export.quantize import LEFT_OUT, quantize, with_more_queries
 from rtdetr.export.quantize_program import quantized
 from rtdetr.export.targets import FORMATS, WeightSource
 from rtdetr.export.tensorrt import check_script, write_script
@@ -117,7 +117,9 @@ def export_model(
     validation = validation_loader(ap, metadata.config, metadata.classes) if ap is not None else None
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
-        _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
+        written = copy.deepcopy(model)
+        written.decoder.selector.num_queries = metadata.config.model.decoder.num_queries  # more in 8 bits
+        _write(format, written, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
         if not why_not_run(path):
             say(f"comparing with PyTorch on {examples.says}, and on random ones")
         certificate = certify(path, format, model, metadata, examples)
@@ -188,6 +190,7 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
         model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
     cfg = dataclasses.replace(cfg, kernels="auto")  # suits any device
+    cfg = with_more_queries(cfg) if precision == "int8" else cfg
     set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")

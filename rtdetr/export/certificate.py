@@ -218,7 +218,9 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
         not_run=why_not_run(path),
     )
     size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
-    fixed = isinstance(files[0], ExportedModel) and files[0].metadata.fixed if files else False
+    fixed = False
+    if files and isinstance(first := files[0], ExportedModel):
+        fixed, num_queries = first.metadata.fixed, first.metadata.config.model.decoder.num_queries
     try:
         for case in cases(images, size, num_queries, fixed) if files and not certificate.not_run else ():
             expected, gaps = reference(model, case, metadata.config.eval.max_detections)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import runpy
 import subprocess
 import sys
@@ -22,15 +23,16 @@ from PIL import Image
 
 from rtdetr import RTDETRv3 as Api
 from rtdetr.cli import main
-from rtdetr.config import ConfigError
+from rtdetr.config import ConfigError, config_from_dict
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export import build, export_model
+from rtdetr.export.build import describe
 from rtdetr.export.cases import Case, calibration_images, example_images
 from rtdetr.export.certificate import BOUNDS, Arrays, certify, compare, difference, reference
 from rtdetr.export.graph import make_graph
 from rtdetr.export.onnx import changed_weights, initializers_sha256
 from rtdetr.export.openvino import write_openvino
-from rtdetr.export.quantize import quantize
+from rtdetr.export.quantize import quantize, with_more_queries
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.inference.runtimes import ExportedModel, _load_op, load, open_exported
 from rtdetr.models.postprocess import postprocess
@@ -493,10 +495,23 @@ def test_other_onnx_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> None:
     monkeypatch.chdir(folder)
+    _, described = describe("model.pth", "fp32", raw=False, input_type="uint8")
     assert main(["export", "model.pth", "-o", "other.onnx", *arguments.split(), "--overwrite"]) == 0
     assert ("`rtdetr eval other.onnx` measures it" in capsys.readouterr().out) is ("--int8" in arguments)
     found: Any = load("other.onnx").predict([Image.open(min(Path("shapes/val").glob("*.jpg"))).convert("RGB")])
     assert len(found[0]) > 0
+    own, of_file = (each.config.model.decoder.num_queries for each in (described, open_exported("other.onnx").metadata))
+    assert of_file == (math.ceil(1.2 * own) if "--int8" in arguments else own)
+    graph = onnx.load("other.onnx").graph
+    best = {node.input[1] for node in graph.node if node.op_type == "TopK"}
+    numbers = [onnx.numpy_helper.to_array(each).item() for each in graph.initializer if each.name in best]
+    assert of_file in numbers  # cells that become queries
+
+
+def test_queries_of_8_bits_are_no_more_than_the_cells() -> None:
+    few = {"name": "a", "data": {"image_size": [128, 128]}, "model": {"decoder": {"num_queries": 300}}}
+    small = config_from_dict(few, "few cells")
+    assert with_more_queries(small).model.decoder.num_queries == 256 + 64 + 16
 
 
 def test_the_op_is_declared_once(tmp_path: Path) -> None:
