@@ -61,15 +61,15 @@ def run(arguments: Sequence[str] | None = None) -> int:
     folder = args.output_dir or unused_folder(Path("output/predict"))
     if args.manifest is not None:
         return predict_manifest.run(args, folder, slices)
-    films = [each for each in args.sources if is_video(each)]
-    addresses = [each for each in args.sources if "://" in each and each not in films]
-    files = [each for each in args.sources if each not in films and each not in addresses]
+    videos = [each for each in args.sources if is_video(each)]
+    addresses = [each for each in args.sources if "://" in each and each not in videos]
+    files = [each for each in args.sources if each not in videos and each not in addresses]
     listing = find_images(files, args.recursive, folder) if files else Listing()
-    names, film_names = _names(listing, addresses, films)
+    names, video_names = _names(listing, addresses, videos)
     ids = image_ids(names, args.annotations) if "coco" in args.formats else {}
-    predict_video.check(args, films)
-    targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, film_names.values())]
-    sources = [*map(Path, listing.images), *(Path(each) for each in films), args.weights]
+    predict_video.check(args, videos)
+    targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, video_names.values())]
+    sources = [*map(Path, listing.images), *(Path(each) for each in videos), args.weights]
     check_outputs(targets, sources, args.overwrite)
     if args.crops:
         check_new_folder(folder / "crops", sources, args.overwrite)
@@ -82,7 +82,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if names:
                 with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops, ids) as results:
                     code = detect(search, names, results)
-            for source, name in film_names.items():
+            for source, name in video_names.items():
                 if code < 128:
                     code = max(code, predict_video.detect(search, source, name, folder, args))
     return code
@@ -158,14 +158,14 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _names(
-    listing: Listing, addresses: Sequence[str], films: Sequence[str]
+    listing: Listing, addresses: Sequence[str], videos: Sequence[str]
 ) -> tuple[dict[File, Path], dict[str, Path]]:
     """Returns the names of the results of images and of videos, each name once."""
     names: dict[File, Path] = dict(listing.images.items())
     names |= {each: Path(_name_of(each)) for each in addresses}
-    film_names = {each: Path(_name_of(each)) for each in films}
-    unique = result_names([*names.values(), *film_names.values()])
-    return dict(zip(names, unique)), dict(zip(film_names, unique))
+    video_names = {each: Path(_name_of(each)) for each in videos}
+    unique = result_names([*names.values(), *video_names.values()])
+    return dict(zip(names, unique)), dict(zip(video_names, unique))
 
 
 def _formats(text: str) -> list[str]:

@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 AHEAD = 4  # frames beyond a batch that are decoded, and written, while the network runs
 
 
-def check(args: argparse.Namespace, films: Sequence[str]) -> None:
+def check(args: argparse.Namespace, videos: Sequence[str]) -> None:
     """Raises DataError if there are options for videos, but no video, and MissingPackage."""
     from rtdetr.data.classes import DataError
     from rtdetr.extras import optional
 
-    if not films:
+    if not videos:
         if args.track or args.every > 1:
             raise DataError(
                 "--track and --every: expected a video, a stream or the number of a camera among the sources"
             )
         return
-    optional("av", "video", f"{films[0]}: reading and writing videos")
+    optional("av", "video", f"{videos[0]}: reading and writing videos")
     if args.track:
         optional("trackers", "track", "--track")
 
@@ -60,14 +60,14 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
     target, error = folder / f"{name}.mp4", ""
     with tempfile.TemporaryDirectory() as temporary, signals.listening():
         try:
-            film = Opener(allow_private=True).open_video(source, Path(temporary))
-            track = Tracker(film.rate / args.every, lowest).update if args.track else None
-            batch_size = 1 if film.live else args.batch_size
-            frames = ahead(film.frames, batch_size + AHEAD)
+            video = Opener(allow_private=True).open_video(source, Path(temporary))
+            track = Tracker(video.rate / args.every, lowest).update if args.track else None
+            batch_size = 1 if video.live else args.batch_size
+            frames = ahead(video.frames, batch_size + AHEAD)
             with (
                 closing(frames),
-                progress(film.num_frames or None, unit="frame") as bar,
-                VideoResultsWriter(folder, name, film, args.crops) as writer,
+                progress(video.num_frames or None, unit="frame") as bar,
+                VideoResultsWriter(folder, name, video, args.crops) as writer,
                 BackgroundCalls(batch_size + AHEAD) as behind,
             ):
                 for seen in search_frames(frames, search.images, batch_size, args.every, track):

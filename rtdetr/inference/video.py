@@ -133,10 +133,10 @@ def camera_frames(index: int) -> Iterator[Image.Image]:
     if not camera.isOpened():
         camera.release()
         raise DataError(f"camera {index}: cannot be opened; is it plugged in, free, and allowed for this program?")
-    return _filmed(camera, index)
+    return _camera_frames(camera, index)
 
 
-def _filmed(camera: Any, index: int) -> Iterator[Image.Image]:
+def _camera_frames(camera: Any, index: int) -> Iterator[Image.Image]:
     try:
         while True:
             delivered, pixels = camera.read()

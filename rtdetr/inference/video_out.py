@@ -55,13 +55,13 @@ class VideoResultsWriter:
     {"frame", "seconds", "detections": [{"category_id", "name", "score", "box": x1, y1, x2, y2 in pixels}]}, and the
     "track" of each detection if tracked. crops: also write crops/NAME/FRAME/1.jpg etc. Raises OSError."""
 
-    def __init__(self, folder: Path, name: Path, film: Video, crops: bool = False) -> None:
+    def __init__(self, folder: Path, name: Path, video: Video, crops: bool = False) -> None:
         self.crops = folder / "crops" / name if crops else None
         self.target = folder / f"{name}.mp4"
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.listed = folder / f"{name}.jsonl"
         self.lines = JsonLines(self.listed)
-        self.video = VideoWriter(self.target, film.rate, film.tick)
+        self.video = VideoWriter(self.target, video.rate, video.tick)
 
     def add(self, seen: SearchedFrame) -> None:
         tracks = seen.tracks or [None] * len(seen.detections)
