@@ -187,7 +187,7 @@ FAMILIES = (
     *("omdet_turbo", "oneformer", "pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4", "rf_detr"),
     *("rt_detr", "rt_detr_v2"),
 )
-KNOWN_VERSIONS = (5, 17), (5, 23)  # first and last; the three forms are equal in all between
+KNOWN_VERSIONS = (5, 17), (5, 24)  # first and last; the three forms are equal in all between
 # In these families every attention module stores, under this name, the function that existed when it was built.
 KEEPERS = {"d_fine": "ms_deformable_attn_core", "deimv2": "ms_deformable_attn_core"}
 CHECK = "torch_compilable_check"

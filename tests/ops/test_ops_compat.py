@@ -263,7 +263,7 @@ def test_unknown_versions_are_refused(
     transformers: Any, patch: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     monkeypatch.setattr(transformers, "__version__", version)
-    with pytest.raises(RuntimeError, match=rf"transformers {version}: patch_transformers knows 5\.17 to 5\.23"):
+    with pytest.raises(RuntimeError, match=rf"transformers {version}: patch_transformers knows 5\.17 to 5\.24"):
         patch()
     assert patch(any_version=True)
 
