@@ -23,20 +23,21 @@ from rtdetr.models.backbone import STRIDES
 BATCH = 4  # calibration images at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
 FIRST = "backbone.stem.0"  # in 8 bits it alone cost a nano 11 points of AP
-QUERIES = 1.2  # times as many as the model has: rounding changes which cells become the last queries
+MORE = 4 / 3  # times as many queries and detections as the model has: rounding changes which are the last ones
 LEFT_OUT = (
     f"in 8 bits: the convolutions of {' and '.join(QUANTISED)}; in float32: {FIRST} and all else; "
-    f"{QUERIES:g} times as many queries"
+    f"{MORE:.2f} times as many queries and detections"
 )
 
 
 def with_more_queries(cfg: Config) -> Config:
-    """The config of an 8-bit file: the cells that would be its last queries in float32 are among them."""
+    """The config of an 8-bit file, with MORE queries, so that those of the model are among them, and MORE detections."""
     decoder, (height, width) = cfg.model.decoder, cfg.data.image_size
     cells = sum((height // stride) * (width // stride) for stride in STRIDES)
-    number = min(math.ceil(QUERIES * decoder.num_queries), max(cells, decoder.num_queries))
+    number = min(math.ceil(MORE * decoder.num_queries), max(cells, decoder.num_queries))
     decoder = dataclasses.replace(decoder, num_queries=number)
-    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, decoder=decoder))
+    evaluation = dataclasses.replace(cfg.eval, max_detections=math.ceil(MORE * cfg.eval.max_detections))
+    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, decoder=decoder), eval=evaluation)
 
 
 def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:

@@ -501,7 +501,7 @@ def test_other_onnx_files(
     found: Any = load("other.onnx").predict([Image.open(min(Path("shapes/val").glob("*.jpg"))).convert("RGB")])
     assert len(found[0]) > 0
     own, of_file = (each.config.model.decoder.num_queries for each in (described, open_exported("other.onnx").metadata))
-    assert of_file == (math.ceil(1.2 * own) if "--int8" in arguments else own)
+    assert of_file == (math.ceil(own * 4 / 3) if "--int8" in arguments else own)
     graph = onnx.load("other.onnx").graph
     best = {node.input[1] for node in graph.node if node.op_type == "TopK"}
     numbers = [onnx.numpy_helper.to_array(each).item() for each in graph.initializer if each.name in best]
@@ -511,7 +511,8 @@ def test_other_onnx_files(
 def test_queries_of_8_bits_are_no_more_than_the_cells() -> None:
     few = {"name": "a", "data": {"image_size": [128, 128]}, "model": {"decoder": {"num_queries": 300}}}
     small = config_from_dict(few, "few cells")
-    assert with_more_queries(small).model.decoder.num_queries == 256 + 64 + 16
+    more = with_more_queries(small)
+    assert (more.model.decoder.num_queries, more.eval.max_detections) == (256 + 64 + 16, 400)
 
 
 def test_the_op_is_declared_once(tmp_path: Path) -> None:
