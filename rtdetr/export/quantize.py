@@ -31,7 +31,7 @@ LEFT_OUT = (
 
 
 def with_more_queries(cfg: Config) -> Config:
-    """The config of an 8-bit file, with MORE queries, so that those of the model are among them, and MORE detections."""
+    """The config of an 8-bit file, with MORE queries and detections, so that those of the model are among them."""
     decoder, (height, width) = cfg.model.decoder, cfg.data.image_size
     cells = sum((height // stride) * (width // stride) for stride in STRIDES)
     number = min(math.ceil(MORE * decoder.num_queries), max(cells, decoder.num_queries))
