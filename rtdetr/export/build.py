@@ -117,9 +117,7 @@ def export_model(
     validation = validation_loader(ap, metadata.config, metadata.classes) if ap is not None else None
     with _beside(target) as path:
         say(f"writing {metadata.config.name} as {format}, {metadata.precision}")
-        written = copy.deepcopy(model)
-        written.decoder.selector.num_queries = metadata.config.model.decoder.num_queries  # more in 8 bits
-        _write(format, written, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
+        _write(format, model, metadata, calibration, path, portable, opset or (PORTABLE if portable else NEWEST))
         if not why_not_run(path):
             say(f"comparing with PyTorch on {examples.says}, and on random ones")
         certificate = certify(path, format, model, metadata, examples)
@@ -190,7 +188,6 @@ def describe(weights: WeightSource, precision: Precision, raw: bool, input_type:
         model, cfg, classes = model_from_checkpoint(weights)
         digest = file_sha256(Path(weights))
     cfg = dataclasses.replace(cfg, kernels="auto")  # suits any device
-    cfg = with_more_queries(cfg) if precision == "int8" else cfg
     set_backend(model, "auto")
     if min(cfg.data.image_size) < SMALLEST:
         raise ConfigError(f"data.image_size: exported files take sides from {SMALLEST}, got {cfg.data.image_size}")
@@ -241,6 +238,8 @@ def _write(
     opset: int,
 ) -> None:
     """Writes all files of the export, at `path` and beside it."""
+    if metadata.precision == "int8":
+        model, metadata = with_more_queries(model, metadata)
 
     def graph_of(metadata: Metadata, backend: Backend) -> Graph:
         return make_portable_graph(model, metadata, portable) if portable else make_graph(model, metadata, backend)

@@ -217,13 +217,13 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
         fault=fault,
         not_run=why_not_run(path),
     )
-    size, num_queries = metadata.config.data.image_size, model.decoder.selector.num_queries
-    fixed = False
+    cfg, fixed = metadata.config, False
     if files and isinstance(first := files[0], ExportedModel):
-        fixed, num_queries = first.metadata.fixed, first.metadata.config.model.decoder.num_queries
+        cfg, fixed = first.metadata.config, first.metadata.fixed  # of the file, with more queries in 8 bits
+    size, num_queries = metadata.config.data.image_size, cfg.model.decoder.num_queries
     try:
         for case in cases(images, size, num_queries, fixed) if files and not certificate.not_run else ():
-            expected, gaps = reference(model, case, metadata.config.eval.max_detections)
+            expected, gaps = reference(model, case, cfg.eval.max_detections)
             certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
     except CheckpointError as error:
         certificate.fault = str(error).removeprefix(f"{path}: ")

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from rtdetr.config import Config
 from rtdetr.export.cases import stack
 from rtdetr.export.onnx import note
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.models.backbone import STRIDES
+from rtdetr.models.rtdetrv3 import Network
 
 BATCH = 4  # calibration images at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
@@ -30,14 +31,17 @@ LEFT_OUT = (
 )
 
 
-def with_more_queries(cfg: Config) -> Config:
-    """The config of an 8-bit file, with MORE queries and detections, so that those of the model are among them."""
-    decoder, (height, width) = cfg.model.decoder, cfg.data.image_size
+def with_more_queries(model: Network, metadata: Metadata) -> tuple[Network, Metadata]:
+    """A model for an 8-bit file, with MORE queries and detections, so that those of the model are among them."""
+    cfg, (height, width) = metadata.config, metadata.config.data.image_size
     cells = sum((height // stride) * (width // stride) for stride in STRIDES)
-    number = min(math.ceil(MORE * decoder.num_queries), max(cells, decoder.num_queries))
-    decoder = dataclasses.replace(decoder, num_queries=number)
-    evaluation = dataclasses.replace(cfg.eval, max_detections=math.ceil(MORE * cfg.eval.max_detections))
-    return dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, decoder=decoder), eval=evaluation)
+    own = cfg.model.decoder.num_queries
+    decoder = replace(cfg.model.decoder, num_queries=min(math.ceil(MORE * own), max(cells, own)))
+    evaluation = replace(cfg.eval, max_detections=math.ceil(MORE * cfg.eval.max_detections))
+    cfg = replace(cfg, model=replace(cfg.model, decoder=decoder), eval=evaluation)
+    model = copy.deepcopy(model)
+    model.decoder.selector.num_queries = decoder.num_queries
+    return model, replace(metadata, config=cfg)
 
 
 def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 
 from rtdetr import RTDETRv3 as Api
 from rtdetr.cli import main
-from rtdetr.config import ConfigError, config_from_dict
+from rtdetr.config import ConfigError
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export import build, export_model
 from rtdetr.export.build import describe
@@ -508,11 +508,18 @@ def test_other_onnx_files(
     assert of_file in numbers  # cells that become queries
 
 
-def test_queries_of_8_bits_are_no_more_than_the_cells() -> None:
-    few = {"name": "a", "data": {"image_size": [128, 128]}, "model": {"decoder": {"num_queries": 300}}}
-    small = config_from_dict(few, "few cells")
-    more = with_more_queries(small)
-    assert (more.model.decoder.num_queries, more.eval.max_detections) == (256 + 64 + 16, 400)
+def test_queries_of_8_bits_are_no_more_than_the_cells(folder: Path) -> None:
+    model, metadata = describe(folder / "model.pth", "int8", raw=False, input_type="uint8")
+    cells, own = (
+        96 // 8 * 64 // 8 + 96 // 16 * 64 // 16 + 96 // 32 * 64 // 32,
+        metadata.config.model.decoder.num_queries,
+    )
+    for number, expected in ((own, math.ceil(own * 4 / 3)), (cells - 1, cells), (cells + 1, cells + 1)):
+        decoder = replace(metadata.config.model.decoder, num_queries=number)
+        cfg = replace(metadata.config, model=replace(metadata.config.model, decoder=decoder))
+        written, of_file = with_more_queries(model, replace(metadata, config=cfg))
+        assert written.decoder.selector.num_queries == of_file.config.model.decoder.num_queries == expected
+        assert of_file.config.eval.max_detections == 400 and model.decoder.selector.num_queries == own
 
 
 def test_the_op_is_declared_once(tmp_path: Path) -> None:
