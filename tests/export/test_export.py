@@ -510,10 +510,7 @@ def test_other_onnx_files(
 
 def test_queries_of_8_bits_are_no_more_than_the_cells(folder: Path) -> None:
     model, metadata = describe(folder / "model.pth", "int8", raw=False, input_type="uint8")
-    cells, own = (
-        96 // 8 * 64 // 8 + 96 // 16 * 64 // 16 + 96 // 32 * 64 // 32,
-        metadata.config.model.decoder.num_queries,
-    )
+    cells, own = 12 * 8 + 6 * 4 + 3 * 2, metadata.config.model.decoder.num_queries  # cells of 96 x 64 pixels
     for number, expected in ((own, math.ceil(own * 4 / 3)), (cells - 1, cells), (cells + 1, cells + 1)):
         decoder = replace(metadata.config.model.decoder, num_queries=number)
         cfg = replace(metadata.config, model=replace(metadata.config.model, decoder=decoder))
