@@ -163,7 +163,7 @@ def check_file(
         raise ExportFailed(f"{file}: {OTHER_WEIGHTS} than those of {_named(weights)}; no certificate was written")
     if not certificate.fault and good not in ("", certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
-    if noted is not None and certificate.sha256 == noted.sha256:
+    if noted is not None and good:
         certificate.ap = noted.ap
     certificate.certified_sha256 = good or (certificate.sha256 if certificate.passed else "")
     say(certificate.table())

@@ -104,7 +104,7 @@ class Certificate:
     notes: list[str] = field(default_factory=list)
     certified_sha256: str = ""  # of the file when it last passed; equals sha256 unless the file changed
     fault: str = ""  # a fault that is not a failed comparison
-    ap: AveragePrecisions | None = None  # if requested
+    ap: AveragePrecisions | None = None  # of the certified file, if requested
     not_run: str = ""  # why nothing was compared, if this kind of machine cannot run the file
 
     @property
@@ -155,7 +155,8 @@ class Certificate:
             f"bounds ({self.precision}): labels equal, score {bounds.score:g}, box {bounds.box:g} px"
             + (f", {bounds.missing:.0%} may be missing" if bounds.missing else "")
         )
-        return "\n".join([*lines, *filter(None, (self.ap_line(),)), *self.notes])
+        measured = [self.ap_line()] if self.ap and not self.fault else []  # not of other bytes than the certified ones
+        return "\n".join([*lines, *measured, *self.notes])
 
     def save(self, path: Path) -> None:
         content = {
