@@ -35,9 +35,15 @@ def write_executorch(graph: Graph, metadata: Metadata, path: Path) -> None:
     """Writes a .pte file: operators that XNNPACK supports run there, the rest in ExecuTorch's portable kernels. Raises
     MissingPackage."""
     exir = optional("executorch.exir", "executorch", "an ExecuTorch file")
+    folding = optional("executorch.exir.passes.constant_prop_pass", "executorch", "an ExecuTorch file")
     xnnpack = optional("executorch.backends.xnnpack.partition.xnnpack_partitioner", "executorch", "an ExecuTorch file")
     with quiet():
         program = torch.export.export(graph.module, graph.inputs, strict=False)
+        # XNNPACK takes products with constants only, not with slices of parameters, as in SelfAttention.
+        quantisers = {each for node in program.graph.nodes if "quantize" in str(each := node.target)}
+        program = folding.constant_prop_pass(program, quantisers)
+        copies = {name: each.clone() for name, each in program.constants.items()}  # ExecuTorch ignores a view's offset
+        program.constants.update(copies)
         lowered = exir.to_edge_transform_and_lower(program, partitioner=[xnnpack.XnnpackPartitioner()])
         path.write_bytes(lowered.to_executorch().buffer)
     append_metadata(path, metadata.entries())
