@@ -63,7 +63,8 @@ class DeployOptions:
     at least float32.
     remember_sizes: anchors and position codes are cached for each image size, half a megabyte each; not for export.
     fuse_linear: a linear layer and its ReLU are one cuBLAS call, and so are the three projections of the queries'
-    self-attention. fuse_relu: convolution, bias, residual and ReLU are one cuDNN call; on a GPU only.
+    self-attention. fuse_relu: convolution, bias, residual and ReLU are one cuDNN call, bias and SiLU one kernel; on a
+    GPU only.
     for_compiler: products with four columns or rows are written as sums, which torch.compile fuses with neighbouring
     operators. exact_ends: images, the first convolution (see FirstInFloat32), the selector and whole box heads stay in
     float32, too; not with fuse_relu. in_place: reuses the trained model's weights, which makes that model unusable.
@@ -155,10 +156,12 @@ class DeployedEncoder(nn.Module):
             self.position_code = constant_position_code(options.portable, dim, encoder.official_rectangles)
         *projections, self.coarsest_proj = map(fold_norm, encoder.input_proj)
         self.aifi = encoder.aifi
-        self.lateral = nn.ModuleList(map(folded, encoder.lateral))
-        self.downsample = nn.ModuleList(map(folded, encoder.downsample))
-        self.bottom_up = nn.ModuleList(map(MergedCSPBlock, encoder.bottom_up))
-        self.top_down = nn.ModuleList(map(TopDownBlock, encoder.top_down, reversed(projections)))
+        fuse = options.fuse_relu
+        self.lateral = nn.ModuleList(folded(each, fuse) for each in encoder.lateral)
+        self.downsample = nn.ModuleList(folded(each, fuse) for each in encoder.downsample)
+        self.bottom_up = nn.ModuleList(MergedCSPBlock(each, fuse) for each in encoder.bottom_up)
+        pairs = zip(encoder.top_down, reversed(projections))
+        self.top_down = nn.ModuleList(TopDownBlock(block, projection, fuse) for block, projection in pairs)
 
     def forward(self, maps: list[Tensor]) -> list[Tensor]:
         coarsest = self.coarsest_proj(maps[-1])

@@ -14,6 +14,7 @@ from rtdetr.models.encoder import CSPBlock
 from rtdetr.models.folding import fold_norm, merge_branches, merge_repvgg, move_bias, pad_channels, split_branches
 from rtdetr.models.layers import ConvNorm, Group, LinearReLU, SelfAttention
 from rtdetr.ops.conv_relu import conv_relu, linear_relu
+from rtdetr.ops.fused.batch_norm import BiasSilu
 
 
 class Remembered:
@@ -43,9 +44,27 @@ class Conv(nn.Module):
         return y if self.activation is None else self.activation(y)
 
 
-def folded(block: nn.Module) -> Conv:
+class ConvSilu(nn.Module):
+    """SiLU of a convolution and its bias, which a kernel adds."""
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        assert conv.bias is not None
+        self.bias_silu, conv.bias = BiasSilu(conv.bias), None
+        self.conv = conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bias_silu(self.conv(x))
+
+
+def with_silu(conv: nn.Conv2d, fuse: bool) -> nn.Module:
+    return ConvSilu(conv) if fuse else Conv(conv, F.silu)
+
+
+def folded(block: nn.Module, fuse_silu: bool = False) -> nn.Module:
     assert isinstance(block, ConvNorm)
-    return Conv(fold_norm(block), block.activation)
+    conv = fold_norm(block)
+    return with_silu(conv, fuse_silu) if block.activation is F.silu else Conv(conv, block.activation)
 
 
 class ConvRelu(nn.Module):
@@ -89,7 +108,7 @@ class FoldedShortcut(nn.Module):
 
     def __init__(self, shortcut: Shortcut) -> None:
         super().__init__()
-        self.stride, self.project = shortcut.stride, folded(shortcut.project)
+        self.stride, self.project = shortcut.stride, Conv(fold_norm(shortcut.project), shortcut.project.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.stride > 1:
@@ -123,11 +142,11 @@ class FoldedBlock(nn.Module):
 class MergedCSPBlock(nn.Module):
     """A CSP block without its norms, with its two 1x1 branches in one convolution."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, block: nn.Module, fuse_silu: bool) -> None:
         super().__init__()
         assert isinstance(block, CSPBlock)
         self.branches = merge_branches(block)
-        self.rest = AfterBranches(block)
+        self.rest = AfterBranches(block, fuse_silu)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.rest(self.branches(x))
@@ -136,10 +155,10 @@ class MergedCSPBlock(nn.Module):
 class AfterBranches(nn.Module):
     """The part of a CSP block after its two 1x1 branches, which arrive concatenated, before SiLU: (B, 2 * C, H, W)."""
 
-    def __init__(self, block: CSPBlock) -> None:
+    def __init__(self, block: CSPBlock, fuse_silu: bool) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(Conv(merge_repvgg(each), F.silu) for each in block.blocks))
-        self.conv3 = folded(block.conv3) if isinstance(block.conv3, ConvNorm) else nn.Identity()
+        self.blocks = nn.Sequential(*(with_silu(merge_repvgg(each), fuse_silu) for each in block.blocks))
+        self.conv3 = folded(block.conv3, fuse_silu) if isinstance(block.conv3, ConvNorm) else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=1)
@@ -153,11 +172,11 @@ class TopDownBlock(nn.Module):
     A 1x1 convolution commutes with nearest upsampling, and one of a concatenation is a sum of two convolutions.
     """
 
-    def __init__(self, block: nn.Module, projection: nn.Conv2d) -> None:
+    def __init__(self, block: nn.Module, projection: nn.Conv2d, fuse_silu: bool) -> None:
         super().__init__()
         assert isinstance(block, CSPBlock)
         self.coarse, self.fine = split_branches(merge_branches(block), projection)
-        self.rest = AfterBranches(block)
+        self.rest = AfterBranches(block, fuse_silu)
 
     def forward(self, coarse: Tensor, fine: Tensor) -> Tensor:
         """coarse: (B, dim, h, w); fine: (B, C, H, W) from the backbone."""

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.ops.fused import batch_norm
-from rtdetr.ops.fused.batch_norm import KINDS, norm_activation, why_not
+from rtdetr.ops.fused.batch_norm import KINDS, BiasSilu, norm_activation, why_not
 
 # Of the largest number; measured on an H200: 2e-6, 8e-3 and 1e-3.
 TOLERANCE = {torch.float32: 3e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -144,3 +144,25 @@ def test_not_a_number_stays_one_and_frozen_weights_get_no_gradient() -> None:
     assert y[:, 3].isnan().all() and not y[:, 4].isnan().any()
     y.sum().backward()
     assert norm.weight.grad is None and x.grad is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_bias_and_silu(shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = (4 * torch.randn(shape, device="cuda")).to(dtype).contiguous(memory_format=torch.channels_last)
+    module = BiasSilu(torch.randn(shape[1])).cuda()
+    expected = F.silu(x.double() + module.exact.double().view(-1, 1, 1))
+    module.bias.data = module.bias.data.to(dtype)
+    torch.testing.assert_close(module(x).double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    called: list[Tensor] = []
+    monkeypatch.setattr(batch_norm, "_maps", lambda y, like: called.append(y) or like)
+    module(x)
+    assert called  # by the kernel
+    module(x.new_ones(2, shape[1], 3, 3))  # channels first
+    assert len(called) == 1
+
+
+def test_bias_and_silu_without_kernels() -> None:
+    x, module = torch.randn(2, 8, 5, 4), BiasSilu(torch.randn(8))
+    assert torch.equal(module(x), F.silu(x + module.exact.view(-1, 1, 1)))

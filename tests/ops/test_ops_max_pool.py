@@ -25,6 +25,13 @@ def test_values_and_gradients_are_torchs(shape: tuple[int, ...], dtype: torch.dt
 
 
 @pytest.mark.gpu
+def test_without_gradient() -> None:
+    x = torch.randn(2, 16, 9, 6, device="cuda").contiguous(memory_format=torch.channels_last)
+    assert why_not(x) is None
+    assert torch.equal(halve(x), F.max_pool2d(x, 3, stride=2, padding=1))
+
+
+@pytest.mark.gpu
 def test_not_a_number_stays_one() -> None:
     x = torch.randn(1, 8, 6, 6, device="cuda").contiguous(memory_format=torch.channels_last)
     x[0, 2, 3, 3] = torch.nan

@@ -1,5 +1,6 @@
 """Batch norm of a training step with the sum and the activation that follow it, in two passes over the map forwards and
-two backwards, by kernels for maps with channels last. The map before the activation is not kept."""
+two backwards, by kernels for maps with channels last. The map before the activation is not kept. In a deployed model,
+one of the kernels adds a bias and applies SiLU."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from rtdetr.ops.fused import why_not_fused
 Activation = Callable[[Tensor], Tensor] | None
 KINDS: dict[Activation, int] = {None: 0, F.relu: 1, F.silu: 2}  # enum Activation of csrc/batch_norm.h
 ALIGNMENT, MAX_ELEMENT = 8, 4  # channels; bytes
+TAIL = 4  # kStatisticsTail of csrc/batch_norm.h
 
 
 def norm_activation(norm: nn.Module, x: Tensor, activation: Activation, plus: Tensor | None = None) -> Tensor:
@@ -38,15 +40,44 @@ def why_not(norm: nn.Module, x: Tensor, activation: Activation) -> str | None:
     """None if the kernels can run, else a sentence with the reason."""
     if not isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm) or not norm.training or norm.momentum is None:
         return "the kernels are for batch norm that trains"
-    if (reason := why_not_fused("channel_norm", x)) is not None:
+    if (reason := _why_not_map(x)) is not None:
         return reason
-    if activation not in KINDS or x.shape[1] % ALIGNMENT or x.element_size() > MAX_ELEMENT:
-        return f"the kernels need ReLU, SiLU or nothing, channels by {ALIGNMENT}, and 16 or 32 bits"
-    if not x.is_contiguous(memory_format=torch.channels_last):
-        return "the kernels need channels last"
+    if activation not in KINDS:
+        return "the kernels need ReLU, SiLU or nothing"
     if x.numel() == x.shape[1] and not isinstance(norm, nn.SyncBatchNorm):
         return "one value to a channel has no variance, which the module says"
     return None
+
+
+def _why_not_map(x: Tensor) -> str | None:
+    if (reason := why_not_fused("channel_norm", x)) is not None:
+        return reason
+    if x.shape[1] % ALIGNMENT or x.element_size() > MAX_ELEMENT:
+        return f"the kernels need channels by {ALIGNMENT}, and 16 or 32 bits"
+    if not x.is_contiguous(memory_format=torch.channels_last):
+        return "the kernels need channels last"
+    return None
+
+
+class BiasSilu(nn.Module):
+    """silu(x + bias), (B, C, H, W), for x (B, C, H, W). The kernel, for which it is a norm with mean 0 and variance 1,
+    computes in float32. bias: (C,)."""
+
+    def __init__(self, bias: Tensor) -> None:
+        super().__init__()
+        channels = len(bias)
+        self.bias = nn.Parameter(bias.detach(), requires_grad=False)
+        self.exact = nn.Buffer(bias.detach().float().clone(), persistent=False)
+        self.ones = nn.Buffer(torch.ones(channels), persistent=False)
+        statistics = torch.cat((torch.zeros(channels), torch.ones(channels + TAIL)))
+        self.statistics = nn.Buffer(statistics[None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _why_not_map(x) is not None:
+            return F.silu(x + self.bias.view(-1, 1, 1))
+        numbers = (None, None, 0.0, 0.0, KINDS[F.silu])
+        y = torch.ops.rtdetr.channel_norm(_rows(x), None, self.statistics, self.ones, self.exact, *numbers)
+        return _maps(y, x)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -24,8 +24,6 @@ def halve(x: Tensor) -> Tensor:
 
 def why_not(x: Tensor) -> str | None:
     """None if the kernels can run, else a sentence with the reason."""
-    if not x.requires_grad:
-        return "the kernels are for the gradient, and there is none"
     if (reason := why_not_fused("max_pool", x)) is not None:
         return reason
     if x.dtype == torch.float64 or x.shape[1] % ALIGNMENT or not x.is_contiguous(memory_format=torch.channels_last):
