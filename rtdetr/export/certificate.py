@@ -227,7 +227,7 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
             expected, gaps = reference(model, case, cfg.eval.max_detections)
             certificate.comparisons += [compare(file, case, expected, gaps, certificate.bounds) for file in files]
     except CheckpointError as error:
-        certificate.fault = str(error).removeprefix(f"{path}: ")
+        certificate.fault = fault or str(error).removeprefix(f"{path}: ")
     certificate.comparisons = together(certificate.comparisons, certificate.bounds)
     certificate.certified_sha256 = certificate.sha256 if certificate.passed else ""
     return certificate

@@ -155,7 +155,10 @@ def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     metadata = read_metadata(entries, path)
 
     def run(feed: dict[str, Tensor]) -> list[Tensor]:
-        return session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})
+        try:
+            return session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})
+        except damage as error:  # such as row numbers that come from NaN
+            raise CheckpointError(f"{path}: onnxruntime cannot run it ({_line(error)}); export it again") from error
 
     return metadata, run
 
@@ -177,7 +180,10 @@ def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     metadata = read_metadata(entries, path)
 
     def run(feed: dict[str, Tensor]) -> list[Tensor]:
-        result = compiled({name: tensor.numpy() for name, tensor in feed.items()})
+        try:
+            result = compiled({name: tensor.numpy() for name, tensor in feed.items()})
+        except RuntimeError as error:
+            raise CheckpointError(f"{path}: OpenVINO cannot run it ({_line(error, -1)}); export it again") from error
         return [torch.from_numpy(result[i].copy()) for i in range(len(compiled.outputs))]
 
     return metadata, run

@@ -121,6 +121,7 @@ MESSAGES = {
     "other weights": ["other weights|another model|not (the weights|those)"],
     "other optimiser": ["optimiser state", "not fit"],
     "no agreement": ["not agree"],
+    "cannot run": ["cannot run it"],
     "runs as exported": ["runs as it was exported"],
     # running
     "out of memory": ["out of memory"],
