@@ -40,7 +40,7 @@ def write_executorch(graph: Graph, metadata: Metadata, path: Path) -> None:
     with quiet():
         program = torch.export.export(graph.module, graph.inputs, strict=False)
         # XNNPACK takes products with constants only, not with slices of parameters, as in SelfAttention.
-        quantisers = {each for node in program.graph.nodes if "quantize" in str(each := node.target)}
+        quantisers = {node.target for node in program.graph.nodes if "quantize" in str(node.target)}
         program = folding.constant_prop_pass(program, quantisers)
         copies = {name: each.clone() for name, each in program.constants.items()}  # ExecuTorch ignores a view's offset
         program.constants.update(copies)

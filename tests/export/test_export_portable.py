@@ -164,9 +164,8 @@ def test_the_command_certifies_a_portable_file_and_lists_its_operators(
     Path("model-portable.onnx").write_bytes(exported)
     assert main(["export", "model.pth", "--check", "model-portable.onnx"]) == 0
     assert json.loads(Path("model-portable.onnx.certificate.json").read_bytes())["ap"] == certificate["ap"]
-    Path("model-portable.onnx").write_bytes(
-        exported.replace(largest, b"\xff" * len(largest))
-    )  # NaN: no row has its number
+    # a weight of NaN, from which numbers of rows come that do not exist
+    Path("model-portable.onnx").write_bytes(exported.replace(largest, b"\xff" * len(largest)))
     assert main(["export", "model.pth", "--check", "model-portable.onnx"]) == 1
     assert main(["predict", "-w", "model-portable.onnx", image, "--output-dir", "out2"]) != 0
     assert message("cannot run").search(capsys.readouterr().err)

@@ -1,4 +1,5 @@
-"""Kernels of the training step, each beside the torch code that it replaces: one file per kernel.
+"""Kernels of the training step, each with the torch code that it replaces: one file per kernel. A deployed model uses
+some of them.
 
 `why_not_fused` is the common check before each; a file adds the shapes and types that its kernel takes.
 """

@@ -67,7 +67,7 @@ class BiasSilu(nn.Module):
         super().__init__()
         channels = len(bias)
         self.bias = nn.Parameter(bias.detach(), requires_grad=False)
-        self.exact = nn.Buffer(bias.detach().float().clone(), persistent=False)
+        self.exact = nn.Buffer(bias.detach().float().clone(), persistent=False)  # stays float32 when parameters do not
         self.ones = nn.Buffer(torch.ones(channels), persistent=False)
         statistics = torch.cat((torch.zeros(channels), torch.ones(channels + TAIL)))
         self.statistics = nn.Buffer(statistics[None], persistent=False)
