@@ -1,9 +1,8 @@
-// The dispatcher side of batch norm by rows, like top_k.cpp: _cpu.so declares the schemas, _cuda.so brings the kernels.
+// Batch norm by rows, of CUDA tensors.
 #include "batch_norm.h"
 
 #include "row_tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 rtdetr::Norm norm_of(const Tensor& x, const Tensor& statistics, const Tensor& weight, const Tensor& bias, double eps,
@@ -21,9 +20,7 @@ Tensor channel_statistics(Tensor x) {
   const rtdetr::Rows rows = rows_of(x);
   Tensor partial = work_space(x),
          result = torch::stable::new_empty(x, {1, 2 * x.size(1) + rtdetr::kStatisticsTail}, ScalarType::Float);
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::channel_statistics(rows, writable(partial), writable(result), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "channel_statistics: ", error);
+  run("channel_statistics", x, kernels::channel_statistics, rows, writable(partial), writable(result));
   return result;
 }
 
@@ -38,10 +35,8 @@ Tensor channel_norm(Tensor x, OptionalTensor plus, Tensor statistics, Tensor wei
     running.mean = writable(*running_mean), running.variance = writable(*running_var);
   }
   Tensor y = torch::stable::new_empty(x, x.sizes());
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   const void* more = plus ? alike("plus", *plus, x) : nullptr;
-  const char* error = rtdetr::cuda::channel_norm(rows, more, norm, running, y.mutable_data_ptr(), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "channel_norm: ", error);
+  run("channel_norm", x, kernels::channel_norm, rows, more, norm, running, y.mutable_data_ptr());
   return y;
 }
 
@@ -51,11 +46,9 @@ std::tuple<Tensor, Tensor> channel_norm_sums(Tensor x, Tensor grad, OptionalTens
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor g = gradient(x, other.has_value());
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::channel_norm_sums(rows, alike("grad", grad, x), other ? alike("other", *other, x) : nullptr,
-                                                      norm, writable(partial), writable(sums),
-                                                      gradient_pointer(g, other.has_value()), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "channel_norm_sums: ", error);
+  run("channel_norm_sums", x, kernels::channel_norm_sums, rows, alike("grad", grad, x),
+      other ? alike("other", *other, x) : nullptr, norm, writable(partial), writable(sums),
+      gradient_pointer(g, other.has_value()));
   return {sums, g};
 }
 
@@ -64,10 +57,8 @@ Tensor channel_norm_backward(Tensor x, Tensor grad, Tensor sums, Tensor statisti
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::channel_norm_backward(rows, alike("grad", grad, x), floats("sums", sums, x, {2, x.size(1)}),
-                                                          norm, by_x.mutable_data_ptr(), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "channel_norm_backward: ", error);
+  run("channel_norm_backward", x, kernels::channel_norm_backward, rows, alike("grad", grad, x),
+      floats("sums", sums, x, {2, x.size(1)}), norm, by_x.mutable_data_ptr());
   return by_x;
 }
 
@@ -79,17 +70,3 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("channel_norm_sums", TORCH_BOX(&channel_norm_sums));
   m.impl("channel_norm_backward", TORCH_BOX(&channel_norm_backward));
 }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def("channel_statistics(Tensor x) -> Tensor");
-  m.def(
-      "channel_norm(Tensor x, Tensor? plus, Tensor statistics, Tensor weight, Tensor bias, Tensor(a!)? running_mean, "
-      "Tensor(b!)? running_var, float momentum, float eps, int activation) -> Tensor");
-  m.def(
-      "channel_norm_sums(Tensor x, Tensor grad, Tensor? other, Tensor statistics, Tensor weight, Tensor bias, float eps, "
-      "int activation) -> (Tensor sums, Tensor g)");
-  m.def(
-      "channel_norm_backward(Tensor x, Tensor grad, Tensor sums, Tensor statistics, Tensor weight, Tensor bias, float eps, "
-      "int activation) -> Tensor");
-}
-#endif

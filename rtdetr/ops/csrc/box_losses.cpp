@@ -1,9 +1,8 @@
-// The dispatcher side of the losses of boxes, like top_k.cpp: _cpu.so declares the schema, _cuda.so brings the kernel.
+// The losses of boxes, of CUDA tensors.
 #include "box_losses.h"
 
 #include "tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> box_losses(Tensor boxes, Tensor targets, Tensor index) {
@@ -30,21 +29,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> box_losses(Tensor boxes, Tens
   task.queries = l1.numel();
   task.l1 = floats(l1), task.overlap = floats(overlap), task.scores = floats(scores);
   task.by_l1 = floats(by_l1), task.by_overlap = floats(by_overlap);
-  if (task.queries > 0) {
-    torch::stable::accelerator::DeviceGuard guard(boxes.get_device_index());
-    const char* error = rtdetr::cuda::box_losses(task, current_stream(boxes));
-    STD_TORCH_CHECK(error == nullptr, "box_losses: ", error);
-  }
+  if (task.queries > 0) run("box_losses", boxes, kernels::box_losses, task);
   return {l1, overlap, scores, by_l1, by_overlap};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("box_losses", TORCH_BOX(&box_losses)); }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def(
-      "box_losses(Tensor boxes, Tensor targets, Tensor index) -> "
-      "(Tensor l1, Tensor overlap, Tensor scores, Tensor by_l1, Tensor by_overlap)");
-}
-#endif

@@ -1,14 +1,11 @@
-// The dispatcher side of deformable_aggregation, like ms_deform_attn.cpp. _cpu.so gets the schema only: there, the kernels
-// of attention do the work.
+// Deformable aggregation, of CUDA tensors. On a CPU the kernels of attention do the work.
 #include "deformable_aggregation.h"
+
 #include "tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 using Sizes = rtdetr::AggregationSizes;
-
-void check_kernel(const char* error) { STD_TORCH_CHECK(error == nullptr, "deformable_aggregation: ", error); }
 
 // The arguments, checked and contiguous: owns what the kernels read.
 struct Call {
@@ -42,9 +39,8 @@ Tensor forward(Tensor features, std::vector<int64_t> hw, OptionalTensor shapes, 
                Tensor weights) {
   Call call(features, std::move(hw), shapes, starts, locations, weights);
   Tensor output = torch::stable::new_empty(call.features, {call.n.B, call.n.A, call.n.C});
-  torch::stable::accelerator::DeviceGuard guard(features.get_device_index());
-  check_kernel(rtdetr::cuda::aggregate(call.n, call.table.levels(), pointer(call.features), pointer(call.locations),
-                                       pointer(call.weights), output.mutable_data_ptr(), current_stream(features)));
+  run("deformable_aggregation", features, kernels::aggregate, call.n, call.table.levels(), pointer(call.features),
+      pointer(call.locations), pointer(call.weights), output.mutable_data_ptr());
   return output;
 }
 
@@ -58,15 +54,13 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor features,
   grad_output = ready(grad_output);
   Tensor grad_features = gradient(call.features, need_features);
   Tensor grad_locations = gradient(call.locations, need_locations), grad_weights = gradient(call.weights, need_weights);
-  torch::stable::accelerator::DeviceGuard guard(features.get_device_index());
-  const int64_t bytes = need_features ? rtdetr::cuda::aggregate_backward_scratch_bytes(n) : 0;
+  const int64_t bytes = need_features ? kernels::aggregate_backward_scratch_bytes(n) : 0;
   OptionalTensor scratch;
   if (bytes > 0) scratch = torch::stable::new_empty(features, {bytes}, ScalarType::Byte);
-  check_kernel(rtdetr::cuda::aggregate_backward(
-      n, call.table.levels(), pointer(grad_output), pointer(call.features), pointer(call.locations), pointer(call.weights),
+  run("deformable_aggregation", features, kernels::aggregate_backward, n, call.table.levels(), pointer(grad_output),
+      pointer(call.features), pointer(call.locations), pointer(call.weights),
       gradient_pointer(grad_features, need_features), gradient_pointer(grad_locations, need_locations),
-      gradient_pointer(grad_weights, need_weights), scratch ? scratch->mutable_data_ptr() : nullptr,
-      current_stream(features)));
+      gradient_pointer(grad_weights, need_weights), scratch ? scratch->mutable_data_ptr() : nullptr);
   return {grad_features, grad_locations, grad_weights};
 }
 
@@ -76,14 +70,3 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("deformable_aggregation", TORCH_BOX(&forward));
   m.impl("deformable_aggregation_backward", TORCH_BOX(&backward));
 }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def(
-      "deformable_aggregation(Tensor features, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
-      "Tensor sampling_locations, Tensor weights) -> Tensor");
-  m.def(
-      "deformable_aggregation_backward(Tensor grad_output, Tensor features, SymInt[] hw, Tensor? spatial_shapes, "
-      "Tensor? level_start_index, Tensor sampling_locations, Tensor weights, bool need_features, bool need_locations, "
-      "bool need_weights) -> (Tensor, Tensor, Tensor)");
-}
-#endif

@@ -1,9 +1,8 @@
-// The dispatcher side of layer norm with the sum before it, like top_k.cpp.
+// Layer norm with the sum before it, of CUDA tensors.
 #include "layer_norm.h"
 
 #include "row_tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 rtdetr::TokenNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
@@ -17,11 +16,8 @@ std::tuple<Tensor, Tensor> token_norm(Tensor x, OptionalTensor plus, Tensor weig
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::TokenNorm norm = norm_of(x, weight, bias, eps);
   Tensor sum = gradient(x, plus.has_value()), y = torch::stable::new_empty(x, x.sizes());
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error =
-      rtdetr::cuda::token_norm(rows, plus ? alike("plus", *plus, x) : nullptr, norm, gradient_pointer(sum, plus.has_value()),
-                               y.mutable_data_ptr(), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "token_norm: ", error);
+  run("token_norm", x, kernels::token_norm, rows, plus ? alike("plus", *plus, x) : nullptr, norm,
+      gradient_pointer(sum, plus.has_value()), y.mutable_data_ptr());
   return {y, sum};
 }
 
@@ -30,10 +26,8 @@ std::tuple<Tensor, Tensor> token_norm_backward(Tensor x, Tensor grad, Tensor wei
   const rtdetr::TokenNorm norm = norm_of(x, weight, bias, eps);
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::token_norm_backward(rows, alike("grad", grad, x), norm, writable(partial), writable(sums),
-                                                        by_x.mutable_data_ptr(), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "token_norm_backward: ", error);
+  run("token_norm_backward", x, kernels::token_norm_backward, rows, alike("grad", grad, x), norm, writable(partial),
+      writable(sums), by_x.mutable_data_ptr());
   return {by_x, sums};
 }
 
@@ -43,9 +37,3 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("token_norm", TORCH_BOX(&token_norm));
   m.impl("token_norm_backward", TORCH_BOX(&token_norm_backward));
 }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def("token_norm(Tensor x, Tensor? plus, Tensor weight, Tensor bias, float eps) -> (Tensor y, Tensor sum)");
-  m.def("token_norm_backward(Tensor x, Tensor grad, Tensor weight, Tensor bias, float eps) -> (Tensor by_x, Tensor sums)");
-}
-#endif

@@ -1,19 +1,9 @@
-// The dispatcher side of linear_assignment, like ms_deform_attn.cpp: compiled into _cpu.so, which also declares the schema,
-// and with RTDETR_LIBRARY_CUDA into _cuda.so.
+// Linear assignment, of CPU tensors and, with RTDETR_LIBRARY_CUDA, of CUDA tensors.
 #include "linear_assignment.h"
 
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-
-#include <tuple>
-#include <vector>
+#include "tensors.h"
 
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 // Solves the problems of `cost`; sizes of images by `counts` or, where that is null, by `device_counts`.
 std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t images, const int64_t* counts, const int64_t* device_counts,
@@ -34,20 +24,7 @@ std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t images, const int64_t* cou
   const rtdetr::Assignment problems{cost.const_data_ptr(), type == ScalarType::Double, sets, cost.size(-2), cost.size(-1),
                                     images, counts, device_counts, repeats,
                                     static_cast<int64_t*>(index.mutable_data_ptr()), static_cast<bool*>(bad.mutable_data_ptr())};
-#ifdef RTDETR_LIBRARY_CUDA
-  torch::stable::accelerator::DeviceGuard guard(cost.get_device_index());
-  void* stream = nullptr;
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(cost.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                  "linear_assignment: the current CUDA stream could not be read");
-  const char* error = rtdetr::cuda::linear_assignment(problems, stream);
-#else
-  const char* error = rtdetr::cpu::linear_assignment(
-      problems, [](int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
-        STD_TORCH_CHECK(torch_parallel_for(0, count, grain, body, context) == AOTI_TORCH_SUCCESS,
-                        "linear_assignment: a thread failed");
-      });
-#endif
-  STD_TORCH_CHECK(error == nullptr, "linear_assignment: ", error);
+  run("linear_assignment", cost, kernels::linear_assignment, problems);
   return {index, bad};
 }
 
@@ -83,9 +60,5 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("linear_assignment_padded", TORCH_BOX(&linear_assignment_padded));
 }
 #else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def("linear_assignment(Tensor cost, int[] counts, int repeats) -> (Tensor index, Tensor bad)");
-  m.def("linear_assignment_padded(Tensor cost, Tensor counts, int repeats) -> (Tensor index, Tensor bad)");
-}
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CPU, m) { m.impl("linear_assignment", TORCH_BOX(&linear_assignment)); }
 #endif

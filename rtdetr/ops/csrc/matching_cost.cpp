@@ -1,9 +1,8 @@
-// The dispatcher side of the costs of matching, like top_k.cpp: _cpu.so declares the schema, _cuda.so brings the kernel.
+// The costs of matching, of CUDA tensors.
 #include "matching_cost.h"
 
 #include "tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 Tensor matching_cost(Tensor logits, Tensor boxes, Tensor labels, Tensor targets, std::vector<int64_t> counts,
@@ -42,19 +41,10 @@ Tensor matching_cost(Tensor logits, Tensor boxes, Tensor labels, Tensor targets,
   Tensor cost = torch::stable::new_empty(boxes, {task.layers, task.groups, task.rows, task.queries});
   if (cost.numel() == 0) return cost;
   task.cost = cost.mutable_data_ptr();
-  torch::stable::accelerator::DeviceGuard guard(logits.get_device_index());
-  const char* error = rtdetr::cuda::matching_cost(task, current_stream(logits));
-  STD_TORCH_CHECK(error == nullptr, "matching_cost: ", error);
+  run("matching_cost", logits, kernels::matching_cost, task);
   return cost;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("matching_cost", TORCH_BOX(&matching_cost)); }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def(
-      "matching_cost(Tensor logits, Tensor boxes, Tensor labels, Tensor targets, int[] counts, float class_weight, "
-      "float l1_weight, float giou_weight) -> Tensor");
-}
-#endif

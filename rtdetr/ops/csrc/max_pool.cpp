@@ -1,9 +1,8 @@
-// The dispatcher side of the pooling after the stem, like top_k.cpp. Maps come as (B, H, W, C).
+// The pooling after the stem, of CUDA tensors. Maps come as (B, H, W, C).
 #include "max_pool.h"
 
 #include "row_tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 rtdetr::Pool pool_of(const Tensor& x, int64_t height, int64_t width) {
@@ -17,10 +16,8 @@ std::tuple<Tensor, Tensor> max_pool(Tensor x) {
   const rtdetr::Pool pool = pool_of(x, x.size(1), x.size(2));
   const std::vector<int64_t> shape{pool.images, pool.out_height, pool.out_width, pool.channels};
   Tensor y = torch::stable::new_empty(x, shape), place = torch::stable::new_empty(x, shape, ScalarType::Byte);
-  torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
-  const char* error = rtdetr::cuda::max_pool(pool, pointer(x), y.mutable_data_ptr(),
-                                             static_cast<uint8_t*>(place.mutable_data_ptr()), current_stream(x));
-  STD_TORCH_CHECK(error == nullptr, "max_pool: ", error);
+  run("max_pool", x, kernels::max_pool, pool, pointer(x), y.mutable_data_ptr(),
+      static_cast<uint8_t*>(place.mutable_data_ptr()));
   return {y, place};
 }
 
@@ -31,10 +28,8 @@ Tensor max_pool_backward(Tensor grad, Tensor place, int64_t height, int64_t widt
   check_shape("place", place, shape);
   check_type("place", place, ScalarType::Byte, grad);
   Tensor by_x = torch::stable::new_empty(grad, {pool.images, height, width, pool.channels});
-  torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
-  const char* error = rtdetr::cuda::max_pool_backward(pool, pointer(grad), static_cast<const uint8_t*>(pointer(place)),
-                                                      by_x.mutable_data_ptr(), current_stream(grad));
-  STD_TORCH_CHECK(error == nullptr, "max_pool_backward: ", error);
+  run("max_pool_backward", grad, kernels::max_pool_backward, pool, pointer(grad),
+      static_cast<const uint8_t*>(pointer(place)), by_x.mutable_data_ptr());
   return by_x;
 }
 
@@ -44,9 +39,3 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("max_pool", TORCH_BOX(&max_pool));
   m.impl("max_pool_backward", TORCH_BOX(&max_pool_backward));
 }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def("max_pool(Tensor x) -> (Tensor y, Tensor place)");
-  m.def("max_pool_backward(Tensor grad, Tensor place, int height, int width) -> Tensor");
-}
-#endif

@@ -1,6 +1,4 @@
-// The dispatcher side of the op: schema, argument checks, tensors, registration. Written against the LibTorch Stable ABI
-// only, so one binary serves every torch from 2.10 on and every Python. Compiled twice: into _cpu.so, which also declares
-// the schemas, and with RTDETR_LIBRARY_CUDA into _cuda.so, which adds the kernels for CUDA tensors.
+// Deformable attention, of CPU tensors and, with RTDETR_LIBRARY_CUDA, of CUDA tensors.
 #include "tensors.h"
 
 namespace {
@@ -16,8 +14,6 @@ Sizes sizes_of(const Tensor& value, const Tensor& locations, const char* name) {
   return n;
 }
 
-void check_kernel(const char* error) { STD_TORCH_CHECK(error == nullptr, "ms_deform_attn: ", error); }
-
 Tensor forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, OptionalTensor starts, Tensor locations,
                Tensor weights) {
   const Sizes n = sizes_of(value, locations, "sampling_locations");
@@ -30,14 +26,8 @@ Tensor forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, Opt
   weights = ready(weights);
   Tensor output = torch::stable::new_empty(value, {n.B, n.Q, n.H * n.D});
   if (output.numel() == 0) return output;
-#ifdef RTDETR_LIBRARY_CUDA
-  torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
-  check_kernel(rtdetr::cuda::forward(n, table.levels(), pointer(value), pointer(locations), pointer(weights),
-                                     output.mutable_data_ptr(), current_stream(value)));
-#else
-  check_kernel(rtdetr::cpu::forward(n, table.levels(), pointer(value), pointer(locations), pointer(weights),
-                                    output.mutable_data_ptr(), parallel_for));
-#endif
+  run("ms_deform_attn", value, kernels::forward, n, table.levels(), pointer(value), pointer(locations), pointer(weights),
+      output.mutable_data_ptr());
   return output;
 }
 
@@ -62,16 +52,15 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, st
                            gradient_pointer(grad_weights, need_weights)};
 #ifdef RTDETR_LIBRARY_CUDA
   torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
-  const int64_t bytes = rtdetr::cuda::backward_scratch_bytes(n, table.levels(), deterministic);
+  const int64_t bytes = kernels::backward_scratch_bytes(n, table.levels(), deterministic);
   OptionalTensor scratch;
   if (bytes > 0) scratch = torch::stable::new_empty(value, {bytes}, ScalarType::Byte);
-  check_kernel(rtdetr::cuda::backward(n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
-                                      pointer(weights), outputs[0], outputs[1], outputs[2],
-                                      scratch ? scratch->mutable_data_ptr() : nullptr, deterministic, current_stream(value)));
+  run("ms_deform_attn", value, kernels::backward, n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
+      pointer(weights), outputs[0], outputs[1], outputs[2], scratch ? scratch->mutable_data_ptr() : nullptr, deterministic);
 #else
   (void)deterministic;  // the CPU kernel always is
-  check_kernel(rtdetr::cpu::backward(n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
-                                     pointer(weights), outputs[0], outputs[1], outputs[2], parallel_for));
+  run("ms_deform_attn", value, kernels::backward, n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
+      pointer(weights), outputs[0], outputs[1], outputs[2]);
 #endif
   return {grad_value, grad_locations, grad_weights};
 }
@@ -100,7 +89,7 @@ struct FusedCall {
   const Sizes n;
   LevelTable table;
   Tensor value, reference, offsets, logits;
-  rtdetr::cuda::Fused fused;
+  kernels::Fused fused;
 };
 
 Tensor fused_forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, OptionalTensor starts, Tensor reference,
@@ -108,9 +97,8 @@ Tensor fused_forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shape
   FusedCall call(value, std::move(hw), shapes, starts, reference, offsets, logits, offset_scale);
   Tensor output = torch::stable::new_empty(call.value, {call.n.B, call.n.Q, call.n.H * call.n.D});
   if (output.numel() == 0) return output;
-  torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
-  check_kernel(rtdetr::cuda::fused_forward(call.n, call.table.levels(), pointer(call.value), call.fused,
-                                           output.mutable_data_ptr(), current_stream(value)));
+  run("ms_deform_attn", value, kernels::fused_forward, call.n, call.table.levels(), pointer(call.value), call.fused,
+      output.mutable_data_ptr());
   return output;
 }
 
@@ -127,13 +115,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_backward(Tensor grad_output, Te
   Tensor grad_value = gradient(call.value, need_value), grad_reference = gradient(call.reference, need_reference);
   Tensor grad_offsets = gradient(call.offsets, need_offsets), grad_logits = gradient(call.logits, need_logits);
   torch::stable::accelerator::DeviceGuard guard(value.get_device_index());
-  const int64_t bytes = rtdetr::cuda::fused_backward_scratch_bytes(n, call.table.levels(), deterministic);
+  const int64_t bytes = kernels::fused_backward_scratch_bytes(n, call.table.levels(), deterministic);
   Tensor scratch = torch::stable::new_empty(value, {bytes}, ScalarType::Byte);
-  check_kernel(rtdetr::cuda::fused_backward(
-      n, call.table.levels(), pointer(grad_output), pointer(call.value), call.fused,
-      gradient_pointer(grad_value, need_value), gradient_pointer(grad_reference, need_reference),
-      gradient_pointer(grad_offsets, need_offsets), gradient_pointer(grad_logits, need_logits),
-      scratch.mutable_data_ptr(), deterministic, current_stream(value)));
+  run("ms_deform_attn", value, kernels::fused_backward, n, call.table.levels(), pointer(grad_output), pointer(call.value),
+      call.fused, gradient_pointer(grad_value, need_value), gradient_pointer(grad_reference, need_reference),
+      gradient_pointer(grad_offsets, need_offsets), gradient_pointer(grad_logits, need_logits), scratch.mutable_data_ptr(),
+      deterministic);
   return {grad_value, grad_reference, grad_offsets, grad_logits};
 }
 #endif
@@ -148,25 +135,6 @@ STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) {
   m.impl("ms_deform_attn_fused_backward", TORCH_BOX(&fused_backward));
 }
 #else
-// hw: 2 * L integers height, width, when they are known on the host (symbolic under torch.compile); else empty, and the
-// two tensors are given.
-STABLE_TORCH_LIBRARY(rtdetr, m) {
-  m.def(
-      "ms_deform_attn(Tensor value, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
-      "Tensor sampling_locations, Tensor attention_weights) -> Tensor");
-  m.def(
-      "ms_deform_attn_backward(Tensor grad_output, Tensor value, SymInt[] hw, Tensor? spatial_shapes, "
-      "Tensor? level_start_index, Tensor sampling_locations, Tensor attention_weights, bool need_value, "
-      "bool need_locations, bool need_weights, bool deterministic) -> (Tensor, Tensor, Tensor)");
-  m.def(
-      "ms_deform_attn_fused(Tensor value, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
-      "Tensor reference, Tensor offsets, Tensor logits, float offset_scale) -> Tensor");
-  m.def(
-      "ms_deform_attn_fused_backward(Tensor grad_output, Tensor value, SymInt[] hw, Tensor? spatial_shapes, "
-      "Tensor? level_start_index, Tensor reference, Tensor offsets, Tensor logits, float offset_scale, bool need_value, "
-      "bool need_reference, bool need_offsets, bool need_logits, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)");
-}
-
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CPU, m) {
   m.impl("ms_deform_attn", TORCH_BOX(&forward));
   m.impl("ms_deform_attn_backward", TORCH_BOX(&backward));

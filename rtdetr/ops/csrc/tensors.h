@@ -148,15 +148,31 @@ inline Tensor gradient(const Tensor& like, bool needed) {
 inline void* gradient_pointer(const Tensor& tensor, bool needed) { return needed ? tensor.mutable_data_ptr() : nullptr; }
 
 #ifdef RTDETR_LIBRARY_CUDA
-inline void* current_stream(const Tensor& tensor) {
+namespace kernels = rtdetr::cuda;
+
+// Runs a kernel on the device of `tensor`, with that device's current stream as its last argument. Raises the error that it
+// returns.
+template <typename Kernel, typename... Arguments>
+void run(const char* op, const Tensor& tensor, Kernel kernel, const Arguments&... arguments) {
+  torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
   void* stream = nullptr;
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                  "the current CUDA stream could not be read");
-  return stream;
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream) == AOTI_TORCH_SUCCESS, op,
+                  ": the current CUDA stream could not be read");
+  const char* error = kernel(arguments..., stream);
+  STD_TORCH_CHECK(error == nullptr, op, ": ", error);
 }
 #else
+namespace kernels = rtdetr::cpu;
+
 inline void parallel_for(int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context) {
   STD_TORCH_CHECK(torch_parallel_for(0, count, grain, body, context) == AOTI_TORCH_SUCCESS, "a thread failed");
+}
+
+// Runs a kernel on torch's threads. Raises the error that it returns.
+template <typename Kernel, typename... Arguments>
+void run(const char* op, const Tensor&, Kernel kernel, const Arguments&... arguments) {
+  const char* error = kernel(arguments..., parallel_for);
+  STD_TORCH_CHECK(error == nullptr, op, ": ", error);
 }
 #endif
 

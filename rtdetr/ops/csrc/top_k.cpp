@@ -1,18 +1,9 @@
-// The dispatcher side of top_k, like linear_assignment.cpp: _cpu.so declares the schema, _cuda.so brings the kernel.
+// The k largest values of each row, of CUDA tensors.
 #include "top_k.h"
 
-#include <torch/csrc/stable/accelerator.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
+#include "tensors.h"
 
-#include <tuple>
-
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 std::tuple<Tensor, Tensor> top_k(Tensor values, int64_t k) {
   const ScalarType type = values.scalar_type();
@@ -27,20 +18,12 @@ std::tuple<Tensor, Tensor> top_k(Tensor values, int64_t k) {
   Tensor best = torch::stable::new_empty(values, {values.size(0), k});
   Tensor index = torch::stable::new_empty(values, {values.size(0), k}, ScalarType::Long);
   if (best.numel() == 0) return {best, index};
-  torch::stable::accelerator::DeviceGuard guard(values.get_device_index());
-  void* stream = nullptr;
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream(values.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
-                  "top_k: the current CUDA stream could not be read");
-  const char* error = rtdetr::cuda::top_k({values.const_data_ptr(), type == ScalarType::Half, values.size(0), values.size(1), k,
-                                           best.mutable_data_ptr(), static_cast<int64_t*>(index.mutable_data_ptr())},
-                                          stream);
-  STD_TORCH_CHECK(error == nullptr, "top_k: ", error);
+  const rtdetr::TopK problem{pointer(values), type == ScalarType::Half, values.size(0), values.size(1), k,
+                             best.mutable_data_ptr(), static_cast<int64_t*>(index.mutable_data_ptr())};
+  run("top_k", values, kernels::top_k, problem);
   return {best, index};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("top_k", TORCH_BOX(&top_k)); }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) { m.def("top_k(Tensor values, int k) -> (Tensor best, Tensor index)"); }
-#endif

@@ -1,9 +1,8 @@
-// The dispatcher side of the varifocal loss, like top_k.cpp: _cpu.so declares the schema, _cuda.so brings the kernel.
+// The varifocal loss, of CUDA tensors.
 #include "varifocal.h"
 
 #include "tensors.h"
 
-#ifdef RTDETR_LIBRARY_CUDA
 namespace {
 
 std::tuple<Tensor, Tensor> varifocal(Tensor logits, Tensor labels, Tensor scores, Tensor matched, bool bounded, double alpha) {
@@ -35,19 +34,10 @@ std::tuple<Tensor, Tensor> varifocal(Tensor logits, Tensor labels, Tensor scores
   task.losses = static_cast<float*>(losses.mutable_data_ptr());
   task.gradient = static_cast<float*>(gradient.mutable_data_ptr());
   if (gradient.numel() == 0) return {torch::stable::zero_(losses), gradient};
-  torch::stable::accelerator::DeviceGuard guard(logits.get_device_index());
-  const char* error = rtdetr::cuda::varifocal(task, current_stream(logits));
-  STD_TORCH_CHECK(error == nullptr, "varifocal: ", error);
+  run("varifocal", logits, kernels::varifocal, task);
   return {losses, gradient};
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(rtdetr, CUDA, m) { m.impl("varifocal", TORCH_BOX(&varifocal)); }
-#else
-STABLE_TORCH_LIBRARY_FRAGMENT(rtdetr, m) {
-  m.def(
-      "varifocal(Tensor logits, Tensor labels, Tensor scores, Tensor matched, bool bounded, float alpha) -> "
-      "(Tensor losses, Tensor gradient)");
-}
-#endif
