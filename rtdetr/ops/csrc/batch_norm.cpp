@@ -1,4 +1,4 @@
-// Batch norm by rows, of CUDA tensors.
+// Batch norm over rows: CUDA operators.
 #include "batch_norm.h"
 
 #include "row_tensors.h"

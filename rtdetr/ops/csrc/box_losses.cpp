@@ -1,4 +1,4 @@
-// The losses of boxes, of CUDA tensors.
+// Box losses: CUDA operator.
 #include "box_losses.h"
 
 #include "tensors.h"

@@ -1,4 +1,4 @@
-// The gradient of a bias, of CUDA tensors.
+// Gradient of a bias: CUDA operator.
 #include "column_sums.h"
 
 #include "row_tensors.h"

@@ -1,12 +1,12 @@
-// The border between the dispatcher (column_sums.cpp) and the kernels (cuda/column_sums.cu), as in batch_norm.h.
+// Interface between the operator (column_sums.cpp) and its kernels (cuda/column_sums.cu); see batch_norm.h.
 #pragma once
 
 #include "rows.h"
 
 namespace rtdetr::cuda {
 
-// The sums over rows of g, in the first row of `sums` (2, channels): g is grad, and 0 where the ReLU gave the `result` 0,
-// and is written then; `result` may be null.
+// Writes the sums over the rows of g to the first row of `sums` (2, channels). g is `grad` if `result` is null. Else
+// `result` is the output of a ReLU, g is `grad` with zeros where it is 0, and g is written as well.
 const char* column_sums(const Rows& grad, const void* result, float* partial, float* sums, void* g, void* stream);
 
 }  // namespace rtdetr::cuda

@@ -1,4 +1,4 @@
-// Deformable aggregation, of CUDA tensors. On a CPU the kernels of attention do the work.
+// Deformable aggregation: CUDA operators. On a CPU, rtdetr/ops/deformable_aggregation.py calls the attention operator.
 #include "deformable_aggregation.h"
 
 #include "tensors.h"
@@ -7,7 +7,7 @@ namespace {
 
 using Sizes = rtdetr::AggregationSizes;
 
-// The arguments, checked and contiguous: owns what the kernels read.
+// Checked, contiguous arguments. Owns the tensors that the kernels read.
 struct Call {
   Call(const Tensor& features_, std::vector<int64_t> hw, const OptionalTensor& shapes, const OptionalTensor& starts,
        const Tensor& locations_, const Tensor& weights_)

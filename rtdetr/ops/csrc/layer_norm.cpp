@@ -1,4 +1,4 @@
-// Layer norm with the sum before it, of CUDA tensors.
+// Layer norm of a sum: CUDA operators.
 #include "layer_norm.h"
 
 #include "row_tensors.h"

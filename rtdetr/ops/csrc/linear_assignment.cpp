@@ -1,11 +1,11 @@
-// Linear assignment, of CPU tensors and, with RTDETR_LIBRARY_CUDA, of CUDA tensors.
+// Linear assignment: CPU operator or, with RTDETR_LIBRARY_CUDA, CUDA operators.
 #include "linear_assignment.h"
 
 #include "tensors.h"
 
 namespace {
 
-// Solves the problems of `cost`; sizes of images by `counts` or, where that is null, by `device_counts`.
+// Solves all problems of `cost`. The boxes per image are `counts` or, if that is null, `device_counts`.
 std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t images, const int64_t* counts, const int64_t* device_counts,
                                  int64_t repeats) {
   const ScalarType type = cost.scalar_type();

@@ -1,4 +1,4 @@
-// The costs of matching, of CUDA tensors.
+// Matching costs: CUDA operator.
 #include "matching_cost.h"
 
 #include "tensors.h"

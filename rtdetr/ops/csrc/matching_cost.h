@@ -1,4 +1,4 @@
-// The border between the dispatcher (matching_cost.cpp) and the kernel (cuda/matching_cost.cu).
+// Interface between the operator (matching_cost.cpp) and its kernel (cuda/matching_cost.cu).
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace rtdetr {
 
-constexpr int64_t kMaxCostImages = 512;  // whose counts travel as arguments of the launch
-constexpr int64_t kMaxCostSets = 65535;    // layers times groups
+constexpr int64_t kMaxCostImages = 512;  // if `counts` is given: it becomes a kernel argument
+constexpr int64_t kMaxCostSets = 65535;    // layers * groups
 
-// Boxes, targets and costs are double beside double logits, else float. Logits and boxes lie wherever their strides say.
+// Boxes, targets and costs are double if the logits are, else float. Logits and boxes may have any strides.
 struct MatchingCost {
   const void* logits;  // (layers, groups, images, queries, classes)
   const void* boxes;   // (layers, groups, images, queries, 4) cxcywh
@@ -20,14 +20,14 @@ struct MatchingCost {
   const int64_t* labels;  // (images, slots)
   const void* targets;    // (images, slots, 4) cxcywh
   int64_t slots;
-  const int64_t* counts;  // (images,) on the host: rows of each image; null: `slots` for each
-  int64_t rows;           // of all images
+  const int64_t* counts;  // (images,) rows per image, on the host; null: `slots` rows each
+  int64_t rows;           // total
   double class_weight, l1_weight, giou_weight;
   void* cost;  // (layers, groups, rows, queries)
 };
 
 namespace cuda {
-// Null, or a static sentence that says what went wrong.
+// Returns nullptr, or an error message (static storage).
 const char* matching_cost(const MatchingCost& task, void* stream);
 }  // namespace cuda
 

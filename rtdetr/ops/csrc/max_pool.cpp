@@ -1,4 +1,4 @@
-// The pooling after the stem, of CUDA tensors. Maps come as (B, H, W, C).
+// Max pooling after the stem: CUDA operators. Maps are (B, H, W, C).
 #include "max_pool.h"
 
 #include "row_tensors.h"

@@ -1,4 +1,4 @@
-// Deformable attention, of CPU tensors and, with RTDETR_LIBRARY_CUDA, of CUDA tensors.
+// Deformable attention: CPU operators or, with RTDETR_LIBRARY_CUDA, CUDA operators.
 #include "tensors.h"
 
 namespace {
@@ -58,7 +58,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, st
   run("ms_deform_attn", value, kernels::backward, n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
       pointer(weights), outputs[0], outputs[1], outputs[2], scratch ? scratch->mutable_data_ptr() : nullptr, deterministic);
 #else
-  (void)deterministic;  // the CPU kernel always is
+  (void)deterministic;  // the CPU kernel is always deterministic
   run("ms_deform_attn", value, kernels::backward, n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
       pointer(weights), outputs[0], outputs[1], outputs[2]);
 #endif
@@ -66,7 +66,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, st
 }
 
 #ifdef RTDETR_LIBRARY_CUDA
-// The arguments of the fused call, checked and contiguous: owns what `call` points to.
+// Checked, contiguous arguments of the fused call. Owns the tensors that `fused` points to.
 struct FusedCall {
   FusedCall(Tensor value_, std::vector<int64_t> hw, const OptionalTensor& shapes, const OptionalTensor& starts,
             const Tensor& reference_, const Tensor& offsets_, const Tensor& logits_, double offset_scale)

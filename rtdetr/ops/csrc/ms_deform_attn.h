@@ -1,5 +1,5 @@
-// The border between the dispatcher (ms_deform_attn.cpp: tensors, checks, registration) and the kernels
-// (cpu/, cuda/: pointers and sizes only). No torch header is included on this side of the border.
+// Interface between the operators (ms_deform_attn.cpp: tensors, checks, registration) and their kernels
+// (cpu/, cuda/: pointers and sizes only). The kernels include no torch header.
 //
 //   B batch, S cells of all levels, H heads, D channels per head, Q queries, L levels, P points per level.
 //   value (B, S, H, D), locations (B, Q, H, L, P, 2) x before y in [0, 1], weights (B, Q, H, L, P), output (B, Q, H * D);
@@ -18,8 +18,8 @@ struct Sizes {
   int64_t B, S, H, D, Q, L, P;
 };
 
-// Map sizes, from the host when they are known there (hw: L pairs height, width; level starts follow from them; checked),
-// else from the memory of the device that runs the kernel (hw is null; unchecked). Exactly one of the two is given.
+// Map sizes. If known on the host: hw, L pairs (height, width), checked; level starts follow from them. Else hw is null, and
+// shapes and starts are in the memory of the device that runs the kernel, unchecked. Exactly one of the two is given.
 struct Levels {
   const int64_t* hw = nullptr;
   const int64_t* device_shapes = nullptr;  // (L, 2)
@@ -28,23 +28,23 @@ struct Levels {
 
 namespace cuda {
 
-// Bytes of scratch that backward() needs, as device memory aligned to 16 bytes; 0 when its algorithm needs none. Without a
-// gradient of value nothing is needed.
+// Bytes of scratch that backward() needs: device memory, aligned to 16 bytes. 0 if its algorithm needs none. None is needed
+// without a gradient of value.
 int64_t backward_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic);
 
-// Launchers return null, or a static sentence that says what went wrong. They never synchronise. Pointers are aligned to
-// 16 bytes, as fresh tensors are.
+// Launchers return nullptr, or an error message (static storage). They never synchronise. Pointers must be aligned to
+// 16 bytes, as those of newly allocated tensors are.
 const char* forward(const Sizes& sizes, const Levels& levels, const void* value, const void* locations, const void* weights,
                     void* output, void* stream);
 
-// A null gradient pointer means "not needed". Every gradient is fully written (zeroing is the kernel's own business).
+// A null gradient pointer means "not needed". Every gradient is fully written; the caller need not zero it.
 const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,
                      const void* locations, const void* weights, void* grad_value, void* grad_locations,
                      void* grad_weights, void* scratch, bool deterministic, void* stream);
 
-// The fused call starts from what the module has. reference (B, Q, R, C) float, R = 1 (shared by all levels) or L, C = 2
-// (points) or 4 (boxes cxcywh); offsets (B, Q, H, L, P, 2) and logits (B, Q, H, L, P) in `dtype`: the raw outputs of the two
-// linear layers.
+// Inputs of the fused call. reference (B, Q, R, C) float, R = 1 (shared by all levels) or L, C = 2 (points) or 4 (boxes
+// cxcywh). offsets (B, Q, H, L, P, 2) and logits (B, Q, H, L, P) in `dtype`: the raw outputs of the module's two linear
+// layers.
 //   C = 4: location = xy + offset / P * wh * offset_scale;   C = 2: location = xy + offset / (width, height) of the level.
 //   weights = softmax of the logits over L * P.
 struct Fused {
@@ -58,7 +58,7 @@ struct Fused {
 const char* fused_forward(const Sizes& sizes, const Levels& levels, const void* value, const Fused& fused, void* output,
                           void* stream);
 
-// As backward(): a null gradient is not needed. The gradient of reference is float, those of offsets and logits `dtype`.
+// As backward(). The gradient of reference is float, those of offsets and logits have type `dtype`.
 int64_t fused_backward_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic);
 const char* fused_backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,
                            const Fused& fused, void* grad_value, void* grad_reference, void* grad_offsets,
@@ -68,10 +68,10 @@ const char* fused_backward(const Sizes& sizes, const Levels& levels, const void*
 
 namespace cpu {
 
-// Runs body(begin, end, context) over [0, count) on torch's own threads, in pieces of at least `grain`.
+// Runs body(begin, end, context) over [0, count) on torch's threads, in chunks of at least `grain`.
 using ParallelFor = void (*)(int64_t count, int64_t grain, void (*body)(int64_t, int64_t, void*), void* context);
 
-// As above; Levels are always given by value (hw). Both are deterministic, whatever the number of threads.
+// As above; map sizes are always on the host (hw). Both are deterministic for any number of threads.
 const char* forward(const Sizes& sizes, const Levels& levels, const void* value, const void* locations, const void* weights,
                     void* output, ParallelFor parallel_for);
 const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_output, const void* value,

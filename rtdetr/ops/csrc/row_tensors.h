@@ -1,4 +1,4 @@
-// What the dispatcher files of the kernels over rows do with tensors: checks and pointers.
+// Helpers for the operators over rows of channels: tensor checks and pointers.
 #pragma once
 
 #include "rows.h"

@@ -1,4 +1,4 @@
-// A matrix of channels as the kernels over rows take it. A map with its channels last has a row for each cell.
+// A contiguous matrix of channels. A channels-last map has one row per cell.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Rows {
   int64_t rows, channels;
 };
 
-constexpr int64_t kRowAlignment = 8;    // channels are a multiple of it
-constexpr int64_t kMaxRowBlocks = 528;  // that sum over rows
+constexpr int64_t kRowAlignment = 8;    // `channels` is a multiple of it
+constexpr int64_t kMaxRowBlocks = 528;  // largest grid of a reduction over rows
 
 }  // namespace rtdetr

@@ -1,10 +1,10 @@
-// The schemas of all operators, declared by _cpu.so; _cuda.so adds the kernels for CUDA tensors. All of it is written against
-// the LibTorch Stable ABI, so that one binary serves every torch from 2.10 on and every Python.
+// The schemas of all operators, defined in _cpu.so; _cuda.so registers the CUDA implementations. Both libraries use only the
+// LibTorch Stable ABI, so that one binary runs with every torch from 2.10 on and every Python.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(rtdetr, m) {
-  // hw: 2 * L integers height, width, when they are known on the host (symbolic under torch.compile); else empty, and the
-  // two tensors are given.
+  // hw: 2 * L integers (height, width) if known on the host (symbolic under torch.compile); else empty, and the two tensors
+  // are given.
   m.def(
       "ms_deform_attn(Tensor value, SymInt[] hw, Tensor? spatial_shapes, Tensor? level_start_index, "
       "Tensor sampling_locations, Tensor attention_weights) -> Tensor");

@@ -1,4 +1,4 @@
-// What the dispatcher files of the operators do with tensors around a kernel: checks, map sizes, gradients, the stream.
+// Helpers for all operators: tensor checks, map sizes, gradients, and running a kernel.
 #pragma once
 
 #include "ms_deform_attn.h"
@@ -65,15 +65,15 @@ inline ScalarType compute_type(const Tensor& value) {
   return value.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// Contiguous, and aligned as the kernels load it: 16 bytes at a time on a GPU, element by element on the processor. Views
-// at an odd offset are contiguous too, and are copied.
+// Contiguous, and aligned for the loads of the kernels: 16 bytes on a GPU, one element on a CPU. Copies contiguous views
+// whose offset breaks the alignment.
 inline Tensor ready(const Tensor& tensor) {
   Tensor made = torch::stable::contiguous(tensor);
   const auto address = reinterpret_cast<uintptr_t>(made.const_data_ptr());
   return address % (on_cuda ? 16 : made.element_size()) == 0 ? made : torch::stable::clone(made);
 }
 
-// Map sizes on their way to a kernel: owns what the pointers of rtdetr::Levels point to.
+// Map sizes for a kernel; those on the host are checked. Owns the memory that rtdetr::Levels points to.
 class LevelTable {
  public:
   LevelTable(int64_t maps, int64_t cells, std::vector<int64_t> hw, const OptionalTensor& shapes, const OptionalTensor& starts)
@@ -140,7 +140,7 @@ class LevelTable {
 
 inline const void* pointer(const Tensor& tensor) { return tensor.const_data_ptr(); }
 
-// Not needed: an empty tensor, because every output of the schema is a tensor.
+// An empty tensor if the gradient is not needed: the schemas have no optional outputs.
 inline Tensor gradient(const Tensor& like, bool needed) {
   return needed ? torch::stable::new_empty(like, like.sizes()) : torch::stable::new_empty(like, {0});
 }
@@ -150,8 +150,7 @@ inline void* gradient_pointer(const Tensor& tensor, bool needed) { return needed
 #ifdef RTDETR_LIBRARY_CUDA
 namespace kernels = rtdetr::cuda;
 
-// Runs a kernel on the device of `tensor`, with that device's current stream as its last argument. Raises the error that it
-// returns.
+// Runs a kernel on the device of `tensor`. Its last argument is that device's current stream. Raises the error it returns.
 template <typename Kernel, typename... Arguments>
 void run(const char* op, const Tensor& tensor, Kernel kernel, const Arguments&... arguments) {
   torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
@@ -168,7 +167,7 @@ inline void parallel_for(int64_t count, int64_t grain, void (*body)(int64_t, int
   STD_TORCH_CHECK(torch_parallel_for(0, count, grain, body, context) == AOTI_TORCH_SUCCESS, "a thread failed");
 }
 
-// Runs a kernel on torch's threads. Raises the error that it returns.
+// Runs a kernel on torch's threads. Raises the error it returns.
 template <typename Kernel, typename... Arguments>
 void run(const char* op, const Tensor&, Kernel kernel, const Arguments&... arguments) {
   const char* error = kernel(arguments..., parallel_for);

@@ -1,4 +1,4 @@
-// The k largest values of each row, of CUDA tensors.
+// The k largest values of each row: CUDA operator.
 #include "top_k.h"
 
 #include "tensors.h"

@@ -1,4 +1,4 @@
-// The border between the dispatcher (top_k.cpp: tensors, checks, registration) and the kernel (cuda/top_k.cu: pointers and
+// Interface between the operator (top_k.cpp: tensors, checks, registration) and its kernel (cuda/top_k.cu: pointers and
 // sizes only).
 #pragma once
 
@@ -10,14 +10,14 @@ struct TopK {
   const void* values;  // (rows, n)
   bool is_half;        // else float
   int64_t rows, n, k;
-  void* best;      // (rows, k) of the type of the values
+  void* best;      // (rows, k), same type as `values`
   int64_t* index;  // (rows, k)
 };
 
 constexpr int64_t kMaxTopKRow = 32 * 1024, kMaxTopK = 1024;
 
 namespace cuda {
-// Null, or a static sentence that says what went wrong.
+// Returns nullptr, or an error message (static storage).
 const char* top_k(const TopK& problem, void* stream);
 }  // namespace cuda
 

@@ -1,4 +1,4 @@
-// The varifocal loss, of CUDA tensors.
+// Varifocal loss: CUDA operator.
 #include "varifocal.h"
 
 #include "tensors.h"

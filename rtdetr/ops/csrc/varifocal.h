@@ -1,13 +1,13 @@
-// The border between the dispatcher (varifocal.cpp) and the kernel (cuda/varifocal.cu).
+// Interface between the operator (varifocal.cpp) and its kernel (cuda/varifocal.cu).
 #pragma once
 
 #include <cstdint>
 
 namespace rtdetr {
 
-constexpr int64_t kVarifocalAxes = 4;  // before that of the classes
+constexpr int64_t kVarifocalAxes = 4;  // before the class axis
 
-// Logits (sizes..., classes), the classes of a row side by side, rows wherever the strides say; all else is dense.
+// logits (sizes..., classes): the class axis is contiguous, the others have any strides. All other tensors are contiguous.
 struct Varifocal {
   const float* logits;
   int64_t sizes[kVarifocalAxes], strides[kVarifocalAxes];
@@ -22,7 +22,7 @@ struct Varifocal {
 };
 
 namespace cuda {
-// Null, or a static sentence that says what went wrong.
+// Returns nullptr, or an error message (static storage).
 const char* varifocal(const Varifocal& task, void* stream);
 }  // namespace cuda
 

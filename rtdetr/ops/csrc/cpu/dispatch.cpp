@@ -1,4 +1,4 @@
-// Picks the widest kernels that this processor can run.
+// Selects the kernels for the widest instruction set that the processor supports.
 #include "kernels.h"
 
 namespace rtdetr::cpu {

@@ -1,4 +1,4 @@
-// One set of kernels per instruction set: ms_deform_attn.cpp is compiled once for each, dispatch.cpp picks at run time.
+// One set of kernels per instruction set: ms_deform_attn.cpp is compiled once for each, dispatch.cpp selects at run time.
 #pragma once
 
 #include "../ms_deform_attn.h"

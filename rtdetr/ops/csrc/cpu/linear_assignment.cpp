@@ -1,8 +1,8 @@
-// Shortest augmenting paths in float64, one thread to a problem.
+// Linear assignment by shortest augmenting paths (Jonker-Volgenant) in float64, one thread per problem.
 //
-// Rows ask for columns: a row is a box with room for `repeats` queries, a column is a query. Copies of a box are never made:
-// what one of them may take all of them may take. Where the copies outnumber the queries the roles change, because every row
-// has to find its columns: a row is a query then, and a column is a copy of a box.
+// Every row of the cost matrix is assigned to `room` columns. A row is a box, a column is a query, and `room` is `repeats`:
+// one row stands for all copies of a box, because their costs are equal. If there are more copies than queries, not every
+// box can get its columns, and the roles are swapped: a row is then a query, and a column is a copy of a box.
 #include "../linear_assignment.h"
 
 #include <algorithm>
@@ -14,13 +14,13 @@ namespace rtdetr::cpu {
 namespace {
 
 constexpr double kFar = std::numeric_limits<double>::infinity();
-constexpr double kLargest = 1e300;  // of a cost: sums along a path stay finite
+constexpr double kLargest = 1e300;  // largest valid cost: sums along a path stay finite
 constexpr int kRoot = -1, kOutside = -2;
 constexpr int kLanes = 8;
 
 class Solver {
  public:
-  // Writes the row of every column to `row_of` (columns,), -1 where it has none. cost (rows, columns), and
+  // Writes the row assigned to each column, or -1, to `row_of` (columns,). cost is (rows, columns);
   // rows * room <= columns.
   void solve(const double* cost, int rows, int columns, int room, int* row_of) {
     cost_ = cost, columns_ = columns, row_of_ = row_of;
@@ -33,7 +33,7 @@ class Solver {
   }
 
  private:
-  // Grows a tree of shortest paths from `root` until one column, or up to `room` of them, went to the rows; returns how many.
+  // Grows a shortest-path tree from `root` and assigns 1 to `room` more columns to it. Returns how many.
   int grow_tree(int root, int room) {
     reach_.assign(columns_, kFar);
     dual_outside_ = column_dual_;
@@ -48,7 +48,7 @@ class Solver {
       if (row_of_[next] >= 0) {
         enter(row_of_[next], next, low);
       } else if (path_[next] == root && given < room) {
-        row_of_[next] = root;  // taken without detour, so no path changes and the tree may go on
+        row_of_[next] = root;  // a path of one edge: no other assignment changes, so the search continues
         ++given;
       } else {
         update_duals(low);
@@ -63,11 +63,11 @@ class Solver {
     }
   }
 
-  // Takes `row`, reached at distance `low` through the column `entry`, into the tree, and shortens what it leads to.
+  // Adds `row`, reached at distance `low` through the column `entry`, to the tree and relaxes its edges.
   void enter(int row, int entry, double low) {
     entry_[row] = entry;
     tree_.push_back(row);
-    // All columns of a row are as near as the row itself, whatever rounding says.
+    // The columns assigned to the row are at the distance of the row, exactly; computing it would round.
     for (int j = 0; j < columns_; ++j)
       if (row_of_[j] == row && j != entry) include(j, low);
     const double* const cost = cost_ + static_cast<int64_t>(row) * columns_;
@@ -76,7 +76,7 @@ class Solver {
     double* const path = path_.data();
     const double* const dual = dual_outside_.data();
     for (int j = 0; j < columns_; ++j) {
-      const double through = base + cost[j] - dual[j];  // infinite for columns inside
+      const double through = base + cost[j] - dual[j];  // infinite for columns in the tree
       const bool shorter = through < reach[j];
       reach[j] = shorter ? through : reach[j];
       path[j] = shorter ? name : path[j];
@@ -90,7 +90,7 @@ class Solver {
     columns_of_tree_.push_back(column);
   }
 
-  // The nearest column outside the tree; a free one if there are several.
+  // The nearest column outside the tree; among equals, the first free one.
   int nearest() const {
     double lanes[kLanes];
     std::fill_n(lanes, kLanes, kFar);
@@ -108,7 +108,7 @@ class Solver {
     return first;
   }
 
-  // Keeps every reduced cost at least 0, and at 0 on what is taken.
+  // Keeps all reduced costs >= 0, and those of assigned pairs at 0.
   void update_duals(double low) {
     for (const int row : tree_) row_dual_[row] += entry_[row] == kRoot ? low : low - distance_[entry_[row]];
     for (const int column : columns_of_tree_) column_dual_[column] -= low - distance_[column];
@@ -118,10 +118,10 @@ class Solver {
   int columns_ = 0;
   int* row_of_ = nullptr;
   std::vector<double> row_dual_, column_dual_;
-  std::vector<double> reach_, dual_outside_;  // of columns outside the tree; infinite inside
-  std::vector<double> distance_;              // of columns inside
-  std::vector<double> path_;                  // the row that leads to a column; as wide as the rest of the loop
-  std::vector<int> entry_;                    // of a row: the column it was reached through
+  std::vector<double> reach_, dual_outside_;  // of columns outside the tree; infinite (dual: negative) for those inside
+  std::vector<double> distance_;              // of columns inside the tree
+  std::vector<double> path_;                  // row before a column on its path; double, so that the loop vectorises
+  std::vector<int> entry_;                    // column through which a row was reached
   std::vector<int> tree_, columns_of_tree_;
 };
 

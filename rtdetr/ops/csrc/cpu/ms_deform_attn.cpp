@@ -1,9 +1,9 @@
-// Multi-scale deformable attention on the processor. Letters and layouts: ../ms_deform_attn.h.
+// Multi-scale deformable attention on the CPU. Letters and layouts: ../ms_deform_attn.h.
 //
-// Forward: threads share the queries. All bilinear corners ("taps") of a query and head are listed first, then summed
-// block of channels by block of channels, with the accumulators in registers.
-// Backward: threads share the (batch, head, level) triples. Different triples write different numbers of every gradient,
-// so nothing is atomic, and the result does not depend on the number of threads.
+// Forward: parallel over queries. All bilinear corners ("taps") of a query and head are listed first, then summed for one
+// block of channels after another, with the accumulators in registers.
+// Backward: parallel over (batch, head, level). Different triples write different elements of every gradient, so there are
+// no atomics, and the result does not depend on the number of threads.
 #include "kernels.h"
 #include "vector.h"
 
@@ -13,8 +13,8 @@
 namespace rtdetr::cpu::RTDETR_ISA {
 namespace {
 
-constexpr int kBlock = 4;                    // vectors of channels that are kept in registers
-constexpr int64_t kGrainOperations = 32768;  // a thread is not worth waking for less
+constexpr int kBlock = 4;                    // vectors of channels in registers
+constexpr int64_t kGrainOperations = 32768;  // least work of a chunk: less does not pay for a thread
 
 template <typename Acc>
 struct Tap {
@@ -22,7 +22,7 @@ struct Tap {
   Acc weight;
 };
 
-// The four cells around a point. `fx`, `fy`: how far it lies beyond the first cell, in cells.
+// The four cells around a point. `fx`, `fy`: its offset from the first one, in cells.
 template <typename Acc>
 struct Cell {
   int64_t x, y;
@@ -30,8 +30,8 @@ struct Cell {
   bool inside, nan;
 };
 
-// Two roundings on purpose: a fused multiply-add, which not every processor has, would put a point that lies exactly on a
-// cell border into the cell before it. The empty instruction wants the rounded product in a register.
+// Rounds twice on purpose: a fused multiply-add, which not every processor has, would put a point that lies exactly on a
+// cell border into the cell before it. The empty asm statement forces the rounded product into a register.
 template <typename Acc>
 inline Acc pixel_coordinate(Acc location, int64_t size) {
   Acc product = location * static_cast<Acc>(size);
@@ -48,10 +48,10 @@ inline Cell<Acc> find_cell(const Acc* location, int64_t height, int64_t width) {
   const Acc x = pixel_coordinate(location[0], width), y = pixel_coordinate(location[1], height);
   Cell<Acc> cell{};
   cell.nan = x != x || y != y;
-  // At -1 the first map cell has no weight yet, but already the slope of its location gradient.
+  // -1 is inside: the weight of the first map cell is 0 there, but its slope, for the location gradient, is not.
   cell.inside = x >= -1 && y >= -1 && x < static_cast<Acc>(width) && y < static_cast<Acc>(height);
   if (!cell.inside) return cell;
-  cell.x = static_cast<int64_t>(x);  // truncation; one less below zero makes it the floor
+  cell.x = static_cast<int64_t>(x);  // truncates; the corrections below make it the floor
   cell.y = static_cast<int64_t>(y);
   if (x < static_cast<Acc>(cell.x)) --cell.x;
   if (y < static_cast<Acc>(cell.y)) --cell.y;
@@ -60,7 +60,7 @@ inline Cell<Acc> find_cell(const Acc* location, int64_t height, int64_t width) {
   return cell;
 }
 
-// Lists the corners of all points of one query and head; returns their number. `poison` becomes NaN for a NaN location.
+// Lists the corners of all points of one query and head; returns their number. A NaN location makes `poison` NaN.
 template <typename Acc>
 int64_t list_taps(const Sizes& n, const int64_t* hw, const Acc* locations, const Acc* weights, Tap<Acc>* taps, Acc* poison) {
   const int64_t stride = n.H * n.D;
@@ -152,7 +152,7 @@ struct Backward {
   Acc* grad_locations;
   Acc* grad_weights;
 
-  // Adds grad * scale to a row of the value gradient and returns the lanes of <grad, value row>.
+  // Adds grad * scale to a row of the value gradient. Returns per-lane partial sums of <grad, value row>.
   static inline Vector corner(const T* grad, const T* row, Acc* grad_row, Acc scale, int64_t channels) {
     Vector dot = {};
     int64_t d = 0;
@@ -172,7 +172,7 @@ struct Backward {
     return dot;
   }
 
-  // One point. `rows`: value of the level's first cell; `sums`: its gradient, `sums_stride` numbers from cell to cell.
+  // One point. `rows`: value of the level's first cell; `sums`: its gradient, with `sums_stride` elements between cells.
   void point(int64_t index, const T* grad, const T* rows, Acc* sums, int64_t sums_stride, int64_t height, int64_t width) const {
     const Cell<Acc> cell = find_cell(locations + 2 * index, height, width);
     const Acc weight = weights[index], fx = cell.fx, fy = cell.fy;
@@ -202,7 +202,7 @@ struct Backward {
     }
   }
 
-  // All points of one batch item, head and level. `scratch`: float sums for 16-bit gradients, else null.
+  // All points of one batch item, head and level. `scratch`: float accumulators for 16-bit gradients, else null.
   void unit(int64_t b, int64_t h, int64_t l, Acc* scratch) const {
     int64_t start = 0;
     for (int64_t i = 0; i < l; ++i) start += hw[2 * i] * hw[2 * i + 1];
@@ -230,7 +230,7 @@ struct Backward {
   }
 };
 
-// What the threads share; each range reports here that it got no memory.
+// Shared by all threads. A range whose allocation fails sets out_of_memory.
 template <typename Work>
 struct Shared {
   const Work* work;

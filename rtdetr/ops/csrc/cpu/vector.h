@@ -1,6 +1,6 @@
-// Short vectors of the accumulation type, and how the four storage types are read into and written from them.
-// GCC and Clang vector extensions: the same source becomes SSE, AVX2, AVX-512 or NEON.
-// Everything lies in an unnamed namespace: the linker must never share code compiled for different instruction sets.
+// SIMD vectors of the accumulation type, with loads and stores that convert from and to the four storage types.
+// Uses GCC and Clang vector extensions: the same source compiles to SSE, AVX2, AVX-512 or NEON.
+// Everything is in an unnamed namespace: the linker must never merge code compiled for different instruction sets.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ inline To bit_cast(From from) {
   return to;
 }
 
-// Each load() reads one full vector; `from` needs no alignment.
+// Each load() reads one full vector; `from` may be unaligned.
 inline Floats load(const float* from) {
   Floats vector;
   std::memcpy(&vector, from, sizeof vector);
@@ -68,7 +68,7 @@ inline Doubles load(const double* from) {
 }
 
 inline Words load_words(const void* from) {
-#if defined(__AVX512F__)  // GCC makes two halves of the conversion below; the masked form as in load() of Half
+#if defined(__AVX512F__)  // GCC splits the conversion below in two; masked for the reason in load() of Half
   const __m256i packed = _mm256_loadu_si256(static_cast<const __m256i*>(from));
   return bit_cast<Words>(_mm512_maskz_cvtepu16_epi32(0xffff, packed));
 #elif defined(__AVX2__)
@@ -91,7 +91,7 @@ inline Floats load(const Half* from) {
 #else
   const Words word = load_words(from);
   const Words magnitude = word & 0x7fff;
-  // Exponents of 112 less: a multiplication by 2^112 repairs normal and subnormal numbers alike.
+  // The exponent bias of Half is 112 less: multiplying by 2^112 corrects normal and subnormal numbers alike.
   Words bits = bit_cast<Words>(bit_cast<Floats>(magnitude << 13) * 0x1p112f);
   bits |= (magnitude >= 0x7c00) & (0x7f800000 | (magnitude << 13));  // infinity and NaN
   return bit_cast<Floats>(bits | ((word & 0x8000) << 16));
@@ -121,17 +121,17 @@ inline void store(float from, Half* to) {
   }
 }
 
-// Each stores one full vector; `to` needs no alignment.
+// Each store() writes one full vector; `to` may be unaligned.
 inline void store(const Floats& from, float* to) { std::memcpy(to, &from, sizeof from); }
 inline void store(const Doubles& from, double* to) { std::memcpy(to, &from, sizeof from); }
 
 inline void store(const Floats& from, BFloat16* to) {
   const Words bits = bit_cast<Words>(from), rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const Words nan = bit_cast<Words>((bits & 0x7fffffff) > 0x7f800000);  // all bits set where it is one
+  const Words nan = bit_cast<Words>((bits & 0x7fffffff) > 0x7f800000);  // all bits set for a NaN
   const Words words = (rounded & ~nan) | (0x7fc0 & nan);
 #if defined(__AVX512F__)
   const __m256i shorts = _mm512_maskz_cvtepi32_epi16(0xffff, bit_cast<__m512i>(words));
-#elif defined(__AVX2__)  // packs within each half of the register: the four shorts of the upper one come third
+#elif defined(__AVX2__)  // packs within 128-bit lanes: the upper four shorts are in the third 64 bits
   const __m256i halves = _mm256_packus_epi32(bit_cast<__m256i>(words), bit_cast<__m256i>(words));
   const __m128i shorts = _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08));
 #else
@@ -152,7 +152,7 @@ inline void store(const Floats& from, Half* to) {
 #endif
 }
 
-// Reads the first `count` lanes and fills the others with zeros.
+// Reads the first `count` lanes and zeros the others.
 template <typename T>
 inline auto load_part(const T* from, int64_t count) {
   T lanes[VectorOf<typename Accumulator<T>::type>::lanes] = {};
@@ -166,7 +166,7 @@ inline void store_part(const Vector& vector, T* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) store(vector[i], to + i);
 }
 
-// Adds halves to halves: a chain of single additions would take four times as long.
+// Adds the two halves, recursively: adding lane by lane would take four times as long.
 template <typename Vector>
 inline auto sum_lanes(const Vector& vector) {
   using Number = std::remove_cv_t<std::remove_reference_t<decltype(vector[0])>>;
