@@ -1,4 +1,4 @@
-// Backward: which algorithm, and in which order its parts run.
+// Backward: selects the algorithm for the gradient of value and launches its parts.
 #include "backward.cuh"
 
 namespace rtdetr::cuda {
@@ -6,10 +6,10 @@ namespace {
 
 enum class ValueGradient { tiled, sorted, reduced };
 
-// Tiles look at every point many times; sorting has a fixed cost of several launches; reductions have to zero a float
-// gradient, and to cast it for 16-bit values. The times of an H200 decide, in microseconds, as fitted to 255 (16 bits) and
-// 425 random shapes: what depends on the number of points, of values, of pixels of a head, and on the points that meet a
-// coarse pixel.
+// Tiles read every point many times. Sorting has the fixed cost of several launches. Reductions must zero a float gradient
+// and, for 16-bit values, cast it. Chooses by estimated times in microseconds, fitted to measurements on an H200 for 255
+// (16-bit) and 425 (wider) random shapes. They depend on the numbers of points, values and pixels of all heads, and on the
+// points per pixel of the coarsest level.
 ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministic) {
   if (deterministic) return ValueGradient::sorted;
   if (levels.hw == nullptr) return ValueGradient::reduced;
@@ -22,7 +22,7 @@ ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministi
     if (of_level > 0) least = min(least, of_level);
   }
   const double pixels = millions * double(cells), values = pixels * double(sizes.D), read = points * double(sizes.D) / 32;
-  const double looks = 1e-3 * double(sizes.Q * sizes.P);  // of a block, at the points of its level
+  const double looks = 1e-3 * double(sizes.Q * sizes.P);  // points that a block reads, in thousands
   const double crowd = looks / double(least) * double(max(sizes.D, int64_t(32)));
   if (element_size(sizes.dtype) > 2) {
     const double sorted = 9.6 + 1.1 * looks + 105 * read + 2.9 * values + 2.2 * crowd;
@@ -36,15 +36,15 @@ ValueGradient choose(const Sizes& sizes, const Levels& levels, bool deterministi
   return sorted <= reduced ? ValueGradient::sorted : ValueGradient::reduced;
 }
 
-// A second stream of this thread, for work that may run at the same time as that of `main`: it begins after what `main`
-// has been given so far, and main continues after it.
+// A second stream, one per host thread and device, for work concurrent with later work on `main`. It starts after the work
+// submitted to `main` so far; after join(), `main` waits for it.
 class Beside {
  public:
   explicit Beside(cudaStream_t main) : main_(main) {
     thread_local Tools of_device[kMaxDevices];
     int device = 0;
     keep(cudaGetDevice(&device));
-    if (error_ == cudaSuccess && device >= kMaxDevices) return;  // runs in `main`
+    if (error_ == cudaSuccess && device >= kMaxDevices) return;  // the work runs on `main`
     tools_ = &of_device[device];
     if (tools_->stream == nullptr) {
       keep(cudaStreamCreateWithFlags(&tools_->stream, cudaStreamNonBlocking));
@@ -98,7 +98,7 @@ const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_
   const Backward call{sizes,      make_levels(sizes, levels), grad_output,  value, locations, weights, grad_value,
                       grad_locations, grad_weights, static_cast<char*>(scratch), static_cast<cudaStream_t>(stream)};
   const int64_t num_points = sizes.B * sizes.Q * sizes.H * sizes.L * sizes.P;
-  if (num_points * sizes.S * sizes.D == 0) {  // nothing touches anything: all gradients are zero
+  if (num_points * sizes.S * sizes.D == 0) {  // no point samples any value: all gradients are zero
     const size_t point_bytes = num_points * (sizes.dtype == DType::f64 ? 8 : 4);
     const size_t value_bytes = sizes.B * sizes.S * sizes.H * sizes.D * element_size(sizes.dtype);
     cudaError_t error = cudaSuccess;
@@ -118,7 +118,7 @@ const char* backward(const Sizes& sizes, const Levels& levels, const void* grad_
                                        : sorted_value_gradient(call, levels, deterministic);
   };
   if (!by_points) return by_value();
-  // What waits for memory most of the time, in few blocks, leaves room for the other gradients.
+  // The gradient of value has few blocks, which mostly wait for memory: the other gradients run beside it.
   Beside beside(call.stream);
   const char* error = by_value();
   if (error == nullptr) {

@@ -1,19 +1,19 @@
-// The parts of backward, called in order by backward() in backward.cu.
+// The parts of backward, called by backward() in backward.cu.
 #pragma once
 
 #include "common.cuh"
 
 namespace rtdetr::cuda {
 
-// A point as pixels gather it: where it lies in its cell, its weight, and whose gradient it carries.
+// A point in the form that pixels gather: position in its cell, weight, and the query whose gradient it propagates.
 template <class A> struct alignas(16) Entry {
   A fraction_x, fraction_y, weight;
   int query;
 };
 
-// Calls visit(query, weight, Cell) for this thread's share of the points of a (batch, head, level), `first` being the index
-// of the first one, in a block of kBlock threads. The loads of kBatch points are in flight together. weights may be null;
-// kPoints is P, or 0: shape.points.
+// Calls visit(query, weight, Cell) for this thread's share of the points of a (batch, head, level), in a block of kBlock
+// threads. `first` is the index of the first point. The loads of kBatch points are in flight together. weights may be
+// null. kPoints is P (0: shape.points).
 template <int kBlock, int kBatch, int kPoints, class A, class Visit>
 __device__ __forceinline__ void for_each_point(const A* locations, const A* weights, const Level& level,
                                                const Shape& shape, int64_t first, const Visit& visit) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void for_each_point(const A* locations, const A* weig
     Two<A> location[kBatch];
     A weight[kBatch];
 #pragma unroll
-    for (int j = 0; j < kBatch; ++j) {  // all loads before the first visit
+    for (int j = 0; j < kBatch; ++j) {  // issues all loads before the first visit
       const uint32_t i = begin + j * kBlock;
       query[j] = i / points;
       const int64_t index = first + uint64_t(query[j]) * stride + (i - query[j] * points);
@@ -43,23 +43,23 @@ struct Backward {
   const void* value;
   const void* locations;
   const void* weights;
-  void* grad_value;  // null: not needed; so for the next two
+  void* grad_value;  // this and the next two: null if not needed
   void* grad_locations;
   void* grad_weights;
   char* scratch;
   cudaStream_t stream;
 };
 
-// Gradients of locations and weights; with reduce_value also that of value, added up by atomic reductions in
-// float (double for double): in place, or for 16-bit values in the scratch, which is then cast.
+// Gradients of locations and weights. With reduce_value also that of value, accumulated by atomic reductions in float
+// (double for double): in place or, for 16-bit values, in the scratch buffer, which is then cast.
 int64_t reduction_scratch_bytes(const Sizes& sizes);
 const char* point_gradients(const Backward& call, bool reduce_value);
 
-// Gradient of 16-bit values by tiles of pixels that look for their points, where the points of a level fit shared memory.
+// Gradient of 16-bit values, gathered by tiles of pixels, if the points of a level fit shared memory.
 bool tiles_fit(const Sizes& sizes);
 const char* tiled_value_gradient(const Backward& call, const Levels& levels);
 
-// Gradient of value without atomics on floats: points sorted by cell, then every pixel gathers from its four cells.
+// Gradient of value without float atomics: points are sorted by cell, then every pixel gathers from its four cells.
 int64_t sorted_scratch_bytes(const Sizes& sizes, const Levels& levels, bool deterministic);
 const char* sorted_value_gradient(const Backward& call, const Levels& levels, bool deterministic);
 

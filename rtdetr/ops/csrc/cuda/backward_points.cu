@@ -1,4 +1,4 @@
-// Gradients of locations and weights, which need no atomics, and the value gradient by reductions in global memory.
+// Gradients of locations and weights, without atomics, and the gradient of value by atomic reductions in global memory.
 #include "backward.cuh"
 #include "reductions.cuh"
 
@@ -6,12 +6,12 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kBlock = 128;
-constexpr int kQuad = 4;    // points whose gradients are summed over the lanes together
-constexpr int kChunk = 12;  // points of an item that are staged at once
+constexpr int kQuad = 4;    // points whose gradients are reduced over the lanes together
+constexpr int kChunk = 12;  // points of an item staged in shared memory at a time
 constexpr int kSmall = 24 * 1024;
 
-// Sums values[.][j] over the lanes of a group, for four points j at once; lane j < 4 returns with the sums of point j.
-// The first two steps halve the number of points that a lane still carries, which takes fewer shuffles than a butterfly.
+// Sums values[.][j] over the lanes of a group, for four points j at once; lane j < 4 gets the sums of point j. Each of the
+// first two steps halves the number of points that a lane holds, which takes fewer shuffles than a full butterfly.
 template <class A> __device__ __forceinline__ void sum_to_lanes(A (&values)[3][kQuad], A (&sums)[3], int lanes) {
   const bool upper_pair = threadIdx.x & 2, upper = threadIdx.x & 1;
 #pragma unroll
@@ -29,7 +29,8 @@ template <class A> __device__ __forceinline__ void sum_to_lanes(A (&values)[3][k
     for (int k = 0; k < 3; ++k) sums[k] += __shfl_xor_sync(kFullWarp, sums[k], step);
 }
 
-// A group of lanes takes `share` points of an item: all, or 4 where the problem is too small to fill the device.
+// A group of lanes takes `share` points of an item: all of them, or 4 with kReduce or if the problem is too small to fill
+// the device.
 template <class T, int V, int kLanes, bool kReduce>
 __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8) : 1)
     point_gradients_kernel(const T* __restrict__ grad_output, const T* __restrict__ value,
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
                            Acc<T>* __restrict__ grad_locations, Acc<T>* __restrict__ grad_weights, const int share,
                            const int shares, const __grid_constant__ Shape shape) {
   using A = Acc<T>;
-  constexpr int kMaxGroups = kBlock / (kLanes ? kLanes : 4), kPitch = kChunk + 1;  // padded against bank conflicts
+  constexpr int kMaxGroups = kBlock / (kLanes ? kLanes : 4), kPitch = kChunk + 1;  // padding avoids bank conflicts
   constexpr int kPerLane = kChunk / (kLanes ? kLanes : 4) + (kLanes == 8);
   struct Point {
     A fraction_x, fraction_y, weight;
@@ -51,12 +52,12 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
   const int slot = threadIdx.x / lanes, lane = threadIdx.x % lanes;
   int64_t index = int64_t(blockIdx.x) * (kBlock / lanes) + slot;
   const bool valid = index < shape.num_items * shares;
-  if (!valid) index = shape.num_items * shares - 1;  // keeps whole warps together; writes nothing
+  if (!valid) index = shape.num_items * shares - 1;  // repeats the last group to keep warps whole; writes nothing
   const int64_t order = shares > 1 ? divide(index, shares, shape.num_items * shares) : index;
   const int begin = int(index - order * shares) * share, end = min(begin + share, shape.level_points);
   const Item item = find_item(order, shape);
 
-  const uint32_t row = uint32_t(shape.heads * shape.channels);  // elements from a cell to the next
+  const uint32_t row = uint32_t(shape.heads * shape.channels);  // elements from one cell to the next
   const int64_t map = (item.batch * shape.cells * shape.heads + item.head) * shape.channels;
   const int64_t first_point = item.index * shape.level_points;
   const bool needs_dots = grad_locations != nullptr || grad_weights != nullptr;
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
     Two<A> location[kPerLane];
     A weight[kPerLane];
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {  // all loads before the first use
+    for (int i = 0; i < kPerLane; ++i) {  // issues all loads before the first use
       const int64_t point = first_point + first + max(min(lane + i * lanes, count - 1), 0);
       location[i] = load_two(locations + 2 * point);
       weight[i] = __ldg(weights + point);
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
       const int p = lane + i * lanes;
       if (p >= min((count + kQuad - 1) / kQuad * kQuad, kChunk)) break;
       const Level level = levels[shape.level_of(min(first + p, shape.level_points - 1))];
-      const bool exists = p < count;  // what fills up the last quad lies outside
+      const bool exists = p < count;  // padding of the last quad is outside the map
       const Cell<A> cell = locate(exists ? location[i].x : A(-4), location[i].y, level);
       int4 cells = corner_cells(cell, level, shape);
       cells.x = max(cells.x, 0);
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? (kReduce ? 5 : V == 8 ? 6 : 8
 
 #pragma unroll 1
     for (int quad = 0; quad < count; quad += kQuad) {
-      A partial[3][kQuad] = {};  // by x, by y, by weight
+      A partial[3][kQuad] = {};  // gradients by x, y and weight
       for (int channel = lane * V; channel < shape.channels; channel += lanes * V) {
         const auto gradient = Channels<T, V>::load(grad_output + item.index * shape.channels + channel);
 #pragma unroll
@@ -151,7 +152,7 @@ template <class T, int V, int kLanes, bool kReduce> const char* launch(const Bac
   return launch_error();
 }
 
-// Reductions take 4 channels to a lane whatever their type, so that a lane's sums are one 16-byte instruction.
+// Reductions use 4 channels per lane for every type: the 4 float sums of a lane are then one 16-byte instruction.
 template <class T, bool kReduce> const char* dispatch(const Backward& call, Acc<T>* grad_value) {
   if constexpr (sizeof(T) <= 4) {
     constexpr int V = kReduce ? 4 : 16 / sizeof(T);

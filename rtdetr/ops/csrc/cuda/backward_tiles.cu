@@ -1,7 +1,7 @@
-// Gradient of 16-bit values for small problems, in one launch: a block owns a tile of pixels of one (batch, head, level),
-// looks through all of that level's points, keeps those that touch the tile, puts them in order of their cells and gathers.
-// Nothing is zeroed, added up in global memory or cast. Each point is looked at once per tile, which does not pay for many.
-// On coarse levels, where many points meet a pixel, tiles are lower and several lane groups share a pixel.
+// Gradient of 16-bit values for small problems, in one launch. One block per tile of pixels of a (batch, head, level) reads
+// all points of that level, keeps those that touch the tile, sorts them by cell, and gathers. It needs no zeroing, no
+// atomics in global memory and no cast. Each point is read once per tile, which does not pay for many points. On coarse
+// levels, where many points touch a pixel, tiles are lower and several lane groups share a pixel.
 #include "backward.cuh"
 
 namespace rtdetr::cuda {
@@ -9,15 +9,15 @@ namespace {
 
 constexpr int kBlock = 256;
 constexpr int kTileWidth = 8, kTileHeight = 16;  // at most
-constexpr float kPointsPerGroup = 8;  // that meet a pixel before another lane group helps
-constexpr int kRow = kTileWidth + 1, kCells = kRow * (kTileHeight + 1);  // that touch a tile: one more to the left and above
+constexpr float kPointsPerGroup = 8;  // points per pixel above which more lane groups share it
+constexpr int kRow = kTileWidth + 1, kCells = kRow * (kTileHeight + 1);  // cells that touch a tile: one more on each axis
 constexpr int kBatch = 5;  // points whose loads are in flight together
-constexpr int kShared = 40 * 1024;  // bytes for the points of a level, all of which may touch one tile
+constexpr int kShared = 40 * 1024;  // bytes for all points of a level: all may touch one tile
 
-// Shared memory for a point: its entry, its cell and number within it, and its place in the order of cells.
+// Shared memory per point: its entry, its cell and rank within the cell (one int), and its slot in the sorted order.
 constexpr int kPointBytes = sizeof(Entry<float>) + 2 * sizeof(int);
 
-// How a level is cut into tiles; 2^log_split lane groups share a pixel.
+// How a level is divided into tiles. 2^log_split lane groups share a pixel.
 struct Cut {
   int log_split, tile_height, tiles_per_row, tiles;
 };
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   auto* const entries = reinterpret_cast<Entry<float>*>(shared);
   int *const cell_of_entry = reinterpret_cast<int*>(entries + num_points), *const order = cell_of_entry + num_points;
 
-  // Neighbouring blocks write neighbouring heads. The last level, with most points to a pixel, goes first.
+  // Adjacent blocks write adjacent heads. The last level, with the most points per pixel, goes first.
   int tile = int(blockIdx.x / unsigned(shape.heads)), level_index = shape.levels - 1;
   const int head = int(blockIdx.x) - tile * shape.heads;
   const int64_t batch = blockIdx.y;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   for_each_point<kBlock, kBatch, 0>(locations, weights, level, shape, first, list);
   __syncthreads();
 
-  // Counts become the position of each cell's first point.
+  // Prefix sum: counts become the position of each cell's first point.
   if (threadIdx.x < 32) {
     constexpr int kShare = kCells / 32 + 1;
     const int own = threadIdx.x * kShare;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
   const int split = 1 << cut.log_split, part = group & (split - 1), step = (kBlock / lanes) >> cut.log_split;
   const uint32_t row = uint32_t(shape.heads * shape.channels);
   const T* gradient = grad_output + (batch * shape.queries * shape.heads + head) * shape.channels;
-  for (int pixel = group >> cut.log_split; pixel < kTileWidth * tile_height; pixel += step) {  // as often in all lanes
+  for (int pixel = group >> cut.log_split; pixel < kTileWidth * tile_height; pixel += step) {  // same count in all lanes
     const int column = pixel % kTileWidth, line = pixel / kTileWidth, x = left + column, y = top + line;
     const bool valid = x < level.width && y < level.height;
     const int64_t cell = batch * shape.cells + level.start + y * level.width + x;
@@ -108,13 +108,13 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<6, kBlock> : 1)
       const bool has_channels = valid && channel < shape.channels;
       float sums[V] = {};
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {  // the cells above the pixel, then those below: each a run of the order
+      for (int r = 0; r < 2; ++r) {  // the cells above the pixel, then those below: one run each
         const int first_cell = (line + r) * kRow + column;
         const int middle = counts[first_cell + 1], end = has_channels ? counts[first_cell + 2] : 0;
 #pragma unroll 4
         for (int k = counts[first_cell] + part; k < end; k += split) {
           const Entry<float> entry = entries[order[k]];
-          const float across = k < middle ? entry.fraction_x : 1 - entry.fraction_x;  // in a left cell the pixel is right
+          const float across = k < middle ? entry.fraction_x : 1 - entry.fraction_x;  // pixel is the left cell's right corner
           const float share = across * (r == 0 ? entry.fraction_y : 1 - entry.fraction_y) * entry.weight;
           const auto channels = Channels<T, V>::load(gradient + channel + uint64_t(uint32_t(entry.query)) * row);
 #pragma unroll
@@ -148,7 +148,7 @@ template <class T, int V, int kLanes> const char* launch(const Backward& call, c
 
 }  // namespace
 
-// Float32 gradients are zeroed and added up in place, which nothing here beat.
+// Not for float32: zeroing the gradient and reducing in place was always faster.
 bool tiles_fit(const Sizes& sizes) {
   return element_size(sizes.dtype) == 2 && sizes.B <= 65535 && sizes.Q * sizes.P * kPointBytes <= kShared;
 }

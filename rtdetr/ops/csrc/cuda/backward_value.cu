@@ -1,34 +1,34 @@
-// Gradient of value without atomics on floats. The points of a (batch, head, level) are sorted by the cell they lie in,
-// so that every pixel can gather what it is owed: the points of the four cells around it, in two contiguous runs.
+// Gradient of value without float atomics. The points of a (batch, head, level) are sorted by the cell they lie in. Every
+// pixel then gathers from the points of the four cells around it, which are two contiguous runs.
 //
-// Cells are counted with a border: cell (x + 1, y + 1) of a (height + 1) x (width + 1) grid has its upper left corner
-// in pixel (x, y), so points that touch the map from outside have a cell too. Points that touch no pixel have none.
+// The grid of cells has a border: cell (x + 1, y + 1) of a (height + 1) x (width + 1) grid has its upper left corner in
+// pixel (x, y), so points that touch the map from outside have a cell too. Points that touch no pixel have none.
 #include "backward.cuh"
 
 namespace rtdetr::cuda {
 namespace {
 
 constexpr int kSortBlock = 512, kGatherBlock = 256;
-constexpr int kBandCells = 11 * 1024;  // counted in shared memory by one block: below 48 KB
-constexpr int kSortBlocks = 128;  // that sort at least, if need be by reading the points more than once
+constexpr int kBandCells = 11 * 1024;  // most cells counted by one block in shared memory: below 48 KB
+constexpr int kSortBlocks = 128;  // least blocks of the sort, even if several must read the same points
 constexpr int kTileWidth = 4;
-constexpr float kPointsPerGroup = 64;  // that meet a pixel before another lane group helps
+constexpr float kPointsPerGroup = 64;  // points per pixel above which more lane groups share it
 constexpr int kBatch = 4;  // points whose loads are in flight together
 
 __host__ __device__ inline int64_t grid_cells(int64_t height, int64_t width) { return (height + 1) * (width + 1); }
 
-// Where a block finds its (batch, head, level).
+// How the blocks and buffers of the sort are divided.
 struct SortPlan {
-  int bands;       // blocks that share a (batch, head, level), each placing the points of a range of cells
-  int64_t cells;   // of all levels, or a bound on it: the pitch of `ends`
+  int bands;       // blocks per (batch, head, level); each places the points of a range of cells
+  int64_t cells;   // of all levels, or an upper bound: the pitch of `ends`
   int64_t points;  // Q * P: the pitch of `entries`
   int band_cells;  // most cells of a band
-  bool staged;     // entries are put in order in shared memory, which then goes out in whole lines
+  bool staged;     // entries are sorted in shared memory, then written coalesced
 };
 
 // ---- sort ---------------------------------------------------------------------------------------------------------
 
-// Inclusive sum over the block's threads up to this one.
+// Inclusive prefix sum over the threads of the block.
 __device__ __forceinline__ int block_scan(int x) {
   __shared__ int warp_sums[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -51,7 +51,7 @@ __device__ __forceinline__ int block_scan(int x) {
   return warp > 0 ? x + warp_sums[warp - 1] : x;
 }
 
-// The number of a point's cell in the grid, or -1.
+// The index of a point's cell in the grid, or -1.
 template <class A> __device__ __forceinline__ int grid_cell(const Cell<A>& cell, const Level& level) {
   return cell.inside ? (cell.y + 1) * (level.width + 1) + cell.x + 1 : -1;
 }
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kSortBlock)
   if (threadIdx.x == kSortBlock - 1) band_start = before;
   __syncthreads();
 
-  // Counts become the position of each cell's first point.
+  // Prefix sum: counts become the position of each cell's first point.
   const int share = ceil_div(band_cells, kSortBlock);
   const int own_begin = min(int(threadIdx.x) * share, band_cells), own_end = min(own_begin + share, band_cells);
   int sum = 0;
@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kSortBlock)
 
 template <class A> __device__ __forceinline__ int compare(A a, A b) { return a < b ? -1 : a > b; }
 
-// Deterministic mode: the sort leaves the points of one cell in the order in which its threads came. Put them in the
-// order of (query, location, weight). Equal entries may change places: they add the same.
+// Deterministic mode: within a cell, the sort leaves the points in the arbitrary order of its atomics. Reorders them by
+// (query, location, weight). Equal entries may still swap: their contributions are equal.
 template <class A>
 __global__ void __launch_bounds__(256)
     order_kernel(const Entry<A>* __restrict__ entries, const int* __restrict__ ends, const int* __restrict__ cell_of_entry,
@@ -156,12 +156,12 @@ __global__ void __launch_bounds__(256)
 
 // ---- gather -------------------------------------------------------------------------------------------------------
 
-// How a level is cut into blocks: tiles 4 pixels wide, as high as the block's lane groups allow. Several groups share a
-// pixel where many points meet it, so that coarse levels do not finish last.
+// How a level is divided into blocks: tiles 4 pixels wide, as high as the block's lane groups allow. Several groups share
+// a pixel that many points touch, so that coarse levels do not finish last.
 struct Tiling {
   Level level;
   int first_cell;   // in `ends`
-  int log_split;    // 2^log_split lane groups to a pixel
+  int log_split;    // 2^log_split lane groups per pixel
   int tile_height, tiles_per_row, tiles;
 };
 
@@ -177,14 +177,14 @@ __host__ __device__ inline Tiling tile_level(const Shape& shape, const Level& le
   return tiling;
 }
 
-// Made on the host if the map sizes are known there.
+// Computed on the host if the map sizes are known there.
 struct GatherPlan {
   Tiling levels[kMaxHostLevels];
-  int tiles;  // of all levels, or a bound
+  int tiles;  // of all levels, or an upper bound
 };
 
-// The tiling of the level that a block works on; `tile` becomes its number in that level. The last level, with most
-// points to a pixel, goes first. Returns the level, or -1 past the last tile of a bound.
+// Finds the level and tiling of a block; `tile` becomes the index within that level. The last level, with the most points
+// per pixel, goes first. Returns the level, or -1 past the last tile if the grid is an upper bound.
 template <bool kPlanned>
 __device__ __forceinline__ int find_tile(int& tile, Tiling& tiling, const LevelTable& levels, const GatherPlan& plan,
                                          const Shape& shape) {
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kGatherBlock, kResident<sizeof(T) == 2 ? 7 : 6
   };
   __shared__ alignas(16) Share staged[kGatherBlock];
   const unsigned lanes = kLanes ? kLanes : shape.lanes;
-  // Neighbouring blocks write neighbouring heads.
+  // Adjacent blocks write adjacent heads.
   int tile = int(blockIdx.x / unsigned(shape.heads));
   const int head = int(blockIdx.x) - tile * shape.heads;
   const int64_t batch = blockIdx.y;
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kGatherBlock, kResident<sizeof(T) == 2 ? 7 : 6
   const int y = tile_y * tiling.tile_height + int(pixel / kTileWidth);
   const bool valid = x < level.width && y < level.height;
 
-  // The cells left and right of the pixel are neighbours in the order, above it and below it: two runs of entries.
+  // The cells to the left and right are adjacent in the sort order, above the pixel and below it: two runs of entries.
   int begin[2] = {0, 0}, middle[2] = {0, 0}, end[2] = {0, 0};
   if (valid) {
 #pragma unroll
@@ -255,14 +255,15 @@ __global__ void __launch_bounds__(kGatherBlock, kResident<sizeof(T) == 2 ? 7 : 6
     const char* gradient = reinterpret_cast<const char*>(
         grad_output + (batch * shape.queries * shape.heads + head) * shape.channels + (has_channels ? channel : 0));
     A sums[V] = {};
-    // Every lane weighs one entry, then the lanes of the group together add up as many entries as they are.
+    // Each lane computes the weight of one entry. Then all lanes of the group accumulate these entries, each lane for its
+    // own channels.
     int own = (lane << tiling.log_split) + part;
     for (int first = part; __any_sync(kFullWarp, first < count); first += lanes << tiling.log_split) {
       if (first < count) {
-        const int k = min(own, count - 1);  // past the end: the last one once more, with weight 0
+        const int k = min(own, count - 1);  // past the end: the last entry again, with weight 0
         const int position = k < above ? begin[0] + k : begin[1] + k - above;
         const Entry<A> entry = entries[position];
-        const bool right = position < (k < above ? middle[0] : middle[1]);  // the pixel is its cell's right corner
+        const bool right = position < (k < above ? middle[0] : middle[1]);  // the pixel is the right corner of the cell
         const A share = (right ? entry.fraction_x : A(1) - entry.fraction_x) *
                         (k < above ? entry.fraction_y : A(1) - entry.fraction_y) * entry.weight;
         staged[threadIdx.x] = {own < count ? share : A(0), entry.query};
@@ -297,8 +298,8 @@ __global__ void __launch_bounds__(kGatherBlock, kResident<sizeof(T) == 2 ? 7 : 6
 
 // ---- host side ----------------------------------------------------------------------------------------------------
 
-// Sizes that stay on the device are bounded: height * width <= S, so (height + 1) * (width + 1) <= 2 * S + 2. Every level
-// may be as large, because nobody has checked that they do not overlap.
+// An upper bound if the sizes are in device memory: height * width <= S, so (height + 1) * (width + 1) <= 2 * S + 2. Every
+// level may be that large, because nothing checks that they do not overlap.
 int64_t bound_cells(const Sizes& sizes, const Levels& levels) {
   if (levels.hw == nullptr) return sizes.L * (2 * sizes.S + 2);
   int64_t cells = 0;
@@ -314,7 +315,7 @@ int64_t largest_level(const Sizes& sizes, const Levels& levels) {
 }
 
 struct Scratch {
-  int64_t ends, entries, ordered, cell_of_entry, bytes;  // offsets, and the sum
+  int64_t ends, entries, ordered, cell_of_entry, bytes;  // offsets, and the total
 };
 
 Scratch lay_out(const Sizes& sizes, const Levels& levels, bool deterministic) {
@@ -342,10 +343,10 @@ const char* gather(const Backward& call, const Levels& levels, const SortPlan& p
     tiles.tiles += tiles.levels[l].tiles;
     cells += grid_cells(level.height, level.width);
   }
-  if (!planned) tiles.tiles = int(call.sizes.S);  // a bound: every tile has a pixel
+  if (!planned) tiles.tiles = int(call.sizes.S);  // an upper bound: every tile has a pixel
   if (call.sizes.B > 65535 || tiles.tiles * call.sizes.H > INT32_MAX)
     return "the value gradient is too large for one launch";
-  if (!planned) {  // sizes that nobody has checked may leave out cells
+  if (!planned) {  // unchecked sizes may leave cells uncovered
     const size_t bytes = call.sizes.B * call.sizes.S * call.sizes.H * call.sizes.D * sizeof(T);
     if (const char* error = memory_error(cudaMemsetAsync(call.grad_value, 0, bytes, call.stream))) return error;
   }

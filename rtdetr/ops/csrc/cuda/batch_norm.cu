@@ -1,10 +1,9 @@
-// Batch norm, the sum with another map and an activation, of maps with channels last, forwards and backwards.
+// Batch norm, addition of another map, and activation of channels-last maps, forward and backward.
 //
-// A thread owns 16 bytes of channels and walks down rows; neighbouring threads own neighbouring channels, and those above
-// one another other rows. Sums over rows are made in the registers of a thread, then of a block, then, in a fixed order,
-// of all blocks: the same numbers in every run. All of them are passes at the speed of memory: one over x for the
-// statistics, x -> y; x, dy for the sums of the gradient, and x, dy -> dx. What lies between norm and activation is
-// computed again instead of kept.
+// A thread owns 16 bytes of channels and loops over rows: threadIdx.x runs over channels, threadIdx.y over rows. Sums over
+// rows are accumulated per thread in registers, then per block, then over all blocks in a fixed order: the same numbers in
+// every run. All kernels are passes bound by memory bandwidth: x for the statistics; x -> y; x, dy for the sums of the
+// gradient; x, dy -> dx. The value between norm and activation is recomputed, not stored.
 #include "../batch_norm.h"
 #include "rows.cuh"
 
@@ -21,7 +20,7 @@ template <int V> __device__ __forceinline__ void load_floats(float (&values)[V],
   }
 }
 
-// Of channels first, first + 1, ...: mean, variance and number of rows of all processes, by those of each.
+// Mean, variance and number of rows over all processes, merged from those of each; for channels first, first + 1, ...
 template <int V> struct Statistics {
   float mean[V], variance[V], count;
 
@@ -47,7 +46,7 @@ template <int V> struct Statistics {
   }
 };
 
-// The norm as a line: x * scale + shift.
+// The norm as an affine function: x * scale + shift.
 template <int V> struct Line {
   float scale[V], shift[V];
 
@@ -64,7 +63,7 @@ template <int V> struct Line {
 };
 
 template <Activation kind> __device__ __forceinline__ float activate(float z) {
-  if constexpr (kind == Activation::relu) return z < 0 ? 0.0f : z;  // NaN stays
+  if constexpr (kind == Activation::relu) return z < 0 ? 0.0f : z;  // keeps NaN
   if constexpr (kind == Activation::silu) return __fdividef(z, 1 + __expf(-z));
   return z;
 }
@@ -78,7 +77,7 @@ template <Activation kind> __device__ __forceinline__ float slope(float z) {
   return 1;
 }
 
-// Moments about the first row: near enough to the mean that no digits are lost.
+// Moments about the first row, which is close enough to the mean to avoid cancellation.
 template <class T> struct Moments {
   static constexpr int V = kWidth<T>;
   struct Inputs {
@@ -104,7 +103,7 @@ template <class T> struct Moments {
   static __device__ __forceinline__ void close(float (&)[V]) {}
 };
 
-// Of the gradient g before the activation, and of g times the distance of x from the mean.
+// Sums of g, the gradient before the activation, and of g * (x - mean), which close() divides by the standard deviation.
 template <class T, Activation kind, bool with_other> struct GradientSums {
   static constexpr int V = kWidth<T>;
   struct Inputs {
@@ -185,7 +184,7 @@ template <class T, Activation kind, bool with_plus> __global__ void __launch_bou
   }
 }
 
-// by x: scale * (g - mean of g - normalised x * mean of g * normalised x), which is a line in g and x.
+// by_x = scale * (g - mean(g) - n * mean(g * n)), where n is the normalised x: an affine function of g and x.
 template <class T, Activation kind> __global__ void __launch_bounds__(kThreads)
     backward(const T* __restrict__ x, const T* __restrict__ grad, const float* sums, Norm norm, int64_t rows, int channels,
              T* __restrict__ by_x) {
@@ -197,7 +196,7 @@ template <class T, Activation kind> __global__ void __launch_bounds__(kThreads)
   const Line<V> line(statistics, norm, first);
   load_floats(constant, sums + first);
   load_floats(of_x, sums + channels + first);
-  const float count = statistics.count / norm.processes;  // as the sums are the mean of the processes'
+  const float count = statistics.count / norm.processes;  // because `sums` are averaged over processes
 #pragma unroll
   for (int i = 0; i < V; ++i) {
     const float inverse = rsqrtf(statistics.variance[i] + norm.eps);

@@ -1,5 +1,5 @@
-// L1, 1 - GIoU and IoU of matched boxes, with the gradients of the first two: a thread to a query. Formulas and the shares
-// at ties are those of rtdetr/boxes.py as torch differentiates it.
+// L1, 1 - GIoU and IoU of matched boxes, with the gradients of the first two. One thread per query. Formulas, and the
+// subgradients at ties, are those of rtdetr/boxes.py under torch's autograd.
 #include "../box_losses.h"
 
 #include <cuda_runtime.h>
@@ -12,10 +12,10 @@ namespace {
 constexpr int kThreads = 128;
 constexpr float kIouEps = 1e-9f;
 
-__device__ float larger(float a, float b) { return a > b ? 1 : a == b ? 0.5f : 0; }  // the share of a in max(a, b)
+__device__ float larger(float a, float b) { return a > b ? 1 : a == b ? 0.5f : 0; }  // derivative of max(a, b) by a
 __device__ float sign(float x) { return static_cast<float>(x > 0) - static_cast<float>(x < 0); }
 
-// The gradient by centre and size of a's span, of those by what is shared, by the hull and by the size of a itself.
+// Gradient by the centre and size of span a, from those by its overlap and hull with b and by its size.
 __device__ float2 to_box(Span<float> a, Span<float> b, float by_shared, float by_hull, float by_size) {
   const float high = by_shared * larger(b.high, a.high) + by_hull * larger(a.high, b.high) + by_size;
   const float low = -by_shared * larger(a.low, b.low) - by_hull * larger(b.low, a.low) - by_size;

@@ -1,4 +1,4 @@
-// Sums over the rows of a gradient, which are that of a bias; with the ReLU before it undone in the same pass.
+// Sums over the rows of a gradient: the gradient of a bias. Can include the backward pass of the ReLU after the bias.
 #include "../column_sums.h"
 #include "rows.cuh"
 

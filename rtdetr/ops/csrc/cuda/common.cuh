@@ -1,8 +1,8 @@
-// What forward and backward share: channel vectors, map sizes, and where a point lands.
+// Shared by forward and backward: channel vectors, map sizes, and the cells around a point.
 //
-// Threads: `lanes` neighbouring lanes (a power of two, 4 to 32) own one item, that is one (batch, query, head); each
-// lane owns V channels, 16 bytes where D allows, and steps over the rest if D is larger. Wherever a warp gathers cells,
-// its lanes first write what they know about the points into shared memory: nothing is computed once per channel.
+// Threads: `lanes` adjacent lanes (a power of two, 4 to 32) own one item, that is one (batch, query, head). Each lane
+// owns V channels, 16 bytes if D allows, and loops over the rest if D is larger. Before a warp gathers cells, its lanes
+// write the quantities of each point to shared memory, so that they are not computed again for every channel.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,7 +31,7 @@ namespace rtdetr::cuda {
 constexpr unsigned kFullWarp = 0xffffffffu;
 constexpr int kMaxHostLevels = 32;
 
-// What a multiprocessor holds at most. Launch bounds that ask for more are ignored, with a warning.
+// Limits of a multiprocessor. Launch bounds that exceed them are ignored, with a warning.
 #if __CUDA_ARCH__ == 750
 constexpr int kMaxThreads = 1024, kMaxBlocks = 16;
 #elif __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 870
@@ -47,7 +47,7 @@ constexpr int kResident = at_most(kBlocks, at_most(kMaxBlocks, kMaxThreads / kTh
 
 // ---- numbers ------------------------------------------------------------------------------------------------------
 
-// Locations, weights and every sum are float, and double for double values.
+// Locations, weights and accumulators are float, or double for double values.
 template <class T> struct AccumulatorOf { using type = float; };
 template <> struct AccumulatorOf<double> { using type = double; };
 template <class T> using Acc = typename AccumulatorOf<T>::type;
@@ -64,8 +64,8 @@ template <> __device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float
 __device__ __forceinline__ float fused_multiply_add(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused_multiply_add(double a, double b, double c) { return fma(a, b, c); }
 
-// Two roundings on purpose: a fused multiply-add would put a point that lies exactly on a cell border into the cell
-// before it, with another location gradient than the official kernel and the plain PyTorch twin.
+// Rounds twice on purpose: a fused multiply-add would put a point that lies exactly on a cell border into the cell
+// before it, with a different location gradient than the official kernel and the PyTorch reference.
 __device__ __forceinline__ float pixel_coordinate(float x, int size) { return __fadd_rn(__fmul_rn(x, size), -0.5f); }
 __device__ __forceinline__ double pixel_coordinate(double x, int size) { return __dadd_rn(__dmul_rn(x, size), -0.5); }
 
@@ -77,7 +77,7 @@ template <> struct RawOf<8> { using type = uint2; };
 template <> struct RawOf<4> { using type = uint32_t; };
 template <> struct RawOf<2> { using type = uint16_t; };
 
-// V channels as they lie in memory: one load, one store; widened where they are used.
+// V channels in their storage type: one load, one store; converted to Acc<T> on use.
 template <class T, int V> struct Channels {
   using Raw = typename RawOf<int(sizeof(T)) * V>::type;
   Raw raw;
@@ -94,7 +94,7 @@ template <class T, int V> struct Channels {
   __device__ __forceinline__ Acc<T> operator[](int i) const { return widen(reinterpret_cast<const T*>(&raw)[i]); }
 };
 
-// Two numbers side by side, in one store.
+// Two adjacent numbers, in one store.
 template <class T> __device__ __forceinline__ void store_pair(T* address, Acc<T> x, Acc<T> y) {
   struct alignas(2 * sizeof(T)) Pair { T x, y; };
   *reinterpret_cast<Pair*>(address) = {narrow<T>(x), narrow<T>(y)};
@@ -125,8 +125,8 @@ struct Level {
   int height, width, start;
 };
 
-// Map sizes as a kernel argument, or a pointer to them. Those behind a pointer nobody has checked: a level that does not
-// lie within the cells of value is taken as 0 x 0.
+// Map sizes as a kernel argument, or pointers to them. Sizes in device memory are unchecked: a level that does not lie
+// within the cells of value is treated as 0 x 0.
 struct LevelTable {
   int height[kMaxHostLevels], width[kMaxHostLevels], start[kMaxHostLevels];
   const int64_t* device_shapes;
@@ -140,30 +140,30 @@ struct LevelTable {
     const bool fits = h > 0 && w > 0 && first >= 0 && int64_t(h) * w <= int64_t(cells) - first;
     return {fits ? h : 0, fits ? w : 0, first};
   }
-  // What does not fit 32 bits becomes -1: comparing 64 bits takes registers that the backward kernels do not have.
+  // -1 if x does not fit 32 bits: 64-bit comparisons need registers that the backward kernels do not have.
   static __device__ __forceinline__ int to_int(int64_t x) { return int(x) == x ? int(x) : -1; }
 };
 
-// The sizes in the form kernels want. Cells, queries and heads fit 32 bits; items and element offsets need not.
+// The sizes in the form that kernels use. Cells, queries and heads fit 32 bits; items and element offsets may not.
 struct Shape {
   int64_t num_items;  // B * Q * H
   int cells, heads, channels, queries, levels, points;
   int level_points;         // levels * points
-  int lanes;                // that share an item
+  int lanes;                // lanes per item
   float inverse_points;     // 1 / points
 
-  bool head_major;          // the order in which blocks take items
+  bool head_major;          // blocks take items head by head
   // Exact for every index below 2^20, and cheaper than a division.
   __device__ __forceinline__ int level_of(int point) const { return int((float(point) + 0.5f) * inverse_points); }
 };
 
-// floor(a / b) in 32 bits where `limit` says that both fit.
+// floor(a / b), in 32 bits if a, b <= limit fit.
 __device__ __forceinline__ int64_t divide(int64_t a, int64_t b, int64_t limit) {
   return limit <= INT32_MAX ? int64_t(uint32_t(a) / uint32_t(b)) : a / b;
 }
 
-// The item that comes as number `order`: its index in memory, its batch and its head. Memory holds the heads of a query
-// side by side. Where there are many queries a block had better take those of one head: its coarse maps then fit L1.
+// The item at position `order` of the launch: its index in memory, its batch and its head. In memory, the heads of a
+// query are adjacent. With many queries, blocks take the items of one head (head_major): its coarse maps then fit L1.
 struct Item {
   int64_t index, batch;
   int head;
@@ -182,10 +182,10 @@ __device__ __forceinline__ Item find_item(int64_t order, const Shape& shape) {
 
 inline __host__ __device__ int ceil_div(int64_t a, int64_t b) { return int((a + b - 1) / b); }
 
-// ---- where a point lands ------------------------------------------------------------------------------------------
+// ---- cells around a point -----------------------------------------------------------------------------------------
 
-// The cell whose corners (x, y) .. (x + 1, y + 1) surround a point: -1 <= x < width, so corners may lie outside.
-// A point that touches no pixel is not `inside`; its fractions are 0, or NaN where a coordinate is NaN or the map is 0 x 0.
+// The cell whose corners (x, y) .. (x + 1, y + 1) surround a point: -1 <= x < width, so corners may lie outside the map.
+// A point that touches no pixel is not `inside`. Its fractions are 0, or NaN if a coordinate is NaN or the map is 0 x 0.
 template <class A> struct Cell {
   int x, y;
   A fraction_x, fraction_y;
@@ -207,7 +207,7 @@ template <class A> __device__ __forceinline__ Cell<A> locate(A location_x, A loc
 }
 
 // Indices into value's S of the four corners, in the order (x, y), (x+1, y), (x, y+1), (x+1, y+1). A corner outside the
-// map is replaced by its neighbour inside it, so that it can be read; corner_mask says which are real.
+// map is replaced by its neighbour inside, so that it can be read; corner_mask tells which corners are inside.
 template <class A>
 __device__ __forceinline__ int4 corner_cells(const Cell<A>& cell, const Level& level, const Shape& shape) {
   if (!cell.inside) return make_int4(-1, 0, 0, 0);
@@ -236,7 +236,7 @@ inline const char* memory_error(cudaError_t error) {
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-// Calls function(T{}) with the type that `dtype` names.
+// Calls function(T{}) with the type T of `dtype`.
 template <class Function> const char* with_type(DType dtype, const Function& function) {
   switch (dtype) {
     case DType::f32: return function(float{});

@@ -1,6 +1,6 @@
-// Deformable aggregation: a block owns an anchor, and its lanes own channels. The (point, camera) pairs that lie within an
-// image are listed first, so the others cost nothing; then the cells of their levels are written to shared memory, once
-// for all groups. Locations and weights are read where they lie.
+// Deformable aggregation: one block per anchor; its lanes own channels. The (point, camera) pairs that lie within an image
+// are listed first, so that no others are processed. The cells of all their levels are then staged in shared memory, once
+// for all groups. Locations and weights are read from global memory.
 #include "../deformable_aggregation.h"
 #include "reductions.cuh"
 
@@ -10,19 +10,19 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kBlock = 128;
-constexpr int kEntries = 128;  // (pair, level) that are staged at once
-constexpr int kMoves = 256;    // (pair, group) whose location gradients wait for their sum
-constexpr int kAhead = 2;      // entries of forward whose corners are in flight together
+constexpr int kEntries = 128;  // (pair, level) staged in shared memory at a time
+constexpr int kMoves = 256;    // (pair, group) location gradients buffered for the sum over groups
+constexpr int kAhead = 2;      // entries whose corner loads are in flight together (forward)
 
 struct Dims {
-  int64_t anchors;  // in an image
-  int cells, groups, channels;  // channels of a group
+  int64_t anchors;  // per batch item
+  int cells, groups, channels;  // channels per group
   int pairs, cameras, levels;   // pairs: points * cameras
-  int lanes;                    // that share the channels of a group
-  int round;                    // pairs that are staged at once
+  int lanes;                    // lanes per group of channels
+  int round;                    // pairs staged at a time
 };
 
-// One level of a pair. `index` counts (pair, level); a place outside has mask 0.
+// One level of a pair. `index` is pair * levels + level; the mask is 0 outside the map.
 template <class A> struct alignas(8) Entry {
   A fraction_x, fraction_y, width, height;
   int index, mask;
@@ -35,7 +35,8 @@ template <class A> struct Staged {
   int warp_counts[kBlock / 32];
 };
 
-// A slot is a group of lanes; the slots share out the groups of channels and, where there are more slots, the entries.
+// A slot is a set of adjacent lanes. Slots divide the groups of channels among them and, if there are more slots than
+// groups, also the entries (`part` of `parts`).
 struct Slot {
   int lane, group, part, parts, slots;
   bool used;
@@ -47,14 +48,14 @@ __device__ __forceinline__ Slot find_slot(const Dims& dims, int lanes) {
   return {int(threadIdx.x) % lanes, slot - part * dims.groups, part, parts, slots, part < parts};
 }
 
-// Lists those of kBlock pairs from `first` on that count, in order; returns how many. A NaN counts.
+// Of kBlock pairs from `first` on, lists those within an image, in order; returns how many. NaN counts as within.
 template <class A>
 __device__ __forceinline__ int list_pairs(const A* locations, int first, Staged<A>& staged, const Dims& dims) {
   const int pair = first + threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Two<A> at = pair < dims.pairs ? load_two(locations + 2 * pair) : Two<A>{A(-1), A(-1)};
   const bool counts = !(at.x <= A(0) || at.x >= A(1) || at.y <= A(0) || at.y >= A(1));
   const unsigned ballot = __ballot_sync(kFullWarp, counts);
-  __syncthreads();  // the list before this one has been read
+  __syncthreads();  // the previous list has been read
   if (lane == 0) staged.warp_counts[warp] = __popc(ballot);
   __syncthreads();
   int before = 0, total = 0;
@@ -67,11 +68,11 @@ __device__ __forceinline__ int list_pairs(const A* locations, int first, Staged<
   return total;
 }
 
-// Writes the entries of `count` listed pairs from `begin` on to shared memory.
+// Stages the entries of `count` listed pairs, from `begin` on, in shared memory.
 template <class A>
 __device__ __forceinline__ void stage(const A* locations, int begin, int count, Staged<A>& staged, const LevelTable& levels,
                                       const Dims& dims) {
-  __syncthreads();  // the list is written, the entries before these have been read
+  __syncthreads();  // the list is written, the previous entries have been read
   for (int e = threadIdx.x; e < count * dims.levels; e += kBlock) {
     const int listed = e / dims.levels, level_index = e - listed * dims.levels, pair = staged.pairs[begin + listed];
     const Level level = levels[pair % dims.cameras * dims.levels + level_index];
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
             Channels<T, V> corner[kAhead][4];
             A weight[kAhead];
 #pragma unroll
-            for (int j = 0; j < kAhead; ++j) {  // all loads before the first use
+            for (int j = 0; j < kAhead; ++j) {  // issues all loads before the first use
               const int at = min(e + j * slot.parts, entries - 1);
               const int4 cells = staged.corners[at];
               corner[j][0] = Channels<T, V>::load(own + cells.x * row);
@@ -143,7 +144,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
           }
         }
       }
-      __syncthreads();  // the sums before these have been read
+      __syncthreads();  // the previous sums have been read
 #pragma unroll
       for (int i = 0; i < V; ++i) shared_sums[i * kBlock + threadIdx.x] = sums[i];
       __syncthreads();
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
   }
 }
 
-// Gradients of locations and weights by dot products, that of features by reductions. Null: not needed.
+// Gradients of locations and weights by dot products, that of features by atomic reductions. Null: not needed.
 template <class T, int V, int kLanes>
 __global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
     aggregate_backward_kernel(const T* __restrict__ grad_output, const T* __restrict__ features,
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kBlock, kLanes ? kResident<8, kBlock> : 1)
     for (int begin = 0; begin < listed; begin += dims.round) {
       const int count = min(dims.round, listed - begin);
       stage(locations, begin, count, staged, levels, dims);
-      // Slots with nothing to do keep their warps whole: they read what another reads, and write nothing.
+      // Idle slots keep their warps whole for the shuffles: they read pair 0 of group 0, and write nothing.
       for (int next = 0; next < count; next += slot.parts) {
         for (int first_group = 0; first_group < dims.groups; first_group += slot.slots) {
           const bool used = slot.used && next + slot.part < count && first_group + slot.group < dims.groups;
@@ -262,7 +263,7 @@ LevelTable make_maps(const AggregationSizes& n, const Levels& levels) {
   return make_levels(Sizes{n.dtype, n.B, n.S, n.G, n.C / n.G, n.A, n.N * n.L, n.P}, levels);
 }
 
-// Calls launch(kernel width V, lanes of a group or 0) for the channels of a group. kMost: channels that a lane can own.
+// Calls launch(V, kLanes) for `channels` channels per group; kLanes may be 0. kMost: most channels per lane.
 template <int kMost, class Launch> const char* with_width(int64_t channels, const Launch& launch) {
   constexpr int V = kMost;
   if (channels == 32 && V > 1)

@@ -1,18 +1,19 @@
-// Forward: every item sums its L * P points, each a bilinear blend of four cells.
+// Forward: each item is the weighted sum of its L * P points, each interpolated bilinearly from four cells.
 #include "points.cuh"
 
 namespace rtdetr::cuda {
 namespace {
 
-constexpr int kChunk = 16;  // points of an item that are staged at once
+constexpr int kChunk = 16;  // points of an item staged in shared memory at a time
 
-// Read in place of the corners of a point outside the map: a cell of the map may hold inf, and 0 * inf is NaN.
+// Read instead of the corners of a point outside the map: a cell of the map may hold inf, and 0 * inf is NaN.
 __device__ const uint4 zero_channels = {0, 0, 0, 0};
 
-// kLanes: lanes per item (0: shape.lanes); kSplit: lane groups that share an item's points, for problems too small to
-// fill the device; kPoints: L * P (0: shape.level_points); kWarps: in a block. A block of one warp waits for no other one,
-// and leaves the shortest tail; where each multiprocessor gets a few blocks only, more warps start sooner.
-template <class T, int kSplit, int kPoints>  // points whose corners are in flight together
+// kLanes: lanes per item (0: shape.lanes). kSplit: lane groups that share an item's points, for problems too small to
+// fill the device. kPoints: L * P (0: shape.level_points). kWarps: warps per block. A single-warp block frees its slot
+// as soon as its warp ends, which shortens the tail of a launch. If each multiprocessor gets only a few blocks, larger
+// blocks start sooner.
+template <class T, int kSplit, int kPoints>  // points whose corner loads are in flight together
 constexpr int kAheadOf = kPoints == 12 && (kSplit > 1 || sizeof(T) == 2) ? 3 : 2;
 
 template <class T, int kLanes, int kSplit, int kPoints, int kWarps>
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResidentBlocks<T, kLanes, kSplit
                    T* __restrict__ output, const __grid_constant__ Shape shape) {
   using A = Acc<T>;
   constexpr int kBlock = 32 * kWarps, kMaxItems = kLanes ? kBlock / (kLanes * kSplit) : kBlock / 4;
-  // One entry of padding: the items of a warp read from different banks.
+  // Padded by one entry, so that the items of a warp read from different banks.
   constexpr int kPitch = (kPoints ? kPoints : kChunk) + 1;
   constexpr int kAhead = kAheadOf<T, kSplit, kPoints>;
   constexpr int kPerLane = (kPitch - 2) / (kLanes ? kLanes * kSplit : 4) + 1;
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResidentBlocks<T, kLanes, kSplit
   const int lane = threadIdx.x % group, channel_lane = lane % lanes, part = lane / lanes;
   const int64_t order = int64_t(blockIdx.x) * (kBlock / group) + slot;
   const bool valid = order < shape.num_items;
-  const Item item = find_item(valid ? order : shape.num_items - 1, shape);  // keeps whole warps together
+  const Item item = find_item(valid ? order : shape.num_items - 1, shape);  // keeps warps whole
   const int level_points = kPoints ? kPoints : shape.level_points;
   const uint32_t pitch = uint32_t(shape.heads * shape.channels) * sizeof(T);
   const int64_t origin = (item.batch * shape.cells * shape.heads + item.head) * shape.channels;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResidentBlocks<T, kLanes, kSplit
       __syncwarp();
       Sample<A> samples[kPerLane];
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i) {  // all loads before the first use
+      for (int i = 0; i < kPerLane; ++i) {  // issues all loads before the first use
         const int p = min(lane + i * group, count - 1), level_index = shape.level_of(first + p);
         samples[i] = points.sample(source, first + p, level_index, levels[level_index]);
       }
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(32 * kWarps, kResidentBlocks<T, kLanes, kSplit
       for (int p = part; p < count; p += kSplit * kAhead) {
         Channels<T, V> corner[kAhead][4];
 #pragma unroll
-        for (int j = 0; j < kAhead; ++j) {  // all loads before the first use
+        for (int j = 0; j < kAhead; ++j) {  // issues all loads before the first use
           const int4 cell = corners[slot * kPitch + min(p + j * kSplit, count - 1)];
           const bool inside = cell.x >= 0;
           const char* row = inside ? base : reinterpret_cast<const char*>(&zero_channels);
@@ -112,7 +113,7 @@ template <class T, int V, int kLanes, int kSplit, int kPoints, int kWarps, class
 const char* launch(const Sizes& sizes, const Levels& levels, const void* value, const Points& points, void* output,
                    cudaStream_t stream) {
   Shape shape = make_shape(sizes, V);
-  if (kPoints != 12) shape.head_major = sizes.Q >= 100 && sizes.D * sizeof(T) >= 128;  // as random shapes had it
+  if (kPoints != 12) shape.head_major = sizes.Q >= 100 && sizes.D * sizeof(T) >= 128;  // measured on random shapes
   const int items_per_block = 32 * kWarps / ((kLanes ? kLanes : shape.lanes) * kSplit);
   const int blocks = ceil_div(shape.num_items, items_per_block);
   forward_kernel<T, V, kLanes, kSplit, kPoints, kWarps><<<blocks, 32 * kWarps, 0, stream>>>(
@@ -127,7 +128,7 @@ const char* dispatch(const Sizes& sizes, const Levels& levels, const void* value
     constexpr int V = 16 / sizeof(T), kLanes = 32 / V;
     const int64_t items = sizes.B * sizes.Q * sizes.H, level_points = sizes.L * sizes.P;
     if (sizes.D == 32 && level_points == 12) {
-      // As random shapes had it on an H200; there a 16-bit launch of 24 K items is one wave.
+      // Thresholds measured on random shapes on an H200, where a 16-bit launch of 24 K items is one wave.
       const bool narrow = sizeof(T) == 2, one_wave = narrow && items > 10 * 1024 && items <= 24 * 1024;
       if (items <= (narrow ? 7 : 3) * 1024) return launch<T, V, kLanes, 4, 12, 4>(sizes, levels, value, points, output, stream);
       if (items <= 48 * 1024 && !one_wave) return launch<T, V, kLanes, 2, 12, 1>(sizes, levels, value, points, output, stream);

@@ -1,14 +1,14 @@
-// Backward of the fused call: locations and weights are computed once more, go through backward(), and its gradients are
-// led back to reference, offsets and logits. What lies between is scratch.
+// Backward of the fused call: recomputes locations and weights, runs backward() on them, and propagates its gradients to
+// reference, offsets and logits. Intermediate results are in the scratch buffer.
 #include "points.cuh"
 
 namespace rtdetr::cuda {
 namespace {
 
 constexpr int kBlock = 128;
-constexpr int kLanes = 4;  // that share an item here
+constexpr int kLanes = 4;  // lanes per item
 
-// The item of this thread's group. Groups past the last item repeat it, so that warps stay whole.
+// The item of this thread's group. Groups past the last item repeat it, to keep warps whole for the shuffles.
 struct Group {
   int64_t index;
   int lane;
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// Softmax: logit's gradient = weight * (weight's gradient - mean of the weights' gradients, weighted by the weights).
+// Softmax: grad_logit = weight * (grad_weight - sum of weight * grad_weight over the item).
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     logits_kernel(const Acc<T>* __restrict__ weights, const Acc<T>* __restrict__ grad_weights, T* __restrict__ grad_logits,
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kBlock)
   store_pair(grad_offsets + 2 * point, moved.x * step.x, moved.y * step.y);
 }
 
-// One warp for each (query, level of reference) adds up what the points of all heads say.
+// One warp per (query, level of reference) sums the gradients of the points of all heads.
 template <class T>
 __global__ void __launch_bounds__(kBlock)
     reference_kernel(const FusedPoints<T> points, const Acc<T>* __restrict__ grad_locations,

@@ -1,5 +1,5 @@
-// Layer norm of tokens, with the sum before it, forwards and backwards. A warp owns a row, which stays in its registers:
-// mean, deviation, result and the sums for weight and bias take one pass over memory each way.
+// Layer norm of a sum of tokens, forward and backward. One warp per row; the row stays in its registers, so that forward
+// and backward, with the gradients of weight and bias, each take one pass over memory.
 #include "../layer_norm.h"
 #include "rows.cuh"
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ float sum_of_warp(float mine) {
   return mine;
 }
 
-// kParts times 16 bytes of a row to a lane.
+// A row in registers: kParts times 16 bytes per lane.
 template <class T, int kParts> struct Token {
   static constexpr int V = kWidth<T>;
   float values[kParts][V];
@@ -151,7 +151,7 @@ unsigned blocks_for(int64_t rows, int64_t each, int64_t most) {
   return unsigned(blocks < 1 ? 1 : blocks < most ? blocks : most);
 }
 
-// call(integral_constant) with the number of 16 bytes that a lane holds of a row.
+// Calls call(integral_constant) with kParts for rows of `channels`.
 template <class T, class Call> const char* with_parts(int64_t channels, Call call) {
   const int64_t parts = (channels + kLanes * kWidth<T> - 1) / (kLanes * kWidth<T>);
   if (parts == 1) return call(std::integral_constant<int, 1>());

@@ -1,5 +1,5 @@
-// Shortest augmenting paths in float64, one block to a problem, all problems in one launch. The algorithm, its names and its
-// two roles are those of cpu/linear_assignment.cpp; here a thread owns the columns t, t + kThreads, ... in registers.
+// Linear assignment by shortest augmenting paths in float64, one block per problem. The algorithm, its names and the swap
+// of rows and columns are those of cpu/linear_assignment.cpp. A thread holds columns t, t + kThreads, ... in registers.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kMaxImages = 512;  // to a launch: their counts travel as its arguments
-constexpr double kLargest = 1e300;  // of a cost: sums along a path stay finite
+constexpr int kMaxImages = 512;  // per launch: `starts` is a kernel argument
+constexpr double kLargest = 1e300;  // largest valid cost: sums along a path stay finite
 constexpr int kMaxColumns = 16 * kThreads;
 constexpr int kRoot = -1, kFree = -1;
 constexpr unsigned kFullWarp = 0xffffffffu;
@@ -22,12 +22,12 @@ struct Launch {
   int64_t* index;
   bool* bad;
   int64_t T, B, first_image;
-  const int64_t* counts;  // on the device; null: `starts` tells
+  const int64_t* counts;  // in device memory; null: use `starts`
   int Q, repeats, max_rows;
-  int starts[kMaxImages + 1];  // of each image's boxes, for the images of this launch
+  int starts[kMaxImages + 1];  // first box of each image of this launch
 };
 
-// What a search for the nearest column compares: distance first, then whether it is free, then its number.
+// A candidate for the nearest column. Compared by distance, then free before assigned, then by column.
 struct Candidate {
   double distance;
   int column, owner;
@@ -41,7 +41,8 @@ __device__ __forceinline__ bool nearer(const Candidate& a, const Candidate& b) {
 
 __device__ __forceinline__ Candidate nearest_of_warp(Candidate mine) {
 #if __CUDA_ARCH__ >= 800
-  // Distances in an order that unsigned integers share; two halves, then who holds the least, the free ones first.
+  // Maps distances to unsigned integers of the same order, whose halves are reduced in turn. Then selects a lane with the
+  // minimum, preferably one with a free column.
   const long long bits = __double_as_longlong(mine.distance);
   const unsigned long long key = bits < 0 ? ~bits : bits | 0x8000000000000000ull;
   const unsigned high = key >> 32, low = key;
@@ -63,7 +64,7 @@ __device__ __forceinline__ Candidate nearest_of_warp(Candidate mine) {
 #endif
 }
 
-// The cost of a row and a column; with kSwapped a row is a query and a column is a copy of one of n boxes.
+// The cost of a row and a column. With kSwapped a row is a query, and a column is a copy of one of n boxes.
 template <class T, bool kSwapped>
 __device__ __forceinline__ double cost_at(const T* cost, int row, int column, int n, int Q) {
   return static_cast<double>(kSwapped ? cost[static_cast<int64_t>(column % n) * Q + row]
@@ -83,7 +84,7 @@ __device__ void solve(const T* cost, int n, int Q, int rows, int columns, int ro
   int turn = 0;
   for (int root = 0; root < rows; ++root) {
     for (int left = room; left > 0;) {
-      unsigned inside = 0;  // bit k: the tree holds column k
+      unsigned inside = 0;  // bit k: this thread's k-th column is in the tree
 #pragma unroll
       for (int k = 0; k < K; ++k) {
         distance[k] = INFINITY;
@@ -91,7 +92,7 @@ __device__ void solve(const T* cost, int n, int Q, int rows, int columns, int ro
       }
       double low = 0.0;
       int row = root, sink, given = 1;
-      bool scan = true;  // whether `row` has just entered
+      bool scan = true;  // `row` has just entered the tree
       while (true) {
         Candidate mine{INFINITY, 0x7fffffff, 0};
         if (scan) {
@@ -100,7 +101,7 @@ __device__ void solve(const T* cost, int n, int Q, int rows, int columns, int ro
           for (int k = 0; k < K; ++k) {
             const int column = t + k * kThreads;
             if (inside >> k & 1) continue;
-            if (owner[k] == row) {  // all columns of a row are as near as the row itself, whatever rounding says
+            if (owner[k] == row) {  // at the distance of the row, exactly; computing it would round
               distance[k] = low, inside |= 1u << k;
               continue;
             }
@@ -128,7 +129,7 @@ __device__ void solve(const T* cost, int n, int Q, int rows, int columns, int ro
         for (int k = 0; k < K; ++k) {
           if (sink != t + k * kThreads) continue;
           inside |= 1u << k;
-          if (direct) owner[k] = root;  // taken without detour, so no path changes and the tree may go on
+          if (direct) owner[k] = root;  // a path of one edge: no other assignment changes, so the search continues
         }
         scan = mine.owner >= 0;
         if (scan) {
@@ -142,7 +143,7 @@ __device__ void solve(const T* cost, int n, int Q, int rows, int columns, int ro
       }
       left -= given;
       __syncthreads();
-      // Reduced costs stay at least 0, and 0 on what is taken.
+      // Keeps all reduced costs >= 0, and those of assigned pairs at 0.
       if (t == 0) row_dual[root] += low;
 #pragma unroll
       for (int k = 0; k < K; ++k) {
@@ -152,7 +153,7 @@ __device__ void solve(const T* cost, int n, int Q, int rows, int columns, int ro
         if (owner[k] >= 0 && owner[k] != root && entry[owner[k]] == column) row_dual[owner[k]] += low - distance[k];
       }
       int column = sink;
-      while (true) {  // every thread follows the path and moves the columns it owns
+      while (true) {  // every thread follows the path and reassigns the columns it holds
         const int next = path[column];
         const int before = next == root ? kRoot : entry[next];
 #pragma unroll
@@ -222,7 +223,7 @@ const char* linear_assignment(const Assignment& problems, void* stream) {
     const int64_t images = std::min<int64_t>(kMaxImages, problems.B - first);
     Launch launch{problems.cost, problems.index, problems.bad, problems.T, problems.B, first, problems.device_counts};
     launch.Q = static_cast<int>(problems.Q), launch.repeats = static_cast<int>(problems.repeats);
-    const int64_t each = problems.T / problems.B;  // rows of an image whose count the device keeps
+    const int64_t each = problems.T / problems.B;  // rows per image if counts are in device memory
     int64_t start = 0, columns = 0, rows = 1;
     for (int64_t b = 0; b < first; ++b) start += problems.counts ? problems.counts[b] : each;
     for (int64_t b = 0; b < images; ++b) {
@@ -230,7 +231,7 @@ const char* linear_assignment(const Assignment& problems, void* stream) {
       launch.starts[b] = static_cast<int>(start);
       start += n;
       columns = std::max(columns, std::max(problems.Q, copies));
-      // Fewer boxes than there is room for may still be the rows.
+      // A count in device memory may be smaller than n; the boxes may then be the rows.
       rows = std::max(rows, copies <= problems.Q ? n : problems.counts ? problems.Q : std::max(problems.Q, n));
     }
     launch.starts[images] = static_cast<int>(start);

@@ -1,5 +1,5 @@
-// What it costs to match every box of a batch with every query of its image, in all layers and groups: a block to a box in
-// one of them, a thread to some queries. Formulas are those of losses/functional.py (focal_class_cost) and rtdetr/boxes.py.
+// Cost of matching every box of a batch with every query of its image, in all layers and groups. One block per box, layer
+// and group; its threads loop over the queries. Formulas: losses/functional.py (focal_class_cost) and rtdetr/boxes.py.
 #include "../matching_cost.h"
 
 #include "common.cuh"
@@ -13,7 +13,7 @@ constexpr double kAlpha = 0.25, kFocalEps = 1e-8;
 
 struct Launch {
   MatchingCost task;
-  int starts[kMaxCostImages + 1];  // of each image's rows; unused where each has as many as there are slots
+  int starts[kMaxCostImages + 1];  // first row of each image; unused if every image has `slots` rows
 };
 
 template <class A>
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) matching_cost_kernel(const __grid_co
   const auto* ls = task.logit_strides;
   const auto* bs = task.box_strides;
   const int64_t target = image * task.slots + slot, label = task.labels[target];
-  const bool known = 0 <= label && label < task.classes;  // else the cost is NaN, and the image is named
+  const bool known = 0 <= label && label < task.classes;  // else the cost is NaN, so that the solver reports the image
   const T* logits = static_cast<const T*>(task.logits) + layer * ls[0] + group * ls[1] + image * ls[2] + label * ls[4];
   const A* boxes = static_cast<const A*>(task.boxes) + layer * bs[0] + group * bs[1] + image * bs[2];
   const A* wanted = static_cast<const A*>(task.targets) + 4 * target;

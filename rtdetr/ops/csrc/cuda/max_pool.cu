@@ -1,5 +1,5 @@
-// Max pooling after the stem. A thread owns 16 bytes of channels of a cell: of the result forwards, which it keeps a byte a
-// value for; of the input backwards, where up to four windows may have taken it.
+// Max pooling after the stem. A thread owns 16 bytes of channels of one cell. Forward: a cell of the output, for which it
+// stores one byte per value, the position of the maximum. Backward: a cell of the input, which is in up to four windows.
 #include "../max_pool.h"
 #include "rows.cuh"
 
@@ -32,7 +32,7 @@ template <class T> __global__ void __launch_bounds__(kThreads)
     const auto values = Channels<T, V>::load(image + (int64_t(r) * width + c) * pool.channels);
 #pragma unroll
     for (int i = 0; i < V; ++i)
-      if (values[i] > best[i] || values[i] != values[i]) best[i] = values[i], taken.of[i] = window;  // NaN stays
+      if (values[i] > best[i] || values[i] != values[i]) best[i] = values[i], taken.of[i] = window;  // keeps NaN
   }
   store(y + int64_t(at) * V, best);
   *reinterpret_cast<Taken<V>*>(place + int64_t(at) * V) = taken;

@@ -1,4 +1,4 @@
-// Two ways to learn where the points of an item are and what they weigh: given, or computed from what the module has.
+// Two sources of an item's locations and weights: given, or computed from reference, offsets and logits.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ template <class A> struct Sample {
   A x, y, weight;
 };
 
-// Points as the plain call has them.
+// Points of the plain call: locations and weights in memory.
 template <class T> struct GivenPoints {
   const Acc<T>* locations;
   const Acc<T>* weights;
@@ -29,7 +29,7 @@ template <class T> struct GivenPoints {
   }
 };
 
-// Points as the module has them: reference, raw offsets, logits. The lanes of an item take the softmax together.
+// Points of the fused call: reference, raw offsets, logits. The lanes of an item compute its softmax together.
 template <class T> struct FusedPoints {
   using A = Acc<T>;
   const A* reference;
@@ -69,7 +69,7 @@ template <class T> struct FusedPoints {
     return item;
   }
 
-  // How far an offset of one moves the location.
+  // Change of the location per unit of offset.
   __device__ __forceinline__ Two<A> step(const A* box, const Level& level) const {
     if (reference_channels == 4) return {box[2] * box_scale, box[3] * box_scale};
     return {A(1) / A(level.width), A(1) / A(level.height)};

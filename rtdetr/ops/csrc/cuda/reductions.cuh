@@ -1,11 +1,11 @@
-// Sums by atomic reductions in global memory: float for 16-bit values too, which are rounded once at the end.
+// Sums by atomic reductions in global memory. Those of 16-bit values are float too, and rounded once at the end.
 #pragma once
 
 #include "common.cuh"
 
 namespace rtdetr::cuda {
 
-// Adds V sums to global memory. One instruction carries 16 bytes where the device can do that.
+// Adds V sums to global memory, with 16 bytes per instruction if the device supports it.
 template <int V, class A> __device__ __forceinline__ void reduce_add(A* address, const A (&sums)[V]) {
 #if __CUDA_ARCH__ >= 900
   if constexpr (V == 4) {
@@ -20,7 +20,7 @@ template <int V, class A> __device__ __forceinline__ void reduce_add(A* address,
   }
 }
 
-// Rounds the float sums of 16-bit values; eight at a time, the rest one by one.
+// Rounds float sums to 16-bit values: eight at a time, the rest one by one.
 template <class T> __global__ void __launch_bounds__(256) cast_kernel(const float* sums, T* output, int64_t count) {
   const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * 8;
   if (first + 8 <= count) {

@@ -1,4 +1,4 @@
-// What the kernels over rows of channels share: 16 bytes of a row to a thread, and the last step of sums over rows.
+// Shared by the kernels over rows of channels: 16 bytes of a row per thread, and reductions over rows.
 #pragma once
 
 #include <type_traits>
@@ -9,7 +9,7 @@
 namespace rtdetr::cuda {
 
 constexpr int kLanes = 32, kThreads = 256, kFinishRows = 16;
-constexpr int kTogether = 4;  // rows that a thread loads before it needs the first: memory answers late
+constexpr int kTogether = 4;  // rows that a thread loads before it uses the first, to hide latency
 
 template <class T> constexpr int kWidth = 16 / sizeof(T);
 
@@ -20,8 +20,8 @@ template <class T> __device__ __forceinline__ void store(T* address, const float
   *reinterpret_cast<uint4*>(address) = raw;
 }
 
-// Two sums over rows of each channel, block by block: partial (blocks, 2, channels). `Terms` is made for some channels,
-// loads what it needs of a row, and adds it.
+// Two sums over rows for each channel and block: partial (blocks, 2, channels). A `Terms` object handles V channels: it
+// loads what it needs of a row, and accumulates it.
 template <class T, class Terms> __global__ void __launch_bounds__(kThreads)
     sum_blocks(typename Terms::Inputs inputs, int64_t rows, int channels, float* partial) {
   constexpr int V = kWidth<T>;
@@ -63,7 +63,7 @@ template <class T, class Terms> __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Sums of the blocks; where `x` is given, the moments about its first row become mean and variance.
+// Adds up the sums of the blocks. If `x` is given, they are moments about its first row, and become mean and variance.
 template <class T> __global__ void __launch_bounds__(kLanes* kFinishRows)
     finish(const float* partial, int blocks, int channels, const T* x, float rows, float* result) {
   __shared__ float shared[2][kFinishRows][kLanes];
@@ -86,7 +86,7 @@ template <class T> __global__ void __launch_bounds__(kLanes* kFinishRows)
   if (x != nullptr) {
     const float away = a / rows;
     b = b / rows - away * away;
-    b = b < 0 ? 0 : b;  // NaN stays
+    b = b < 0 ? 0 : b;  // keeps NaN
     a = widen(x[channel]) + away;
     if (channel == 0) result[2 * channels] = rows;
   }
@@ -94,7 +94,7 @@ template <class T> __global__ void __launch_bounds__(kLanes* kFinishRows)
   result[channels + channel] = b;
 }
 
-// The sums (2, channels) of partial (blocks, 2, channels); with `x`, whose first row they are about, mean and variance.
+// Launches `finish`: partial (blocks, 2, channels) -> result (2, channels).
 template <class T> const char* finish_sums(const float* partial, unsigned blocks, int64_t channels, const T* x, int64_t rows,
                                            float* result, cudaStream_t stream) {
   finish<T><<<unsigned((channels + kLanes - 1) / kLanes), dim3(kLanes, kFinishRows), 0, stream>>>(
@@ -106,7 +106,7 @@ struct Grid {
   dim3 blocks, threads;
 };
 
-// At most `most` blocks in all, and of small maps so few that a thread has some rows to its channels.
+// At most `most` blocks in all. Fewer for small maps, so that each thread has several rows.
 template <class T> inline Grid grid_of(const Rows& x, int64_t most) {
   constexpr int64_t each = 2 * kTogether;
   const int64_t vectors = x.channels / kWidth<T>, lanes = vectors < kLanes ? vectors : kLanes;
@@ -117,7 +117,7 @@ template <class T> inline Grid grid_of(const Rows& x, int64_t most) {
   return {dim3(unsigned(blocks), unsigned(parts)), dim3(unsigned(lanes), unsigned(height))};
 }
 
-// Two sums over rows, (2, channels); with `x`, whose first row they are moments about, mean and variance.
+// Two sums over rows, (2, channels). If `x` is given, they are moments about its first row, and become mean and variance.
 template <class T, class Terms> const char* sum_rows(const Rows& rows, const typename Terms::Inputs& inputs, float* partial,
                                                      const T* x, float* result, cudaStream_t stream) {
   const Grid grid = grid_of<T>(rows, kMaxRowBlocks);

@@ -1,4 +1,4 @@
-// Boxes along one axis, with the arithmetic of rtdetr/boxes.py. NaN stays NaN.
+// Boxes along one axis, with the arithmetic of rtdetr/boxes.py. NaN propagates.
 #pragma once
 
 namespace rtdetr::cuda {
@@ -31,7 +31,7 @@ __device__ T area(Span<T> x, Span<T> y) {
   return positive(x.high - x.low) * positive(y.high - y.low);
 }
 
-// What two boxes share along an axis, and how far they reach together.
+// Lengths of the overlap of two boxes along an axis (negative if they are disjoint) and of their hull.
 template <class T>
 struct Pair {
   T shared, hull;

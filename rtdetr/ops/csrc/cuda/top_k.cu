@@ -1,6 +1,7 @@
-// The k largest values of every row, largest first, and of equal ones the one that comes first. A block to a row, whose
-// values stay in registers: a bound that few enough reach is found bit by bit, each by one count over the block; what
-// reaches it is sorted. For rows of thousands this is one short kernel where a general selection takes several.
+// The k largest values of every row, in descending order; of equal values, the one with the lowest index first. One block
+// per row; its values stay in registers. A lower bound that few enough values reach is found bit by bit, with one count
+// over the block per bit; the values that reach it are sorted. For rows of thousands of values this is one short kernel,
+// where a general selection takes several.
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
@@ -12,11 +13,11 @@ namespace rtdetr::cuda {
 namespace {
 
 constexpr int kThreads = 1024, kWarps = kThreads / 32;
-constexpr int kIndexBits = 15;  // of a place in a row
+constexpr int kIndexBits = 15;  // bits of an index into a row
 constexpr unsigned kFullWarp = 0xffffffffu;
 static_assert(kMaxTopKRow == 1 << kIndexBits && kMaxTopKRow % kThreads == 0 && kMaxTopK <= kThreads);
 
-// Unsigned keys in the order of the values; NaN is the largest, as in torch.topk. No value has the key 0.
+// Unsigned keys with the same order as the values; NaN is the largest, as in torch.topk. No value has the key 0.
 template <class T>
 struct Key;
 
@@ -51,7 +52,7 @@ __device__ __forceinline__ int sum_of_warp(int mine) {
 #endif
 }
 
-// The sum over the block, in every thread. Calls in turn take one of two `slots`, so that one barrier each is enough.
+// The sum over the block, in every thread. Successive calls alternate between two `slots`: one barrier each is enough.
 __device__ __forceinline__ int sum_of_block(int mine, int (*slots)[kWarps], int turn) {
   mine = sum_of_warp(mine);
   if (threadIdx.x % 32 == 0) slots[turn & 1][threadIdx.x / 32] = mine;
@@ -59,8 +60,8 @@ __device__ __forceinline__ int sum_of_block(int mine, int (*slots)[kWarps], int 
   return sum_of_warp(slots[turn & 1][threadIdx.x % 32]);
 }
 
-// The values of t = 0, 1, ..., slots - 1, largest first; the others hold 0. Bitonic: what lies in one warp is compared
-// without a barrier, the rest by way of `places`, of which calls in turn take one of two.
+// Bitonic sort of the values of threads 0 to slots - 1, in descending order; the other threads hold 0. Values of one warp
+// are exchanged by shuffles, others through `places`: successive steps alternate between its two halves.
 __device__ __forceinline__ unsigned long long sorted(unsigned long long mine, int slots, unsigned long long (*places)[kMaxTopK]) {
   const int t = threadIdx.x;
   int turn = 0;
@@ -81,7 +82,7 @@ __device__ __forceinline__ unsigned long long sorted(unsigned long long mine, in
   return mine;
 }
 
-template <class T, int kEach>  // values to a thread: threadIdx.x, threadIdx.x + kThreads, ...
+template <class T, int kEach>  // kEach: values per thread, at threadIdx.x + j * kThreads
 __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n, int k, int slots, T* best, int64_t* index) {
   __shared__ int sums[2][kWarps];
   __shared__ unsigned long long found[kMaxTopK], places[2][kMaxTopK];
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
 #pragma unroll
   for (int j = 0; j < kEach; ++j) keys[j] = t + j * kThreads < n ? Key<T>::of(row[t + j * kThreads]) : 0;
   int turn = 0, reaching = n;
-  unsigned bound = 0;  // the first bits of the k-th largest key, as many as it takes for no more than can be sorted
+  unsigned bound = 0;  // the leading bits of the k-th largest key, until at most `slots` keys reach it
   for (int bit = Key<T>::kBits - 1; bit >= 0 && reaching > slots; --bit) {
     const unsigned trial = bound | 1u << bit;
     int mine = 0;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) top_k_of_rows(const T* values, int n
     const int all = sum_of_block(mine, sums, turn++);
     if (all >= k) bound = trial, reaching = all;
   }
-  int last = n - 1;  // place up to which keys equal to the bound count
+  int last = n - 1;  // keys equal to the bound are taken up to this index
   if (reaching > slots) {
     int equal = 0;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Varifocal loss of matched queries with its gradient, in one pass: a warp to a row of classes.
+// Varifocal loss of matched queries with its gradient, in one pass. One warp per row of classes.
 #include "../varifocal.h"
 
 #include <cuda_runtime.h>
@@ -6,14 +6,14 @@
 namespace rtdetr::cuda {
 namespace {
 
-constexpr int kWarp = 32, kRows = 8;  // of a block
+constexpr int kWarp = 32, kRows = 8;  // rows per block
 constexpr float kMostEntropy = 100, kLinear = 40;
 
 struct Entropy {
   float value, slope;
 };
 
-// -log(rest) of p, the sigmoid of x, and rest, which is 1 - p; and its slope by x. NaN stays NaN.
+// -log(rest) and its derivative by x, where p = sigmoid(x) and rest = 1 - p. NaN propagates.
 __device__ Entropy entropy(float x, float p, float rest, bool bounded) {
   if (!bounded) return {x > kLinear ? x : log1pf(expf(x)), p};
   const float value = -logf(rest);
