@@ -3,6 +3,8 @@ of the package does not import, as it imports Triton."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
@@ -10,51 +12,23 @@ from torch.utils.flop_counter import register_flop_formula
 
 from rtdetr.ops import compiled
 
-
-def _flops(per_channel: int) -> Any:
-    """FLOP formula: `per_channel` operations for each channel of each sampled point."""
-
-    def formula(value_shape: Any, hw: Any, shapes: Any, starts: Any, points_shape: Any, *_: Any, **__: Any) -> int:
-        batch, queries, heads, levels, points = points_shape[:5]
-        return batch * queries * heads * levels * points * value_shape[3] * per_channel
-
-    return formula
+FORWARD = 8  # for each channel of each sampled point: four corners of multiply and add
+BACKWARD = 40  # four corners times (dot product 2, its two slopes and blend 6, scatter 2)
+# Operator: the argument whose first five sizes count the points, (B, Q, H, L, P, ...) or (B, A, P, N, L, ...).
+POINTS = {"ms_deform_attn": 4, "ms_deform_attn_fused": 5, "deformable_aggregation": 5}
 
 
-def _backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> int:
-    # Per channel: four corners times (dot product 2, its two slopes and blend 6, scatter 2).
-    return int(_flops(40)(*args))
+def _formula(per_channel: int, values: int, points: int) -> Callable[..., int]:
+    """FLOP formula for the shapes of the arguments; values, points: which of them, values (..., channels)."""
 
-
-def _fused_flops(
-    value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
-) -> int:
-    return int(_flops(8)(value_shape, hw, shapes, starts, *rest))
-
-
-def _fused_backward_flops(
-    grad_shape: Any, value_shape: Any, hw: Any, shapes: Any, starts: Any, reference_shape: Any, *rest: Any, **kw: Any
-) -> int:
-    return int(_flops(40)(value_shape, hw, shapes, starts, *rest))
-
-
-def _aggregation_flops(per_channel: int) -> Any:
-    def formula(features_shape: Any, hw: Any, shapes: Any, starts: Any, *points: Any, **__: Any) -> int:
-        batch, anchors, number, cameras, levels, _ = points[1]
-        return batch * anchors * number * cameras * levels * features_shape[2] * per_channel
+    def formula(*shapes: Any, **_: Any) -> int:
+        return prod(shapes[points][:5]) * shapes[values][-1] * per_channel
 
     return formula
-
-
-def _aggregation_backward_flops(grad_shape: Any, *args: Any, **kwargs: Any) -> int:
-    return int(_aggregation_flops(40)(*args))
 
 
 if compiled.WHY_NOT["cpu"] is None:
-    _ops = torch.ops.rtdetr
-    register_flop_formula(_ops.ms_deform_attn)(_flops(8))  # four corners of multiply and add
-    register_flop_formula(_ops.ms_deform_attn_backward)(_backward_flops)
-    register_flop_formula(_ops.ms_deform_attn_fused)(_fused_flops)
-    register_flop_formula(_ops.ms_deform_attn_fused_backward)(_fused_backward_flops)
-    register_flop_formula(_ops.deformable_aggregation)(_aggregation_flops(8))
-    register_flop_formula(_ops.deformable_aggregation_backward)(_aggregation_backward_flops)
+    for name, points in POINTS.items():
+        operators = getattr(torch.ops.rtdetr, name), getattr(torch.ops.rtdetr, f"{name}_backward")
+        register_flop_formula(operators[0])(_formula(FORWARD, 0, points))
+        register_flop_formula(operators[1])(_formula(BACKWARD, 1, points + 1))  # the gradient comes first
