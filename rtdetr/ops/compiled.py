@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -91,75 +92,55 @@ BUILT = frozenset(name for name in FUSED if hasattr(torch.ops.rtdetr, name))  # 
 
 
 def _forward_fake(
-    value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, *_: Any
+    value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, points: Tensor, *_: Any
 ) -> Tensor:
-    return value.new_empty(value.shape[0], locations.shape[1], value.shape[2] * value.shape[3])
+    """points: the first tensor of the points, (B, Q, ...) of each operator, for the aggregation (B, A, ...)."""
+    return value.new_empty(value.shape[0], points.shape[1], math.prod(value.shape[2:]))
 
 
 def _backward_fake(
     grad: Tensor, value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, *points_and_flags: Any
 ) -> tuple[Tensor, ...]:
-    locations, weights, need_value, need_locations, need_weights, *_ = points_and_flags
-    pairs = ((value, need_value), (locations, need_locations), (weights, need_weights))
-    return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in pairs)
+    tensors = [value, *(each for each in points_and_flags if isinstance(each, Tensor))]
+    flags = [each for each in points_and_flags if isinstance(each, bool)]  # the first ones: which gradients are needed
+    return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in zip(tensors, flags))
 
 
-def _fused_fake(
-    value: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, reference: Tensor, offsets: Tensor, *_: Any
-) -> Tensor:
-    return value.new_empty(value.shape[0], offsets.shape[1], value.shape[2] * value.shape[3])
+def _setup_forward(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    value, ctx.hw, *tensors = inputs
+    ctx.save_for_backward(value, *tensors)
+    ctx.scale = ()
 
 
-def _fused_backward_fake(grad: Tensor, value: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    _hw, _shapes, _starts, *points, _scale, need_value, need_reference, need_offsets, need_logits, _ = args
-    pairs = zip((value, *points), (need_value, need_reference, need_offsets, need_logits), strict=True)
-    return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in pairs)
+def _setup_fused(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    *others, scale = inputs
+    _setup_forward(ctx, others, output)
+    ctx.scale = (scale,)
 
 
-def _aggregation_fake(
-    features: Tensor, hw: Hw, shapes: Tensor | None, starts: Tensor | None, locations: Tensor, *_: Any
-) -> Tensor:
-    return features.new_empty(features.shape[0], locations.shape[1], features.shape[2])
-
-
-def _setup_forward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    value, ctx.hw, shapes, starts, locations, weights = inputs
-    ctx.save_for_backward(value, shapes, starts, locations, weights)
+def _gradients(ctx: Any, grad: Tensor, operator: Any, *flags: bool) -> tuple[Any, ...]:
+    """Gradients of all inputs of an operator, by its backward operator; None for those that are not needed."""
+    value, shapes, starts, *points = ctx.saved_tensors
+    needed = ctx.needs_input_grad[0], *ctx.needs_input_grad[4 : 4 + len(points)]
+    grads = operator(grad, value, ctx.hw, shapes, starts, *points, *ctx.scale, *needed, *flags)
+    by_value, *by_points = [g if n else None for g, n in zip(grads, needed, strict=True)]
+    return by_value, None, None, None, *by_points, *[None for _ in ctx.scale]
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    value, shapes, starts, locations, weights = ctx.saved_tensors
-    needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[4], ctx.needs_input_grad[5])
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    arguments = (grad, value, ctx.hw, shapes, starts, locations, weights, *needed, deterministic)
-    grads = torch.ops.rtdetr.ms_deform_attn_backward(*arguments)
-    by_value, by_locations, by_weights = [g if n else None for g, n in zip(grads, needed, strict=True)]
-    return by_value, None, None, None, by_locations, by_weights
+    operator = torch.ops.rtdetr.ms_deform_attn_backward
+    return _gradients(ctx, grad, operator, torch.are_deterministic_algorithms_enabled())
+
+
+def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    operator = torch.ops.rtdetr.ms_deform_attn_fused_backward
+    return _gradients(ctx, grad, operator, torch.are_deterministic_algorithms_enabled())
 
 
 def _aggregation_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     if torch.are_deterministic_algorithms_enabled():
         raise RuntimeError("deformable_aggregation: deterministic algorithms were asked for after its forward pass")
-    features, shapes, starts, locations, weights = ctx.saved_tensors
-    needed = (ctx.needs_input_grad[0], ctx.needs_input_grad[4], ctx.needs_input_grad[5])
-    arguments = (grad, features, ctx.hw, shapes, starts, locations, weights, *needed)
-    grads = torch.ops.rtdetr.deformable_aggregation_backward(*arguments)
-    by_features, by_locations, by_weights = [g if n else None for g, n in zip(grads, needed, strict=True)]
-    return by_features, None, None, None, by_locations, by_weights
-
-
-def _setup_fused(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    value, ctx.hw, shapes, starts, reference, offsets, logits, ctx.offset_scale = inputs
-    ctx.save_for_backward(value, shapes, starts, reference, offsets, logits)
-
-
-def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    needed = ctx.needs_input_grad[0], *ctx.needs_input_grad[4:7]
-    value, *points = ctx.saved_tensors
-    arguments = (grad, value, ctx.hw, *points, ctx.offset_scale, *needed, torch.are_deterministic_algorithms_enabled())
-    grads = torch.ops.rtdetr.ms_deform_attn_fused_backward(*arguments)
-    by_value, *by_points = [g if n else None for g, n in zip(grads, needed, strict=True)]
-    return by_value, None, None, None, *by_points, None
+    return _gradients(ctx, grad, torch.ops.rtdetr.deformable_aggregation_backward)
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
@@ -215,20 +196,17 @@ def _vmap(operator: Any) -> Any:
 
 def _register() -> None:
     library, ops = torch.library, torch.ops.rtdetr
-    fakes = (_forward_fake, _backward_fake, _fused_fake, _fused_backward_fake)
-    for name, fake in zip(("", "_backward", "_fused", "_fused_backward"), fakes, strict=True):
-        library.register_fake(f"rtdetr::ms_deform_attn{name}")(fake)
-    library.register_autograd("rtdetr::ms_deform_attn", _backward, setup_context=_setup_forward)
-    library.register_autograd("rtdetr::ms_deform_attn_fused", _fused_backward, setup_context=_setup_fused)
-    for name in ("_backward", "_fused_backward"):
-        library.register_autograd(f"rtdetr::ms_deform_attn{name}", _no_double_backward)
-    library.register_vmap("rtdetr::ms_deform_attn", _vmap(ops.ms_deform_attn))
-    library.register_fake("rtdetr::deformable_aggregation")(_aggregation_fake)
-    library.register_fake("rtdetr::deformable_aggregation_backward")(_backward_fake)
-    forward = "rtdetr::deformable_aggregation"
-    library.register_autograd(forward, _aggregation_backward, setup_context=_setup_forward)
-    library.register_autograd(f"{forward}_backward", _no_double_backward)
-    library.register_vmap(forward, _vmap(ops.deformable_aggregation))
+    for name, setup, backward in (
+        ("ms_deform_attn", _setup_forward, _backward),
+        ("ms_deform_attn_fused", _setup_fused, _fused_backward),
+        ("deformable_aggregation", _setup_forward, _aggregation_backward),
+    ):
+        library.register_fake(f"rtdetr::{name}")(_forward_fake)
+        library.register_fake(f"rtdetr::{name}_backward")(_backward_fake)
+        library.register_autograd(f"rtdetr::{name}", backward, setup_context=setup)
+        library.register_autograd(f"rtdetr::{name}_backward", _no_double_backward)
+    for name in ("ms_deform_attn", "deformable_aggregation"):
+        library.register_vmap(f"rtdetr::{name}", _vmap(getattr(ops, name)))
     library.register_fake("rtdetr::linear_assignment")(_assignment_fake)
     library.register_fake("rtdetr::linear_assignment_padded")(_padded_assignment_fake)
     for name, fused_fake in {"top_k": _top_k_fake, "matching_cost": _matching_cost_fake}.items():
