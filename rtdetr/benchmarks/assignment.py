@@ -6,8 +6,6 @@ which each box is matched four times. Times are medians in milliseconds; on a GP
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.benchmarks.profiled import work_of
+from rtdetr.benchmarks.timing import median_time
 from rtdetr.config import LossConfig, SupervisionConfig
 from rtdetr.engine.acceleration.placement import slots_for
 from rtdetr.losses.matcher import match_together, matching_cost
@@ -78,29 +77,11 @@ def predictions(counts: tuple[int, ...], trained: bool) -> tuple[Targets, list[t
     return Targets.stack(labels, boxes, boxes), outputs
 
 
-def milliseconds(call: Callable[[], object], device: torch.device, times: int = 9) -> float:
-    call()
-    taken = []
-    for _ in range(times):
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            taken.append(start.elapsed_time(end))
-        else:
-            started = time.perf_counter()
-            call()
-            taken.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(taken)
-
-
 @torch.no_grad()
 def measure(
     case: str, trained: bool, backends: list[AssignmentBackend], device: torch.device, profiled: bool = False
 ) -> list[Measurement]:
-    counts = COUNTS[case]
+    counts, on_gpu = COUNTS[case], device.type == "cuda"
     targets, outputs = predictions(counts, trained)
     targets = targets.to(device)
     on_device = [(QueryOutputs(*(tensor.to(device) for tensor in each)), repeats) for each, repeats in outputs]
@@ -111,27 +92,31 @@ def measure(
 
     costs = make_costs("plain")
     expected = [linear_assignment(cost, counts, repeats, backend="scipy") for cost, repeats in costs]
-    rows = []
-    for backend in backends:
-        kernels: Kernels = "plain" if backend == "scipy" else "auto"
 
-        def make(kernels: Kernels = kernels) -> list[tuple[Tensor, int]]:
-            return make_costs(kernels)
+    def row(backend: AssignmentBackend) -> Measurement:
+        def make() -> list[tuple[Tensor, int]]:
+            return make_costs("plain" if backend == "scipy" else "auto")
 
-        def solve(problems: list[tuple[Tensor, int]] = costs, backend: AssignmentBackend = backend) -> list[Tensor]:
+        def solve(problems: list[tuple[Tensor, int]] = costs) -> list[Tensor]:
             return [linear_assignment(cost, counts, repeats, backend=backend) for cost, repeats in problems]
-
-        def both(make: Callable[[], list[tuple[Tensor, int]]] = make, solve: Callable[..., object] = solve) -> object:
-            return solve(make())
 
         same = torch.cat([(a == b).all(-1).flatten() for a, b in zip(solve(), expected)])
         times = 3 if backend == "scipy" else 9
-        taken = milliseconds(make, device), milliseconds(solve, device, times), milliseconds(both, device, times)
-        row = Measurement(case, "trained" if trained else "random", backend, *taken, float(same.float().mean()))
+        measured = Measurement(
+            case,
+            "trained" if trained else "random",
+            backend,
+            cost_ms=median_time(make, on_gpu, 9),
+            assignment_ms=median_time(solve, on_gpu, times),
+            both_ms=median_time(lambda: solve(make()), on_gpu, times),
+            same_as_scipy=float(same.float().mean()),
+        )
         if backend == "cuda":
-            row = replace(row, graph_ms=milliseconds(captured(on_device, targets, LossConfig()), device))
-        rows.append(with_profile(row, solve, costs, device, times) if profiled else row)
-    return rows
+            replay = captured(on_device, targets, LossConfig())
+            measured = replace(measured, graph_ms=median_time(replay, on_gpu, 9))
+        return with_profile(measured, solve, costs, on_gpu, times) if profiled else measured
+
+    return [row(backend) for backend in backends]
 
 
 def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets, config: LossConfig) -> Callable[[], object]:
@@ -149,10 +134,10 @@ def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets, config: 
 
 
 def with_profile(
-    row: Measurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], device: torch.device, times: int
+    row: Measurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], on_gpu: bool, times: int
 ) -> Measurement:
-    apart = tuple(milliseconds(partial(solve, [each]), device, times) for each in costs)
-    if device.type != "cuda":
+    apart = tuple(median_time(partial(solve, [each]), on_gpu, times) for each in costs)
+    if not on_gpu:
         return replace(row, apart_ms=apart)
     torch.cuda.reset_peak_memory_stats()
     solve()
@@ -161,11 +146,12 @@ def with_profile(
 
 
 def table(rows: list[Measurement], profiled: bool = False) -> str:
-    columns = [("case", 16), ("costs", 8), ("backend", 8), ("cost ms", 8), ("assignment ms", 14), ("both ms", 8)]
-    columns += [("as a graph", 11), ("same as scipy", 14)]
+    columns = [("case", "<16"), ("costs", "<8"), ("backend", "<8"), ("cost ms", ">8"), ("assignment ms", ">14")]
+    columns += [("both ms", ">8"), ("as a graph", ">11"), ("same as scipy", ">14")]
     if profiled:
-        columns += [("one-to-one", 11), ("one-to-many", 12), ("kernels", 8), ("busy ms", 8), ("waits", 6), ("MiB", 6)]
-    lines = [" ".join(f"{name:<{width}s}" if i < 3 else f"{name:>{width}s}" for i, (name, width) in enumerate(columns))]
+        columns += [("one-to-one", ">11"), ("one-to-many", ">12"), ("kernels", ">8"), ("busy ms", ">8")]
+        columns += [("waits", ">6"), ("MiB", ">6")]
+    lines = [" ".join(f"{name:{width}s}" for name, width in columns)]
     for row in rows:
         numbers = f"{row.cost_ms:8.2f} {row.assignment_ms:14.2f} {row.both_ms:8.2f} "
         numbers += f"{row.graph_ms:11.2f} {row.same_as_scipy:14.2%}"

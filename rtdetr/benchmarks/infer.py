@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ with collection_paused():
     from PIL import Image
     from torch import Tensor
 
+    from rtdetr.benchmarks.timing import latency, wait
     from rtdetr.inference.deploy import RECORD_AT
     from rtdetr.inference.predictor import Predictor
 
@@ -128,19 +128,31 @@ def _in_a_process(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
             yield {"name": order["name"], "error": said[-1] if said else f"exit code {child.returncode}"}
 
 
+# Titles of the table, each with its key in a row, width and digits.
+COLUMNS = {
+    "ms": ("ms", 8, 3),
+    "images/s": ("images_per_s", 9, 0),
+    "MiB": ("mib", 7, 0),
+    "first s": ("first_s", 8, 2),
+    "warm s": ("warm_s", 7, 1),
+    "shift": ("shift", 8, 4),
+    "kernels": ("kernels", 8, 0),
+    "busy ms": ("busy_ms", 8, 3),
+    "waits": ("waits", 5, 1),
+}
+
+
 def header() -> str:
-    columns = f"{'ms':>8s} {'images/s':>9s} {'MiB':>7s} {'first s':>8s} {'warm s':>7s} {'shift':>8s}"
-    return f"{'row':38s} {'batch':>5s} {columns} {'kernels':>8s} {'busy ms':>8s} {'waits':>5s}"
+    columns = " ".join(f"{title:>{width}s}" for title, (_, width, _) in COLUMNS.items())
+    return f"{'row':38s} {'batch':>5s} {columns}"
 
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table, followed by its profile if there is one."""
     if "error" in row:
         return f"{row['name']:38s} failed: {row['error']}"
-    numbers = f"{_shown(row.get('ms'), 8, 3)} {row['images_per_s']:9.0f} {_shown(row.get('mib'), 7, 0)}"
-    numbers += f" {_shown(row.get('first_s'), 8, 2)} {_shown(row.get('warm_s'), 7, 1)} {_shown(row.get('shift'), 8, 4)}"
-    profiled = f"{_shown(row.get('kernels'), 8, 0)} {_shown(row.get('busy_ms'), 8, 3)} {_shown(row.get('waits'), 5, 1)}"
-    lines = [f"{row['name']:38s} {row['batch']:5d} {numbers} {profiled}"]
+    numbers = " ".join(_shown(row.get(key), width, digits) for key, width, digits in COLUMNS.values())
+    lines = [f"{row['name']:38s} {row['batch']:5d} {numbers}"]
     lines += [f"    {label}: {value:.3f} ms" for label, value in row.get("parts", {}).items()]
     lines += [f"    {number:6.1f} x {ms:7.3f} ms in all  {kernel}" for kernel, number, ms in row.get("top", [])[:14]]
     return "\n".join(lines)
@@ -150,44 +162,14 @@ def _shown(value: float | None, width: int, digits: int) -> str:
     return f"{'-':>{width}s}" if value is None else f"{value:{width}.{digits}f}"
 
 
-class Clock:
-    """Times calls in milliseconds, on the device if it is a GPU. seconds: approximate duration of a measurement."""
-
-    def __init__(self, device: torch.device, seconds: float) -> None:
-        self.on_gpu, self.seconds = device.type == "cuda", seconds
-
-    def wait(self) -> None:
-        if self.on_gpu:
-            torch.cuda.synchronize()
-
-    def latency(self, call: Callable[[], object]) -> float:
-        """Median time of calls that each wait for the previous one."""
-        taken: list[float] = []
-        end = time.perf_counter() + self.seconds
-        while len(taken) < 3 or (time.perf_counter() < end and len(taken) < 200):
-            self.wait()
-            if self.on_gpu:
-                first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                first.record()
-                call()
-                last.record()
-                last.synchronize()
-                taken.append(first.elapsed_time(last))
-            else:
-                start = time.perf_counter()
-                call()
-                taken.append(1e3 * (time.perf_counter() - start))
-        return statistics.median(taken)
-
-    def back_to_back(self, call: Callable[[], object], latency: float) -> float:
-        """Mean time of calls without waiting in between."""
-        number = max(2, min(500, round(1000 * self.seconds / latency)))
-        self.wait()
-        start = time.perf_counter()
-        for _ in range(number):
-            call()
-        self.wait()
-        return 1e3 * (time.perf_counter() - start) / number
+def back_to_back(call: Callable[[], object], number: int, on_gpu: bool) -> float:
+    """Mean time of calls without waiting in between, in milliseconds."""
+    wait(on_gpu)
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    wait(on_gpu)
+    return 1e3 * (time.perf_counter() - start) / number
 
 
 def work(order: dict[str, Any]) -> None:
@@ -203,11 +185,8 @@ def work(order: dict[str, Any]) -> None:
         one = torch.randint(0, 256, (1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
         predictor.predict_tensors(one).scores.tolist()
         first = time.time()
-        fresh = {
-            "first_s": first - order["started"],
-            "import_s": imported - order["started"],
-            "load_s": loaded - imported,
-        }
+        started = order["started"]
+        fresh = {"first_s": first - started, "import_s": imported - started, "load_s": loaded - imported}
         if order["name"] in FILES:
             rows = measure_files(predictor, folder / "images", order["num_files"], max(order["batches"]), seconds)
         else:
@@ -222,27 +201,27 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     images = torch.randint(0, 256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)
     images = images.permute(0, 3, 1, 2).to(predictor.device)
     sizes = torch.tensor([[480.0, 640.0]] * batch, device=predictor.device)
-    clock = Clock(predictor.device, seconds)
+    on_gpu = predictor.device.type == "cuda"
 
     def call() -> Tensor:
         return predictor.predict_tensors(images, sizes).scores
 
-    if clock.on_gpu:
+    if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     for _ in range(RECORD_AT + 1):  # plainly, recorded, replayed
         scores = call()
-    clock.wait()
+    wait(on_gpu)
     row: dict[str, Any] = {"batch": batch, "warm_s": time.perf_counter() - start}
     row["shift"] = shift(scores.float().cpu(), folder / f"scores{batch}.pt")
-    row["ms"] = clock.latency(call)
-    row["images_per_s"] = 1e3 * batch / clock.back_to_back(call, row["ms"])
-    if clock.on_gpu:
+    row["ms"] = latency(call, seconds, on_gpu)
+    number = max(2, min(500, round(1000 * seconds / row["ms"])))
+    row["images_per_s"] = 1e3 * batch / back_to_back(call, number, on_gpu)
+    if on_gpu:
         row["mib"] = torch.cuda.max_memory_reserved() / 2**20
         if profile:
-            from rtdetr.benchmarks.profiled import (
-                work_of,
-            )  # local, so that importing torch.profiler does not delay the first result
+            # local, so that importing torch.profiler does not delay the first result
+            from rtdetr.benchmarks.profiled import work_of
 
             row |= work_of(call, number=5)._asdict()
     return row
@@ -265,7 +244,6 @@ def measure_files(
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]
-    clock = Clock(predictor.device, seconds)
     pixels = predictor._empty_batch(batch)
     image = predictor.read_file(files[0])
     for i in range(batch):
@@ -275,19 +253,21 @@ def measure_files(
     for _ in range(RECORD_AT + 1):
         pending = predictor._start(pixels)
         predictor._reported(pending, 0.5)
-    host = Clock(torch.device("cpu"), seconds)
+
+    def detect() -> object:
+        return predictor._reported(predictor._start(pixels), 0.5)
+
     with one_opencv_thread():
         parts = {
-            "decode, one thread, an image": host.latency(lambda: predictor.read_file(files[0])),
-            "into its place in the batch, one thread, an image": host.latency(lambda: pixels.put(0, image)),
-            "PIL's image for the caller, one thread": host.latency(lambda: Image.fromarray(image)),
+            "decode, one thread, an image": latency(lambda: predictor.read_file(files[0]), seconds),
+            "into its place in the batch, one thread, an image": latency(lambda: pixels.put(0, image), seconds),
+            "PIL's image for the caller, one thread": latency(lambda: Image.fromarray(image), seconds),
         }
+    on_gpu = predictor.device.type == "cuda"
     parts |= {
-        f"copy to the device and detect, {batch} images": clock.latency(
-            lambda: predictor._reported(predictor._start(pixels), 0.5)
-        ),
-        f"detect alone, {batch} images": clock.latency(lambda: predictor.predict_tensors(images, sizes)),
-        f"lists of detections, {batch} images": host.latency(lambda: predictor._reported(pending, 0.5)),
+        f"copy to the device and detect, {batch} images": latency(detect, seconds, on_gpu),
+        f"detect alone, {batch} images": latency(lambda: predictor.predict_tensors(images, sizes), seconds, on_gpu),
+        f"lists of detections, {batch} images": latency(lambda: predictor._reported(pending, 0.5), seconds),
     }
     cores = usable_cores()
     rates = []

@@ -7,19 +7,19 @@ where a network's previous layer has just written them. On a CPU they are wall-c
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rtdetr.benchmarks.timing import median_time
 from rtdetr.ops import Backend, ms_deform_attn, why_not_compiled
 
 Maps = tuple[tuple[int, int], ...]
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]  # value, locations, weights, gradient of the output
+Inputs = tuple[Tensor, ...]  # value, locations, weights, gradient of the output
 
 RTDETR_MAPS: Maps = ((80, 80), (40, 40), (20, 20))
 ENCODER_MAPS: Maps = ((100, 134), (50, 67), (25, 34), (13, 17))
@@ -124,11 +124,10 @@ def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.devi
     first = make_inputs(case, dtype, device, 0)
     size = sum(t.numel() * t.element_size() for t in first)
     cold = device.type == "cuda" and case.batch > 1
-    sets = [first] + [
-        make_inputs(case, dtype, device, i) for i in range(1, max(2, -(-COLD_BYTES // size)) if cold else 1)
-    ]
-    forward: list[Callable[[], Any]] = [lambda s=s: _forward(case, s, backend) for s in sets]  # type: ignore[misc]
-    forward_us, both_us = _time(forward, device), _time([_step(case, s, backend) for s in sets], device)
+    number = max(2, -(-COLD_BYTES // size)) if cold else 1
+    sets = [first, *(make_inputs(case, dtype, device, i) for i in range(1, number))]
+    forward_us = _time([partial(_forward, case, each, backend) for each in sets], device)
+    both_us = _time([_step(case, each, backend) for each in sets], device)
     output, gradients, forward_mib, backward_mib = _results(case, first, backend, device)
     exact_output, exact_gradients = _exact(case, first)
     gathered = 4 * case.points_in_all() * case.channels * first[0].element_size()
@@ -164,13 +163,7 @@ def _step(case: Case, inputs: Inputs, backend: Backend) -> Callable[[], tuple[Te
 
 def _time(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 20) -> float:
     if device.type != "cuda":
-        calls[0]()
-        times = []
-        for _ in range(repeats):
-            start = time.perf_counter()
-            calls[0]()
-            times.append(time.perf_counter() - start)
-        return statistics.median(times) * 1e6
+        return 1e3 * median_time(calls[0], False, repeats)
     stream, rounds = torch.cuda.Stream(device), 20 if len(calls) == 1 else 1
     with torch.cuda.stream(stream):
         for call in calls:
@@ -179,16 +172,7 @@ def _time(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 2
         with torch.cuda.graph(graph, stream=stream):
             for call in calls * rounds:
                 call()
-        graph.replay()
-        times = []
-        for _ in range(repeats):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            times.append(begin.elapsed_time(end) * 1e3 / (len(calls) * rounds))
-    return statistics.median(times)
+        return 1e3 * median_time(graph.replay, True, repeats) / (len(calls) * rounds)
 
 
 def _results(
@@ -215,8 +199,7 @@ def _exact(case: Case, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Float64 results of the plain backend, one batch item at a time."""
     outputs, gradients = [], []
     for b in range(case.batch):
-        one = tuple(t[b : b + 1].double() for t in inputs)
-        single = (one[0], one[1], one[2], one[3])
+        single = tuple(t[b : b + 1].double() for t in inputs)
         outputs.append(_forward(case, single, "torch"))
         gradients.append(_step(case, single, "torch")())
     return torch.cat(outputs), tuple(torch.cat(parts) for parts in zip(*gradients))

@@ -6,16 +6,13 @@ Latencies are those of a caller that waits for the boxes of each call.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rtdetr import RTDETRv3
-
-LEAST, MOST = 20, 200  # number of calls per median
+from rtdetr.benchmarks.timing import latency
 
 
 def work(order: dict[str, Any]) -> None:
@@ -40,41 +37,30 @@ def _measured(model: RTDETRv3, files: list[Path], order: dict[str, Any]) -> dict
         start = time.perf_counter()
         done = sum(len(each.boxes) >= 0 for each in model.predict(listed, batch_size=batch))
         return {"batch": batch, "images_per_s": done / (time.perf_counter() - start)}
-    sources = {"predict, JPEG": lambda: files[0], "predict, array": lambda: _image(model).permute(1, 2, 0).numpy()}
-    source = sources.get(name, lambda: _on_device(model, name))()
-    batch = 8 if name == "predict, 8 tensors" else 1
-    found: Callable[[], Any] = lambda: model.predict(source)  # noqa: E731
-    ms = 1e3 * _median(found, order.get("seconds", 1.0))
+    source = _source(model, name, files)
+
+    def call() -> Any:
+        return model.predict(source)
+
+    for _ in range(8):  # some of these capture CUDA graphs
+        call()
+    batch, seconds = 8 if name == "predict, 8 tensors" else 1, order.get("seconds", 1.0)
+    ms = latency(call, seconds, least=20 if seconds >= 1 else 3)
     return {"batch": batch, "ms": ms, "images_per_s": 1e3 * batch / ms}
 
 
-def _image(model: RTDETRv3) -> Any:
-    """(3, h, w) uint8 of the network's size, in memory as an array (h, w, 3)."""
+def _source(model: RTDETRv3, name: str, files: list[Path]) -> Any:
+    """A file, or uint8 of the network's size: an array (h, w, 3), or on the device (3, h, w) or (8, 3, h, w)."""
     import torch
 
-    size = model.cfg.data.image_size
-    return torch.randint(256, (*size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)).permute(
-        2, 0, 1
-    )
-
-
-def _on_device(model: RTDETRv3, name: str) -> Any:
-    """(3, h, w), or (8, 3, h, w)."""
-    image = _image(model).contiguous().to(model.device)
+    if name == "predict, JPEG":
+        return files[0]
+    generator = torch.Generator().manual_seed(1)
+    image = torch.randint(256, (*model.cfg.data.image_size, 3), dtype=torch.uint8, generator=generator)
+    if name == "predict, array":
+        return image.numpy()
+    image = image.permute(2, 0, 1).contiguous().to(model.device)
     return image.expand(8, -1, -1, -1).contiguous() if name == "predict, 8 tensors" else image
-
-
-def _median(call: Callable[[], Any], seconds: float) -> float:
-    """Median seconds per call; calls that capture CUDA graphs are excluded."""
-    for _ in range(8):
-        call()
-    taken: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(taken) < 3 or (time.perf_counter() < end and len(taken) < MOST) or len(taken) < LEAST * (seconds >= 1):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
 
 
 if __name__ == "__main__":
