@@ -92,8 +92,8 @@ def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sam
     return [Sample(i % len(source), int(rng.choice(sizes)), str(rng.choice(names)), i) for i in range(max(count, 1))]
 
 
-def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[[Sample], Tensor | None]]:
-    """The pipelines, by name: each makes a training image of a sample."""
+def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[[Sample], object]]:
+    """The pipelines, by name: each makes a training image of a sample, or only decodes its file."""
     augmentation = transforms.Augmentation(
         config.distort_prob, config.expand_prob, config.expand_max_ratio, config.crop_prob, config.flip_prob
     )
@@ -132,15 +132,9 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
         made: Tensor = peers[sample.size, sample.interpolation](given)["image"]
         return made
 
-    def decode(read: Callable[[int], Any]) -> Callable[[Sample], None]:
-        def run(sample: Sample) -> None:
-            np.asarray(read(sample.image))
-
-        return run
-
     return {
-        "decode, plain": decode(source.image),
-        "decode, fused": decode(source.pixels),
+        "decode, plain": lambda sample: np.asarray(source.image(sample.image)),
+        "decode, fused": lambda sample: np.asarray(source.pixels(sample.image)),
         PEER: peer,
         "plain": lambda sample: ours(sample, pixels.plain, source.image),
         "fused": lambda sample: ours(sample, pixels.fused, source.pixels),

@@ -7,12 +7,14 @@ them near a box. The twelve metrics are compared; the last of 16 digits may diff
 from __future__ import annotations
 
 import cProfile
+import heapq
 import json
 import pstats
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -84,12 +86,8 @@ def measure(
 
 def _top(profiler: cProfile.Profile) -> list[tuple[str, float]]:
     found: dict[Any, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    own = sorted(((f"{Path(file).name}:{name}", numbers[2]) for (file, _, name), numbers in found.items()), key=_second)
-    return own[:-11:-1]
-
-
-def _second(pair: tuple[str, float]) -> float:
-    return pair[1]
+    own = ((f"{Path(file).name}:{name}", numbers[2]) for (file, _, name), numbers in found.items())
+    return heapq.nlargest(10, own, key=itemgetter(1))
 
 
 def difference(row: Measurement, other: Measurement) -> float:

@@ -131,11 +131,7 @@ def measure_process(
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         data = write_data(folder, batch_size * gpus)
-        fixed = [
-            f"data.train_batch_size={batch_size}",
-            "data.num_workers=0",
-            "train.estimate_memory=false",
-        ]
+        fixed = [f"data.train_batch_size={batch_size}", "data.num_workers=0", "train.estimate_memory=false"]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])
         trainer = Trainer(cfg, folder / "run", device)
         batches = made_up(batch_size, size, device, boxes, seed=distributed.rank())
