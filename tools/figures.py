@@ -146,29 +146,20 @@ def served(weights: Path, file: Path) -> Iterator[str]:
         yield f"{url}/figure"
 
 
-def screenshot(address: str, size: tuple[int, int], colours: int = 256) -> bytes:
-    """A page as a PNG of few colours. Raises SystemExit where there is no Chromium."""
+def screenshot(address: str, size: tuple[int, int]) -> bytes:
+    """A page as a PNG of 256 colours. Raises SystemExit where there is no Chromium."""
     from PIL import Image
 
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         raise SystemExit("error: no Chromium on this machine, which the screenshots need")
     with TemporaryDirectory() as folder:
-        options = [
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={folder}/profile",
-        ]
-        options += [
-            f"--window-size={size[0]},{size[1]}",
-            "--virtual-time-budget=20000",
-            f"--screenshot={folder}/page.png",
-        ]
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=20000"]
+        options += [f"--user-data-dir={folder}/profile", f"--screenshot={folder}/page.png"]
+        options += [f"--window-size={size[0]},{size[1]}"]
         subprocess.run([browser, *options, address], check=True, timeout=120, stderr=subprocess.DEVNULL)
         written = BytesIO()
-        Image.open(f"{folder}/page.png").convert("RGB").quantize(colours).save(written, "PNG", optimize=True)
+        Image.open(f"{folder}/page.png").convert("RGB").quantize(256).save(written, "PNG", optimize=True)
     return written.getvalue()
 
 
