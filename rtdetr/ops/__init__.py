@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.ops.assignment import linear_assignment
-from rtdetr.ops.backend import (
-    BACKENDS,
-    Backend,
-    check_readable,
-    check_tensors,
-    resolve_backend,
-    run,
-    why_not_compiled,
-)
+from rtdetr.ops.backend import BACKENDS, Backend, check_readable, check_tensors, resolve_backend, run, why_not_compiled
 from rtdetr.ops.deformable_aggregation import DeformableFeatureAggregation, deformable_aggregation
 from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
 
@@ -70,8 +62,7 @@ def ms_deform_attn(
     if resolve_backend(backend, value, _host_levels(spatial_shapes)) == "torch":
         return ms_deform_attn_reference(value, _host_shapes(spatial_shapes, value), locations, weights)
     levels = _levels(spatial_shapes, level_start_index, value)
-    output: Tensor = run(torch.ops.rtdetr.ms_deform_attn, value, *levels, locations, weights)
-    return output
+    return run(torch.ops.rtdetr.ms_deform_attn, value, *levels, locations, weights)
 
 
 def ms_deform_attn_fused(
@@ -103,8 +94,7 @@ def ms_deform_attn_fused(
         logits = logits.reshape(offsets.shape[:-1])
         reference = reference.to(compute_dtype(value))
         args = (*_levels(spatial_shapes, None, value), reference, offsets, logits, offset_scale)
-        output: Tensor = run(torch.ops.rtdetr.ms_deform_attn_fused, value, *args)
-        return output
+        return run(torch.ops.rtdetr.ms_deform_attn_fused, value, *args)
     weights = softmax_weights(logits, levels, points)
     locations = locations_from_offsets(reference, offsets, spatial_shapes, offset_scale)
     return ms_deform_attn(value, spatial_shapes, None, locations, weights, backend=backend)

@@ -49,8 +49,7 @@ def linear_assignment_checked(
         raise ValueError(f"counts: expected numbers that add up to T = {cost.shape[-2]}, got {numbers}")
     if resolve_assignment_backend(backend, cost, numbers, repeats) == "scipy":
         return _by_scipy(cost, numbers, repeats)
-    index, bad = run(torch.ops.rtdetr.linear_assignment, cost, numbers, repeats)
-    return index, bad
+    return run(torch.ops.rtdetr.linear_assignment, cost, numbers, repeats)
 
 
 def linear_assignment_padded(
@@ -70,8 +69,7 @@ def linear_assignment_padded(
         )
     slots = cost.shape[-2] // images
     if resolve_assignment_backend(backend, cost, [slots] * images, repeats) == "cuda":
-        index, bad = run(torch.ops.rtdetr.linear_assignment_padded, cost, counts, repeats)
-        return index, bad
+        return run(torch.ops.rtdetr.linear_assignment_padded, cost, counts, repeats)
     own = [min(max(count, 0), slots) for count in counts.tolist()]
     rows = [image * slots + slot for image, count in enumerate(own) for slot in range(count)]
     return linear_assignment_checked(cost[..., rows, :], own, repeats, backend=backend)

@@ -20,8 +20,7 @@ def conv_relu(
     x: (B, C, H, W); weight: (C', C, h, w); bias: (C',); residual: (B, C', H', W'). The memory format of the result
     follows x and weight. On a GPU cuDNN's fused kernel, elsewhere three plain calls.
     """
-    result: Tensor = torch.ops.rtdetr.conv_relu(x, weight, bias, residual, stride, padding)
-    return result
+    return torch.ops.rtdetr.conv_relu(x, weight, bias, residual, stride, padding)
 
 
 def conv_relu_reference(
@@ -44,8 +43,7 @@ def linear_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     x: (..., C); weight: (C', C); bias: (C',). On a GPU one kernel, elsewhere two plain calls.
     """
-    result: Tensor = torch.ops.rtdetr.linear_relu(x, weight, bias)
-    return result
+    return torch.ops.rtdetr.linear_relu(x, weight, bias)
 
 
 def linear_relu_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

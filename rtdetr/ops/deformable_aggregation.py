@@ -55,8 +55,7 @@ def deformable_aggregation(
     chosen = resolve_backend(backend, features)
     if chosen == "cuda" and not torch.are_deterministic_algorithms_enabled():
         levels = _levels(spatial_shapes, level_start_index, features)
-        output: Tensor = run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
-        return output
+        return run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
     # `where`, not a product, so that infinite and NaN weights of points outside are ignored, too.
     weights = torch.where(_inside(locations)[..., None, None], weights, 0)
     if chosen == "torch":
@@ -76,8 +75,7 @@ def _by_attention(
     places = locations.transpose(2, 3)[:, :, None, :, None].expand(-1, -1, groups, -1, levels, -1, -1).flatten(3, 4)
     shares = weights.permute(0, 1, 5, 3, 4, 2).flatten(3, 4)
     maps = _levels(spatial_shapes, starts, features)
-    output: Tensor = run(torch.ops.rtdetr.ms_deform_attn, value, *maps, places, shares)
-    return output
+    return run(torch.ops.rtdetr.ms_deform_attn, value, *maps, places, shares)
 
 
 def _levels(

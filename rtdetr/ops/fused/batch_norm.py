@@ -29,8 +29,7 @@ def norm_activation(norm: nn.Module, x: Tensor, activation: Activation, plus: Te
             norm.num_batches_tracked.add_(1)
         several = isinstance(norm, nn.SyncBatchNorm) and dist.is_initialized() and dist.get_world_size() > 1
         numbers = (norm.running_mean, norm.running_var, norm.momentum, norm.eps, KINDS[activation], several)
-        y: Tensor = NormActivation.apply(x, norm.weight, norm.bias, plus, *numbers)
-        return y
+        return NormActivation.apply(x, norm.weight, norm.bias, plus, *numbers)
     y = norm(x)
     y = y if plus is None else y + plus
     return y if activation is None else activation(y)

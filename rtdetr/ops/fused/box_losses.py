@@ -20,8 +20,7 @@ def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, T
     targets: (B, M, 4); index: (K, G, B, Q) int64 of the target in its image, or -1. Boxes are cxcywh, float32. The
     twin is losses.criterion._box_losses.
     """
-    found: tuple[Tensor, Tensor, Tensor] = BoxLosses.apply(boxes, targets, index)
-    return found
+    return BoxLosses.apply(boxes, targets, index)
 
 
 def why_not(boxes: Tensor) -> str | None:

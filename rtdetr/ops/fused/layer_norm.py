@@ -19,8 +19,7 @@ def sum_norm(x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: 
     are computed in float32."""
     with torch.autocast(x.device.type, enabled=False):
         if why_not(x, weight) is None:
-            y: Tensor = SumNorm.apply(x, plus, weight, bias, eps)
-            return y
+            return SumNorm.apply(x, plus, weight, bias, eps)
         x = x if plus is None else x + plus
         return F.layer_norm(x, weight.shape, weight.to(x.dtype), bias.to(x.dtype), eps)
 
@@ -46,8 +45,7 @@ class SumNorm(torch.autograd.Function):
         y, total = torch.ops.rtdetr.token_norm(rows, added, weight, bias, eps)
         ctx.save_for_backward(rows if plus is None else total, weight, bias)
         ctx.eps = eps
-        result: Tensor = y.view(x.shape)
-        return result
+        return y.view(x.shape)
 
     @staticmethod
     @once_differentiable

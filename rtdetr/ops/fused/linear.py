@@ -17,8 +17,7 @@ ALIGNMENT = 8  # channels of the result
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x @ weight.T + bias, (..., C'), or its ReLU. x: (..., C); weight: (C', C); bias: (C',)."""
     if why_not(x, weight, bias) is None:
-        y: Tensor = Linear.apply(x, weight, bias, relu)
-        return y
+        return Linear.apply(x, weight, bias, relu)
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
 
@@ -44,8 +43,7 @@ class Linear(torch.autograd.Function):
         rows = x.reshape(-1, x.shape[-1])
         y = torch._addmm_activation(bias, rows, weight.t()) if relu else torch.addmm(bias, rows, weight.t())
         ctx.save_for_backward(rows, weight, y if relu else None)
-        result: Tensor = y.view(*x.shape[:-1], -1)
-        return result
+        return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable

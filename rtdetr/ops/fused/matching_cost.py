@@ -28,8 +28,7 @@ def fused_matching_cost(
     wide = torch.float64 if torch.float64 in (logits.dtype, boxes.dtype) else torch.float32
     values = logits.double() if wide == torch.float64 else logits
     dense = labels.contiguous(), targets.to(wide).contiguous()
-    cost: Tensor = torch.ops.rtdetr.matching_cost(values, boxes.to(wide), *dense, list(counts), *weights)
-    return cost
+    return torch.ops.rtdetr.matching_cost(values, boxes.to(wide), *dense, list(counts), *weights)
 
 
 def why_not(logits: Tensor, counts: Sequence[int]) -> str | None:

@@ -17,8 +17,7 @@ ALIGNMENT = 8  # channels
 def halve(x: Tensor) -> Tensor:
     """Largest of 3 x 3 cells in steps of 2, (B, C, ceil(H / 2), ceil(W / 2)) of maps (B, C, H, W)."""
     if why_not(x) is None:
-        y: Tensor = Halve.apply(x)
-        return y
+        return Halve.apply(x)
     return F.max_pool2d(x, 3, stride=2, padding=1)
 
 
@@ -39,8 +38,7 @@ class Halve(torch.autograd.Function):
         y, place = torch.ops.rtdetr.max_pool(x.permute(0, 2, 3, 1))
         ctx.save_for_backward(place)
         ctx.size = x.shape[2:]
-        result: Tensor = y.permute(0, 3, 1, 2)
-        return result
+        return y.permute(0, 3, 1, 2)
 
     @staticmethod
     @once_differentiable

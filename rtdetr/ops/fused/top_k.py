@@ -16,8 +16,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     NaN counts as the largest. Among equal values the kernel takes the first, torch any.
     """
     if why_not(values, k) is None:
-        best, index = torch.ops.rtdetr.top_k(values, k)
-        return best, index
+        return torch.ops.rtdetr.top_k(values, k)
     best, index = values.topk(k, dim=1)
     return best, index
 

@@ -16,8 +16,7 @@ def varifocal(
     """Losses (...), summed over classes, and their gradient (..., C) by logits (..., C); see
     losses.functional.VarifocalOfMatches, whose code is the twin."""
     dense = (each.contiguous() for each in (labels, scores, matched))
-    losses, gradient = torch.ops.rtdetr.varifocal(logits, *dense, bounded, alpha)
-    return losses, gradient
+    return torch.ops.rtdetr.varifocal(logits, *dense, bounded, alpha)
 
 
 def why_not(logits: Tensor, gamma: float) -> str | None:
