@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -130,29 +131,28 @@ def file_to_write(text: str) -> Path:
     return file
 
 
-def environment_of(device: torch.device) -> dict[str, str]:
-    """Prints and returns device and versions."""
-    environment = benchmark_op.environment(device)
+def printed(environment: dict[str, str]) -> dict[str, str]:
+    """Prints device and versions, and returns them."""
     print(", ".join(f"{key} {value}" for key, value in environment.items()))
     return environment
 
 
 def write_json(file: Path | None, content: object) -> None:
+    """Writes the content, in which dataclasses become objects, unless there is no file."""
     if file:
-        file.write_text(json.dumps(content, indent=1), encoding="utf-8")
+        file.write_text(json.dumps(content, indent=1, default=asdict), encoding="utf-8")
 
 
 def measure_data(args: argparse.Namespace) -> int:
     """Prints the tables and writes the JSON file."""
-    environment = {"torch": torch.__version__, **benchmark_data.versions()}
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
+    environment = printed({"torch": torch.__version__, **benchmark_data.versions()})
     with benchmark_data.opened(args.images, min(args.count, 64)) as source:
         rows = benchmark_data.measure(source, args.count, args.rounds)
         print(benchmark_data.table(rows))
         steps = benchmark_data.profile(source, args.count) if args.profile else {}
     for backend, spent in steps.items():
         print(f"{backend}, ms: " + ", ".join(f"{step} {taken:.2f}" for step, taken in spent.items()))
-    write_json(args.json, {**environment, "measurements": [asdict(row) for row in rows], "milliseconds": steps})
+    write_json(args.json, {**environment, "measurements": rows, "milliseconds": steps})
     return 0
 
 
@@ -161,23 +161,21 @@ def measure_train(args: argparse.Namespace) -> int:
     device = args.device
     if device.type == "cuda":
         let_memory_grow()  # before torch first uses the GPU, when it reads this setting
-    environment = environment_of(device)
-    record: dict[str, object] = {**environment}
+    record: dict[str, object] = {**printed(benchmark_op.environment(device))}
     for config in args.config:
         print(f"{config}, batch {args.batch}, {args.size} x {args.size}\n{benchmark_train.HEADER}", flush=True)
         rows = []
         for mode in args.modes:
-            rows.append(
-                benchmark_train.measure(
-                    find_config(config), mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
-                    args.update, args.gpus,
-                )
+            row = benchmark_train.measure(
+                find_config(config), mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
+                args.update, args.gpus,
             )  # fmt: skip
-            print(benchmark_train.row(rows[-1]), flush=True)
-            for name, calls, ms in rows[-1].top:
+            rows.append(row)
+            print(benchmark_train.row(row), flush=True)
+            for name, calls, ms in row.top:
                 print(f"    {ms:7.3f} ms {calls:6.1f} x {name}")
             torch._dynamo.reset()
-        record[config] = [asdict(row) for row in rows]
+        record[config] = rows
     write_json(args.json, record)
     return 0
 
@@ -186,14 +184,14 @@ def measure_eval(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file; returns 1 if the evaluators disagree."""
     rows = benchmark_eval.measure(args.images, args.detections, args.profile, args.evaluators)
     print(benchmark_eval.table(rows))
-    write_json(args.json, [asdict(row) for row in rows])
+    write_json(args.json, rows)
     return int(any(benchmark_eval.difference(row, rows[0]) > 1e-12 for row in rows))
 
 
 def measure_assignment(args: argparse.Namespace) -> int:
     """Prints the table and writes the JSON file."""
     device = args.device
-    environment = environment_of(device)
+    environment = printed(benchmark_op.environment(device))
     backends = benchmark_assignment.backends_for(device)
     rows = [
         row
@@ -202,14 +200,14 @@ def measure_assignment(args: argparse.Namespace) -> int:
         for row in benchmark_assignment.measure(case, trained, backends, device, args.profile)
     ]
     print(benchmark_assignment.table(rows, args.profile))
-    write_json(args.json, {**environment, "measurements": [asdict(row) for row in rows]})
+    write_json(args.json, {**environment, "measurements": rows})
     return 0
 
 
 def measure_infer(args: argparse.Namespace) -> int:
     """Prints each row of the table once measured, and rewrites the JSON file. Returns 1 if a row failed."""
     device = args.device
-    environment = environment_of(device)
+    environment = printed(benchmark_op.environment(device))
     print(benchmark_infer.header())
     rows = []
     names = args.rows or benchmark_infer.rows_for(device)
@@ -230,21 +228,19 @@ def measure_op(args: argparse.Namespace) -> int:
     wanted = args.cases or ([case.name for case in benchmark_op.CASES] if on_gpu else ["R1"])
     dtypes = args.dtypes or (list(DTYPES) if on_gpu else ["float32"])
     backends = args.backends or benchmark_op.backends_for(device)
-    environment = environment_of(device)
+    environment = printed(benchmark_op.environment(device))
     copy_rate = benchmark_op.copy_speed(device)
     if on_gpu:
         print(f"device copy, read and written: {copy_rate / 1e12:.2f} TB/s")
     measurements = []
-    for case in benchmark_op.CASES:
-        for dtype in dtypes if case.name in wanted else []:
-            for backend in backends:
-                measurements.append(benchmark_op.measure(case, backend, DTYPES[dtype], device, copy_rate))
-                rows = benchmark_op.table(measurements).splitlines()
-                print("\n".join(rows if len(measurements) == 1 else rows[-1:]), flush=True)
-                if on_gpu:
-                    torch.cuda.empty_cache()
-    record = {**environment, "copy_bytes_per_second": copy_rate, "measurements": [asdict(m) for m in measurements]}
-    write_json(args.json, record)
+    cases = [case for case in benchmark_op.CASES if case.name in wanted]
+    for case, dtype, backend in itertools.product(cases, dtypes, backends):
+        measurements.append(benchmark_op.measure(case, backend, DTYPES[dtype], device, copy_rate))
+        rows = benchmark_op.table(measurements).splitlines()
+        print("\n".join(rows if len(measurements) == 1 else rows[-1:]), flush=True)
+        if on_gpu:
+            torch.cuda.empty_cache()
+    write_json(args.json, {**environment, "copy_bytes_per_second": copy_rate, "measurements": measurements})
     return 0
 
 

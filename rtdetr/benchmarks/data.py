@@ -129,8 +129,7 @@ def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[
             "boxes": tv_tensors.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=canvas),
             "labels": torch.from_numpy(labels),
         }
-        made: Tensor = peers[sample.size, sample.interpolation](given)["image"]
-        return made
+        return peers[sample.size, sample.interpolation](given)["image"]
 
     return {
         "decode, plain": lambda sample: np.asarray(source.image(sample.image)),

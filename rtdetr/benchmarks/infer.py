@@ -80,7 +80,6 @@ def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
 def make_images(folder: Path, number: int) -> None:
     """Writes JPEGs of 640 x 480 pixels, about 150 kB each, as in COCO."""
     import numpy as np
-    from PIL import Image
 
     generator = np.random.default_rng(0)
     for i in range(number):
