@@ -15,6 +15,7 @@ import pytest
 import torch
 from fuzz_data import Tracer, make_sets, try_one
 from hostile_folders import VOC, YOLO, write_voc, write_yolo
+from hostile_named import Case as FolderCase
 from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, config_of, sound_document, write_case
 from messages import message
 from PIL import Image
@@ -73,10 +74,10 @@ def test_the_doctor_names_it(case: Case, tmp_path: Path, images: Path) -> None:
     ids=[f"voc, {case.name}" for case in VOC] + [f"yolo, {case.name}" for case in YOLO],
 )
 def test_folders_of_other_formats(
-    write: Callable[[Path, Path], None], case: Case, tmp_path: Path, images: Path
+    write: Callable[[Path, Path], None], case: FolderCase, tmp_path: Path, images: Path
 ) -> None:
     write(tmp_path / "set", images)
-    case.change({}, tmp_path / "set")
+    case.change(tmp_path / "set")
     report = examine(tmp_path / "set")
     kinds = {each.kind for each in report.defects()}
     assert kinds & set(case.kind.split("|")), (kinds, list(report.lines()))
@@ -374,10 +375,10 @@ def test_large_files_are_read_in_a_stream_to_the_same_end(
 
 @pytest.mark.parametrize(("write", "case"), [(write_voc, VOC[8]), (write_voc, VOC[9]), (write_yolo, YOLO[5])])
 def test_the_clean_copy_of_another_format_is_coco(
-    write: Callable[[Path, Path], None], case: Case, tmp_path: Path, images: Path
+    write: Callable[[Path, Path], None], case: FolderCase, tmp_path: Path, images: Path
 ) -> None:
     write(tmp_path / "set", images)
-    case.change({}, tmp_path / "set")
+    case.change(tmp_path / "set")
     out = tmp_path / "out"
     assert cli.main(["doctor", str(tmp_path / "set"), "--fix", str(out)]) == 1
     images = tmp_path / "set" / ("JPEGImages" if write is write_voc else "")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH, Case
+from hostile_named import BOMB, Case, Change, a_folder, each_of, edited, gone, whole
+from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
+from named_sets import link
 
 CLASSES = ("cup", "pen", "key")
-BOMB = '<!DOCTYPE a [<!ENTITY a "aaaa">' + "".join(
-    f'<!ENTITY {b} "{f"&{a};" * 20}">' for a, b in zip("abcdefgh", "bcdefghi")
-)
 
 
 def write_voc(root: Path, images: Path) -> None:
     (root / "Annotations").mkdir(parents=True)
-    _link(images, root / "JPEGImages")
+    link(images, root / "JPEGImages")
     for i in range(NUM_IMAGES):
         objects = "".join(
             f"<object><name>{CLASSES[k % 3]}</name><bndbox><xmin>{3 + k % 7}</xmin><ymin>{4 + k % 5}</ymin>"
@@ -31,8 +27,7 @@ def write_voc(root: Path, images: Path) -> None:
 
 def write_yolo(root: Path, images: Path) -> None:
     (root / "labels" / "train").mkdir(parents=True)
-    (root / "images").mkdir()
-    _link(images, root / "images" / "train")
+    link(images, root / "images" / "train")
     for i in range(NUM_IMAGES):
         lines = "".join(
             f"{k % 3} {0.3 + 0.01 * (k % 7):.2f} {0.4 + 0.01 * (k % 5):.2f} 0.25 0.3\n" for k in (2 * i, 2 * i + 1)
@@ -41,38 +36,27 @@ def write_yolo(root: Path, images: Path) -> None:
     (root / "data.yaml").write_text("train: images/train\nnames:\n  0: cup\n  1: pen\n  2: key\n")
 
 
-def _link(images: Path, folder: Path) -> None:
-    folder.mkdir()
-    for each in images.iterdir():
-        os.link(each, folder / each.name)
+def _xml(old: str, new: str) -> Change:
+    return edited("Annotations/02.xml", old, new)
 
 
-def _edit(file: str, old: str, new: str | bytes) -> Callable[[Any, Path], None]:
-    def change(_: Any, root: Path) -> None:
-        text = (root / file).read_text()
-        assert old in text
-        if isinstance(new, bytes):
-            (root / file).write_bytes(new)
-        else:
-            (root / file).write_text(text.replace(old, new, 1))
-
-    return change
+def _xml_file(content: bytes) -> Change:
+    return whole("Annotations/02.xml", content)
 
 
-def _xml(old: str, new: str | bytes) -> Callable[[Any, Path], None]:
-    return _edit("Annotations/02.xml", old, new)
+def _line(text: str) -> Change:
+    return edited("labels/train/02.txt", "1 0.34 0.44 0.25 0.3", text)
 
 
-def _line(text: str | bytes) -> Callable[[Any, Path], None]:
-    return _edit("labels/train/02.txt", "1 0.34 0.44 0.25 0.3", text)
+def _yaml(old: str, new: str) -> Change:
+    return edited("data.yaml", old, new)
 
 
-def _yaml(old: str, new: str | bytes) -> Callable[[Any, Path], None]:
-    return _edit("data.yaml", old, new)
-
-
-def _remove(file: str) -> Callable[[Any, Path], None]:
-    return lambda _, root: (root / file).unlink()
+def _list_with(last: str) -> Change:
+    """A list of images in place of the folder, with another line at its end."""
+    images = "".join(f"images/train/{i:02d}.png\n" for i in range(NUM_IMAGES))
+    yaml = b"train: list.txt\nnames: [cup, pen, key]\n"
+    return each_of(whole("list.txt", f"{images}{last}\n".encode()), whole("data.yaml", yaml))
 
 
 VOC = [
@@ -90,16 +74,16 @@ VOC = [
     Case("width 41", "picture_size", 1, _xml("<width>40", "<width>41")),
     Case("no size", "image_size_missing", 1, _xml("<width>40</width>", "")),
     Case("XML cut", "image_file", 1, _xml("</annotation>", "")),
-    Case("XML empty", "image_file", 1, _xml("<annotation>", b"")),
-    Case("XML a web page", "image_file", 1, _xml("<annotation>", b"<html></html>")),
-    Case("XML is JSON", "image_file", 1, _xml("<annotation>", b'{"images": []}')),
-    Case("XML deep", "image_file", 1, _xml("<annotation>", b"<annotation>" + b"<a>" * 9000)),
-    Case("XML bomb", "image_file", 1, _xml("<annotation>", f"{BOMB}]><annotation>".encode())),
+    Case("XML empty", "image_file", 1, _xml_file(b"")),
+    Case("XML a web page", "image_file", 1, _xml_file(b"<html></html>")),
+    Case("XML is JSON", "image_file", 1, _xml_file(b'{"images": []}')),
+    Case("XML deep", "image_file", 1, _xml_file(b"<annotation>" + b"<a>" * 9000)),
+    Case("XML bomb", "image_file", 1, _xml_file(f"{BOMB}]><annotation>".encode())),
     Case(
         "XML that wants a file",
         "image_file",
         1,
-        _xml("<annotation>", b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>'),
+        _xml_file(b'<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>'),
     ),
     Case(
         "XML in no encoding",
@@ -107,14 +91,11 @@ VOC = [
         1,
         _xml("<annotation>", '<?xml version="1.0" encoding="klingon"?><annotation>'),
     ),
-    Case("XML in Latin-1", "image_file", 1, _xml("<annotation>", "<annotation>\xe4".encode("latin-1"))),
-    Case("image gone", "picture_missing", 1, _remove("JPEGImages/02.png")),
+    Case("XML in Latin-1", "image_file", 1, _xml_file("<annotation>\xe4".encode("latin-1"))),
+    Case("image gone", "picture_missing", 1, gone("JPEGImages/02.png")),
     Case("a name outside, of an image inside", "picture_path_outside", 1, _xml("02.png", "../../02.png")),
     Case(
-        "image outside",
-        "picture_path_outside",
-        1,
-        lambda d, r: [_remove("JPEGImages/02.png")(d, r), _xml("02.png", "../../02.png")(d, r)],
+        "image outside", "picture_path_outside", 1, each_of(gone("JPEGImages/02.png"), _xml("02.png", "../../02.png"))
     ),
 ]
 YOLO = [
@@ -129,42 +110,12 @@ YOLO = [
     Case("no width", "box_zero", 1, _line("1 0.4 0.4 0 0.3")),
     Case("negative width", "box_box|box_negative", 1, _line("1 0.4 0.4 -0.2 0.3")),
     Case("beyond the edge", "box_clipped", 1, _line("1 0.95 0.4 0.4 0.3")),
-    Case("UTF-16", "image_text", 1, _line("1 0.4 0.4 0.2 0.3".encode("utf-16"))),
-    Case("an image", "image_text", 1, _line(b"\x89PNG\r\n\x1a\n\xff")),
-    Case(
-        "a folder",
-        "image_text",
-        1,
-        lambda _, r: [(r / "labels/train/02.txt").unlink(), (r / "labels/train/02.txt").mkdir()],
-    ),
-    Case(
-        "image damaged",
-        "image_picture|picture_damaged",
-        1,
-        lambda _, r: [(r / "images/train/02.png").unlink(), (r / "images/train/02.png").write_bytes(b"x")],
-    ),
-    Case(
-        "list with a path outside",
-        "picture_path_outside",
-        1,
-        lambda _, r: [
-            (r / "list.txt").write_text(
-                "".join(f"images/train/{i:02d}.png\n" for i in range(NUM_IMAGES)) + "/etc/passwd\n"
-            ),
-            (r / "data.yaml").write_text("train: list.txt\nnames: [cup, pen, key]\n"),
-        ],
-    ),
-    Case(
-        "list with a missing image",
-        "image_file",
-        1,
-        lambda _, r: [
-            (r / "list.txt").write_text(
-                "".join(f"images/train/{i:02d}.png\n" for i in range(NUM_IMAGES)) + "images/train/x.png\n"
-            ),
-            (r / "data.yaml").write_text("train: list.txt\nnames: [cup, pen, key]\n"),
-        ],
-    ),
+    Case("UTF-16", "image_text", 1, whole("labels/train/02.txt", "1 0.4 0.4 0.2 0.3".encode("utf-16"))),
+    Case("an image", "image_text", 1, whole("labels/train/02.txt", b"\x89PNG\r\n\x1a\n\xff")),
+    Case("a folder", "image_text", 1, a_folder("labels/train/02.txt")),
+    Case("image damaged", "image_picture|picture_damaged", 1, gone("images/train/02.png", b"x")),
+    Case("list with a path outside", "picture_path_outside", 1, _list_with("/etc/passwd")),
+    Case("list with a missing image", "image_file", 1, _list_with("images/train/x.png")),
     Case("two classes of one name", "class_name", 1, _yaml("1: pen", "1: cup")),
     Case("YAML broken", "yaml_broken|unusable", 2, _yaml("names:", "names: [")),
     Case("YAML key twice", "yaml_broken|unusable", 2, _yaml("names:", "train: images\nnames:")),
@@ -184,7 +135,7 @@ YOLO = [
         "YAML Latin-1",
         "yaml_broken|unusable",
         2,
-        _yaml("names:", "train: images/train\nnames: [\xe4]\n".encode("latin-1")),
+        whole("data.yaml", "train: images/train\nnames: [\xe4]\n".encode("latin-1")),
     ),
     Case("YAML tag", "yaml_broken|unusable", 2, _yaml("names:", "x: !!python/object/apply:os.system [true]\nnames:")),
     Case("YAML huge number", "yaml_broken|unusable", 2, _yaml("names:", f"nc: {'9' * 5000}\nnames:")),

@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 NAN, INF = float("nan"), float("inf")
 DIGITS, DEEP = "9" * 5000, "[" * 100_000
+BOMB = '<!DOCTYPE a [<!ENTITY a "aaaa">' + "".join(
+    f'<!ENTITY {b} "{f"&{a};" * 20}">' for a, b in zip("abcdefgh", "bcdefghi")
+)
+Change = Callable[[Path], Any]  # of the folder of a set
 
 
 class Case(NamedTuple):
     name: str
     kind: str  # a defect of that kind must be found; several separated by |
     code: int  # of the doctor
-    change: Callable[[Path], Any]
+    change: Change
 
 
-def _json(file: str, place: tuple[Any, ...], value: Any) -> Callable[[Path], Any]:
-    """Another value at a place of the document; the last key of the place may be new. Nothing: the key goes."""
-
-    def change(root: Path) -> None:
-        document = json.loads((root / file).read_text())
-        inner = document
-        for key in place[:-1]:
-            inner = inner[key]
-        if value is Ellipsis:
-            del inner[place[-1]]
-        else:
-            inner[place[-1]] = value
-        (root / file).write_text(json.dumps(document))
-
-    return change
+def _with(text: str, place: Sequence[Any], value: Any) -> str:
+    """A JSON text with another value at a place; the last key of the place may be new. Nothing: the key goes."""
+    document = json.loads(text)
+    *way, last = place
+    inner = functools.reduce(operator.getitem, way, document)
+    if value is Ellipsis:
+        del inner[last]
+    else:
+        inner[last] = value
+    return json.dumps(document)
 
 
-def _text(file: str, old: str, new: str | bytes) -> Callable[[Path], Any]:
+def _json(file: str, place: Sequence[Any], value: Any) -> Change:
+    return lambda root: (root / file).write_text(_with((root / file).read_text(), place, value))
+
+
+def each_of(*changes: Change) -> Change:
+    return lambda root: [change(root) for change in changes]
+
+
+def edited(file: str, old: str, new: str | bytes) -> Change:
     def change(root: Path) -> None:
         text = (root / file).read_text()
         assert old in text
@@ -48,19 +57,19 @@ def _text(file: str, old: str, new: str | bytes) -> Callable[[Path], Any]:
     return change
 
 
-def _whole(file: str, content: bytes) -> Callable[[Path], Any]:
+def whole(file: str, content: bytes) -> Change:
     return lambda root: (root / file).write_bytes(content)
 
 
-def _cut(file: str) -> Callable[[Path], Any]:
+def _cut(file: str) -> Change:
     return lambda root: (root / file).write_bytes((root / file).read_bytes()[:-40])
 
 
-def _encoded(file: str, encoding: str) -> Callable[[Path], Any]:
+def _encoded(file: str, encoding: str) -> Change:
     return lambda root: (root / file).write_bytes((root / file).read_text().encode(encoding))
 
 
-def _gone(file: str, instead: bytes | None = None) -> Callable[[Path], Any]:
+def gone(file: str, instead: bytes | None = None) -> Change:
     def change(root: Path) -> None:
         (root / file).unlink()  # it is a hard link
         if instead is not None:
@@ -69,21 +78,25 @@ def _gone(file: str, instead: bytes | None = None) -> Callable[[Path], Any]:
     return change
 
 
-def _task(*place_and_value: Any) -> Callable[[Path], Any]:
+def a_folder(file: str) -> Change:
+    return each_of(gone(file), lambda root: (root / file).mkdir())
+
+
+def _task(*place_and_value: Any) -> Change:
     *place, value = place_and_value
     return _json("export.json", (2, *place), value)
 
 
-def _result(*place_and_value: Any) -> Callable[[Path], Any]:
+def _result(*place_and_value: Any) -> Change:
     return _task("annotations", 0, "result", *place_and_value)
 
 
-def _region(*place_and_value: Any) -> Callable[[Path], Any]:
+def _region(*place_and_value: Any) -> Change:
     return _result(0, *place_and_value)
 
 
-def _both(key: str, value: Any) -> Callable[[Path], Any]:
-    return lambda root: [_result(i, key, value)(root) for i in (0, 1)]
+def _both(key: str, value: Any) -> Change:
+    return each_of(*(_result(i, key, value) for i in (0, 1)))
 
 
 LABEL_STUDIO = [
@@ -112,12 +125,7 @@ LABEL_STUDIO = [
     Case("size a fraction", "image_size", 1, _region("original_width", 40.5)),
     Case("two sizes", "image_size", 1, _region("original_width", 41)),
     Case("another size", "picture_size", 1, _both("original_width", 41)),
-    Case(
-        "no size",
-        "box_numbers",
-        1,
-        lambda root: [_both(key, ...)(root) for key in ("original_width", "original_height")],
-    ),
+    Case("no size", "box_numbers", 1, each_of(_both("original_width", ...), _both("original_height", ...))),
     Case("no data", "image_file", 1, _task("data", ...)),
     Case("data without an image", "image_image", 1, _task("data", {"text": "hello", "n": 3})),
     Case("image outside", "picture_missing", 1, _task("data", "image", "../../../etc/passwd.png")),
@@ -127,40 +135,33 @@ LABEL_STUDIO = [
     Case("task text", "image_file", 1, _json("export.json", (2,), "x")),
     Case("annotations a mapping", "image_file", 1, _task("annotations", {"id": 1})),
     Case("result null", "image_file", 1, _task("annotations", 0, "result", None)),
-    Case("no image file", "picture_missing", 1, _gone("images/02.png")),
+    Case("no image file", "picture_missing", 1, gone("images/02.png")),
     Case("cut", "unusable", 2, _cut("export.json")),
-    Case("deep", "unusable", 2, _text("export.json", "[", f"[{DEEP}")),
-    Case("digits", "unusable", 2, _text("export.json", '"id": 7', f'"id": {DIGITS}')),
-    Case("nothing labelled", "json_not_coco", 2, _whole("export.json", b"[]")),
+    Case("deep", "unusable", 2, edited("export.json", "[", f"[{DEEP}")),
+    Case("digits", "unusable", 2, edited("export.json", '"id": 7', f'"id": {DIGITS}')),
+    Case("nothing labelled", "json_not_coco", 2, whole("export.json", b"[]")),
     Case("UTF-16", "json_not_coco", 2, _encoded("export.json", "utf-16")),
     Case(
         "a third unlabelled",
         "too_much|unusable",
         2,
-        lambda root: [_json("export.json", (i, "data"), {})(root) for i in range(8)],
+        each_of(*(_json("export.json", (i, "data"), {}) for i in range(8))),
     ),
 ]
 
 
-def _xml(old: str, new: str | bytes) -> Callable[[Path], Any]:
-    return _text("annotations.xml", old, new)
+def _xml(old: str, new: str | bytes) -> Change:
+    return edited("annotations.xml", old, new)
 
 
 BOX = '<box label="key" source="manual" occluded="0" xtl="6.00" ytl="7.00" xbr="18.00" ybr="18.00" z_order="0"></box>'
 
 
-def _xml_of_box(old: str, new: str) -> Callable[[Path], Any]:
-    def change(root: Path) -> None:
-        text = (root / "annotations.xml").read_text()
-        assert BOX in text and old in BOX
-        (root / "annotations.xml").write_text(text.replace(BOX, BOX.replace(old, new), 1))
-
-    return change
+def _xml_of_box(old: str, new: str) -> Change:
+    assert old in BOX
+    return _xml(BOX, BOX.replace(old, new))
 
 
-BOMB = '<!DOCTYPE a [<!ENTITY a "aaaa">' + "".join(
-    f'<!ENTITY {b} "{f"&{a};" * 20}">' for a, b in zip("abcdefgh", "bcdefghi")
-)
 CVAT = [
     Case("xtl a word", "box_numbers", 1, _xml_of_box('xtl="6.00"', 'xtl="six"')),
     Case("xtl nan", "box_numbers", 1, _xml_of_box('xtl="6.00"', 'xtl="nan"')),
@@ -208,37 +209,32 @@ CVAT = [
         "subsets of unknown names",
         "unusable",
         2,
-        lambda root: [_xml('id="1"', 'id="1" subset="mine"')(root), _xml('id="2"', 'id="2" subset="Train"')(root)],
+        each_of(_xml('id="1"', 'id="1" subset="mine"'), _xml('id="2"', 'id="2" subset="Train"')),
     ),
-    Case(
-        "no image",
-        "too_much|unusable",
-        2,
-        lambda root: (root / "annotations.xml").write_text("<annotations></annotations>"),
-    ),
+    Case("no image", "too_much|unusable", 2, whole("annotations.xml", b"<annotations></annotations>")),
 ]
 
 
-def _labelme(*place_and_value: Any) -> Callable[[Path], Any]:
+def _labelme(*place_and_value: Any) -> Change:
     *place, value = place_and_value
-    return _json("02.json", tuple(place), value)
+    return _json("02.json", place, value)
 
 
-def _shape(*place_and_value: Any) -> Callable[[Path], Any]:
+def _shape(*place_and_value: Any) -> Change:
     return _labelme("shapes", 0, *place_and_value)
 
 
 LABELME = [
     Case("cut", "image_file", 1, _cut("02.json")),
-    Case("empty", "image_file", 1, _whole("02.json", b"")),
-    Case("a list", "image_file", 1, _whole("02.json", b"[1, 2]")),
-    Case("null", "image_file", 1, _whole("02.json", b"null")),
-    Case("deep", "image_file", 1, _whole("02.json", DEEP.encode())),
-    Case("digits", "image_file", 1, _text("02.json", '"imageHeight": 32', f'"imageHeight": {DIGITS}')),
-    Case("bytes", "image_file", 1, _whole("02.json", b"\x89PNG\r\n\x1a\n\xff")),
-    Case("Latin-1", "image_file", 1, _text("02.json", '"5.5.0"', b'"\xe4"')),
-    Case("a key twice", "image_file", 1, _text("02.json", '"version"', '"shapes": [], "version"')),
-    Case("a folder", "image_file", 1, lambda root: [(root / "02.json").unlink(), (root / "02.json").mkdir()]),
+    Case("empty", "image_file", 1, whole("02.json", b"")),
+    Case("a list", "image_file", 1, whole("02.json", b"[1, 2]")),
+    Case("null", "image_file", 1, whole("02.json", b"null")),
+    Case("deep", "image_file", 1, whole("02.json", DEEP.encode())),
+    Case("digits", "image_file", 1, edited("02.json", '"imageHeight": 32', f'"imageHeight": {DIGITS}')),
+    Case("bytes", "image_file", 1, whole("02.json", b"\x89PNG\r\n\x1a\n\xff")),
+    Case("Latin-1", "image_file", 1, edited("02.json", '"5.5.0"', b'"\xe4"')),
+    Case("a key twice", "image_file", 1, edited("02.json", '"version"', '"shapes": [], "version"')),
+    Case("a folder", "image_file", 1, a_folder("02.json")),
     Case("a pipe", "image_file", 1, lambda root: [(root / "00.json").unlink(), os.mkfifo(root / "00.json")]),
     Case("shapes null", "image_file", 1, _labelme("shapes", None)),
     Case("no imagePath", "image_file", 1, _labelme("imagePath", ...)),
@@ -265,37 +261,29 @@ LABELME = [
     Case("a point beyond floats", "box_numbers", 1, _shape("points", 0, [10**400, 2])),
     Case("no width", "box_zero", 1, _shape("points", [[3, 4], [3, 9]])),
     Case("outside", "box_outside", 1, _shape("points", [[300, 4], [310, 9]])),
-    Case("no image", "picture_missing", 1, _gone("02.png")),
-    Case(
-        "image elsewhere",
-        "picture_missing",
-        1,
-        lambda root: [_gone("02.png")(root), _labelme("imagePath", "/etc/passwd")(root)],
-    ),
-    Case("image damaged", "picture_not_a_picture|picture_damaged", 1, _gone("02.png", b"x")),
+    Case("no image", "picture_missing", 1, gone("02.png")),
+    Case("image elsewhere", "picture_missing", 1, each_of(gone("02.png"), _labelme("imagePath", "/etc/passwd"))),
+    Case("image damaged", "picture_not_a_picture|picture_damaged", 1, gone("02.png", b"x")),
 ]
 
 
-def _row(*place_and_value: Any) -> Callable[[Path], Any]:
+def _edited_line(edit: Callable[[str], str]) -> Change:
+    def change(root: Path) -> None:
+        file = root / "train" / "metadata.jsonl"
+        lines = file.read_text().splitlines()
+        lines[2] = edit(lines[2])
+        file.write_text("\n".join(lines))
+
+    return change
+
+
+def _row(*place_and_value: Any) -> Change:
     *place, value = place_and_value
-
-    def change(root: Path) -> None:
-        lines = (root / "train" / "metadata.jsonl").read_text().splitlines()
-        (root / "row.json").write_text(lines[2])
-        _json("row.json", tuple(place), value)(root)
-        lines[2] = (root / "row.json").read_text()
-        (root / "row.json").unlink()
-        (root / "train" / "metadata.jsonl").write_text("\n".join(lines))
-
-    return change
+    return _edited_line(lambda line: _with(line, place, value))
 
 
-def _line(text: str) -> Callable[[Path], Any]:
-    def change(root: Path) -> None:
-        lines = (root / "train" / "metadata.jsonl").read_text().splitlines()
-        (root / "train" / "metadata.jsonl").write_text("\n".join([*lines[:2], text, *lines[3:]]))
-
-    return change
+def _line(text: str) -> Change:
+    return _edited_line(lambda _: text)
 
 
 HUGGING_FACE = [
@@ -311,7 +299,7 @@ HUGGING_FACE = [
     Case("file_name half a character", "image_image", 1, _row("file_name", "\ud800.png")),
     Case("outside", "picture_path_outside", 1, _row("file_name", "../../../etc/passwd")),
     Case("no such image", "picture_missing", 1, _row("file_name", "x.png")),
-    Case("image damaged", "image_image", 1, _gone("train/02.png", b"x")),
+    Case("image damaged", "image_image", 1, gone("train/02.png", b"x")),
     Case("no objects", "image_file", 1, _row("objects", ...)),
     Case("objects a number", "image_file", 1, _row("objects", 7)),
     Case("objects a list of numbers", "box_numbers", 1, _row("objects", [1])),
@@ -332,10 +320,10 @@ HUGGING_FACE = [
     Case("width 0", "box_zero", 1, _row("objects", "bbox", 0, [1, 2, 0, 4])),
     Case("width negative", "box_negative", 1, _row("objects", "bbox", 0, [9, 2, -3, 4])),
     Case("outside its image", "box_outside", 1, _row("objects", "bbox", 0, [99, 2, 3, 4])),
-    Case("width 41", "picture_size", 1, lambda root: [_row("width", 41)(root), _row("height", 32)(root)]),
+    Case("width 41", "picture_size", 1, each_of(_row("width", 41), _row("height", 32))),
     Case("height -1", "image_size", 1, _row("height", -1)),
     Case("UTF-16", "too_much", 2, _encoded("train/metadata.jsonl", "utf-16")),
-    Case("a class twice", "unusable", 2, _whole("classes.txt", b"cup\ncup\n")),
-    Case("empty", "unusable|too_much", 2, _whole("train/metadata.jsonl", b"")),
+    Case("a class twice", "unusable", 2, whole("classes.txt", b"cup\ncup\n")),
+    Case("empty", "unusable|too_much", 2, whole("train/metadata.jsonl", b"")),
 ]
 HOSTILE = {"labelstudio": LABEL_STUDIO, "cvat": CVAT, "labelme": LABELME, "huggingface": HUGGING_FACE}
