@@ -89,7 +89,7 @@ def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sam
     """Samples of a training: image after image, sizes and interpolations at random."""
     rng = np.random.default_rng(0)
     sizes, names = config.batch_sizes, config.interpolations
-    return [Sample(i % len(source), int(rng.choice(sizes)), str(rng.choice(names)), i) for i in range(max(count, 1))]
+    return [Sample(i % len(source), int(rng.choice(sizes)), str(rng.choice(names)), i) for i in range(count)]
 
 
 def variants(source: DetectionSet, config: AugmentConfig) -> dict[str, Callable[[Sample], object]]:

@@ -40,9 +40,6 @@ class Case:
     channels: int = 32
     points: int = 4
 
-    def points_in_all(self) -> int:
-        return self.batch * self.queries * self.heads * len(self.maps) * self.points
-
 
 CASES = (
     Case("R1", 1, 300, RTDETR_MAPS),
@@ -128,9 +125,11 @@ def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.devi
     sets = [first, *(make_inputs(case, dtype, device, i) for i in range(1, number))]
     forward_us = _time([partial(_forward, case, each, backend) for each in sets], device)
     both_us = _time([_step(case, each, backend) for each in sets], device)
-    output, gradients, forward_mib, backward_mib = _results(case, first, backend, device)
+    (output,), forward_mib = _with_peak(lambda: (_forward(case, first, backend),), device)
+    gradients, backward_mib = _with_peak(_step(case, first, backend), device)
     exact_output, exact_gradients = _exact(case, first)
-    gathered = 4 * case.points_in_all() * case.channels * first[0].element_size()
+    value, _, weights, _ = first
+    gathered = 4 * weights.numel() * case.channels * value.element_size()  # four cells a point
     return Measurement(
         case=case.name,
         backend=backend,
@@ -175,24 +174,16 @@ def _time(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 2
         return 1e3 * median_time(graph.replay, True, repeats) / (len(calls) * rounds)
 
 
-def _results(
-    case: Case, inputs: Inputs, backend: Backend, device: torch.device
-) -> tuple[Tensor, tuple[Tensor, ...], float, float]:
-    """Output, gradients, and the peak memory of forward and of both beyond what they return (nan on a CPU)."""
-    peaks: list[float] = []
-    results: list[Any] = []
-    for call in (lambda: (_forward(case, inputs, backend),), _step(case, inputs, backend)):
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-        results.append(call())
-        if device.type == "cuda":
-            returned = sum(t.numel() * t.element_size() for t in results[-1])
-            peaks.append((torch.cuda.max_memory_allocated(device) - before - returned) / 2**20)
-        else:
-            peaks.append(float("nan"))
-    return results[0][0], results[1], peaks[0], peaks[1]
+def _with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
+    """The tensors that a call returns, and its peak memory beyond them in MiB (nan on a CPU)."""
+    if device.type != "cuda":
+        return call(), float("nan")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    results = call()
+    returned = sum(t.numel() * t.element_size() for t in results)
+    return results, (torch.cuda.max_memory_allocated(device) - before - returned) / 2**20
 
 
 def _exact(case: Case, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:

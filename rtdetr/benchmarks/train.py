@@ -7,6 +7,7 @@ torch.compile.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -134,15 +135,12 @@ def measure_process(
         fixed = [f"data.train_batch_size={batch_size}", "data.num_workers=0", "train.estimate_memory=false"]
         cfg = load_config(config, [*data, *fixed, *MODES[mode], *updates])
         trainer = Trainer(cfg, folder / "run", device)
-        batches = made_up(batch_size, size, device, boxes, seed=distributed.rank())
+        batches = itertools.cycle(made_up(batch_size, size, device, boxes, seed=distributed.rank()))
         trainer.model.train()
-        number = 0
 
         def run(count: int) -> Tensor:
-            nonlocal number
             for _ in range(count):
-                record = trainer.train_step([batches[number % NUM_BATCHES]])
-                number += 1
+                record = trainer.train_step([next(batches)])
             if record.ready is not None:
                 record.ready.synchronize()
             return record.values[record.names.index("loss")]

@@ -85,6 +85,5 @@ def locations_from_offsets(reference: Tensor, offsets: Tensor, shapes: Shapes | 
 def softmax_weights(logits: Tensor, levels: int, points: int) -> Tensor:
     """Return (B, Q, H, L, P): the softmax of the logits (B, Q, H, L * P or L, P) over all points of a head, float32
     (float64 for float64 logits)."""
-    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     flat = logits.reshape(*logits.shape[:3], levels * points)
-    return flat.softmax(-1, dtype=dtype).unflatten(-1, (levels, points))
+    return flat.softmax(-1, dtype=compute_dtype(logits)).unflatten(-1, (levels, points))
