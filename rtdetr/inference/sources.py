@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,17 +30,8 @@ EXPECTED = (
 )
 STREAMS = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp")
 PLAYLISTS = (".m3u8", ".mpd")
-NO_SERIES = (
-    np.ndarray,
-    np.generic,
-    Tensor,
-    Image.Image,
-    dict,
-    bytes,
-    bytearray,
-    memoryview,
-    io.IOBase,
-)  # iterable, but not a series of images
+# Iterable, but not a series of images.
+NO_SERIES = (np.ndarray, np.generic, Tensor, Image.Image, dict, bytes, bytearray, memoryview, io.IOBase)
 
 
 class Item(NamedTuple):
@@ -76,7 +67,7 @@ class Opener(NamedTuple):
         if isinstance(source, (str, os.PathLike)):
             return self._named(os.fspath(source))
         if isinstance(source, Integral) and not isinstance(source, bool):
-            return Source("live", _numbered("frame", video.camera_frames(int(source))))
+            return Source("live", _numbered(video.open_camera(int(source)).frames))
         if isinstance(source, Tensor):
             return _of_tensor(source)
         if isinstance(source, (list, tuple)):
@@ -107,13 +98,13 @@ class Opener(NamedTuple):
             return video.open_camera(int(name))
         if "://" not in name:
             return video.open_video(name)
-        ending = Path(urlsplit(name).path).suffix.lower()
         if _is_stream(name):
             self._check_stream(name)
             return video.open_video(name)._replace(live=True)
-        video.reader(name)
-        fetch(name, folder / f"video{ending}", VIDEO, self.allow_private)
-        return video.open_video(str(folder / f"video{ending}"), name)
+        video.reader(name)  # raises MissingPackage before the download
+        file = folder / f"video{_suffix(name)}"
+        fetch(name, file, VIDEO, self.allow_private)
+        return video.open_video(str(file), name)
 
     def _named(self, name: str) -> Source:
         if "\0" in name or not name:
@@ -123,7 +114,7 @@ class Opener(NamedTuple):
         path = Path(name)
         look_at(path)
         if path.is_file() and path.suffix.lower() in video.ENDINGS:
-            return Source("stream", _numbered("frame", video.video_frames(name)))
+            return Source("stream", _numbered(video.open_video(name).frames))
         if path.is_file():
             return Source("one", iter([self._image(name)]))
         files = tuple(find_images([name]).images)
@@ -134,13 +125,12 @@ class Opener(NamedTuple):
         if scheme not in ("http", "https", *STREAMS):
             raise DataError(f"{url}: expected http, https or a stream ({', '.join(STREAMS)}), got {scheme}")
         host_of(url)
-        ending = Path(urlsplit(url).path).suffix.lower()
         if _is_stream(url):
             self._check_stream(url)
-            return Source("live", _numbered("frame", video.video_frames(url)))
-        if ending in video.ENDINGS:
-            video.reader(url)  # raises MissingPackage before the download
-            return Source("stream", self._fetched_video(url, ending))
+            return Source("live", _numbered(video.open_video(url).frames))
+        if _suffix(url) in video.ENDINGS:
+            video.reader(url)  # raises MissingPackage now, not at the first frame
+            return Source("stream", self._fetched_video(url))
         return Source("one", iter([self._image(url)]))
 
     def _check_stream(self, url: str) -> None:
@@ -162,9 +152,10 @@ class Opener(NamedTuple):
             return Item("array", pixels_of_array(source, self.bgr))
         if isinstance(source, (bytes, bytearray, memoryview, io.IOBase)):
             return Item(getattr(source, "name", "bytes"), read_bytes(_content(source), self.max_megapixels))
-        for kind, (name, checked) in KINDS.items():
-            if isinstance(source, kind):
-                return Item(getattr(source, "filename", "") or name, checked(source))
+        if isinstance(source, Image.Image):
+            return Item(getattr(source, "filename", "") or "image", _pixels_of_pil(source))
+        if isinstance(source, Tensor):
+            return Item("tensor", _uint8_tensor(source))
         got = type(source).__name__ if source is not None else "None, which is cv2.imread's for a file it cannot read"
         raise DataError(f"source: {EXPECTED}, got {got}")
 
@@ -192,14 +183,9 @@ class Opener(NamedTuple):
             except DataError as error:
                 raise DataError(str(error).replace(str(file), url)) from error
 
-    def _fetched_video(self, url: str, ending: str) -> Iterator[Item]:
+    def _fetched_video(self, url: str) -> Iterator[Item]:
         with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / f"video{ending}"
-            fetch(url, file, VIDEO, self.allow_private)
-            try:
-                yield from _numbered("frame", video.video_frames(str(file)))
-            except DataError as error:
-                raise DataError(str(error).replace(str(file), url)) from error
+            yield from _numbered(self.open_video(url, Path(folder)).frames)
 
 
 def is_video(source: str) -> bool:
@@ -210,7 +196,7 @@ def is_video(source: str) -> bool:
             host_of(source)
         except DataError:
             return False
-        return _is_stream(source) or Path(urlsplit(source).path).suffix.lower() in video.ENDINGS
+        return _is_stream(source) or _suffix(source) in video.ENDINGS
     path = Path(source)
     look_at(path)
     is_camera = source.isdecimal() and not path.exists()
@@ -221,12 +207,16 @@ def _is_path(source: Any) -> bool:
     return isinstance(source, (str, os.PathLike)) and "://" not in str(source)
 
 
+def _suffix(url: str) -> str:
+    return Path(urlsplit(url).path).suffix.lower()
+
+
 def _is_stream(url: str) -> bool:
-    return urlsplit(url).scheme.lower() in STREAMS or Path(urlsplit(url).path).suffix.lower() in PLAYLISTS
+    return urlsplit(url).scheme.lower() in STREAMS or _suffix(url) in PLAYLISTS
 
 
-def _numbered(what: str, images: Iterator[Image.Image]) -> Iterator[Item]:
-    return (Item(f"{what} {number}", image) for number, image in enumerate(images))
+def _numbered(frames: Iterator[video.Frame]) -> Iterator[Item]:
+    return (Item(f"frame {number}", frame.image) for number, frame in enumerate(frames))
 
 
 def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
@@ -273,9 +263,3 @@ def _content(source: Any) -> bytes:
     if not isinstance(content, bytes):
         raise DataError("source: expected a file that was opened with 'rb', got one of text")
     return content
-
-
-KINDS: dict[type, tuple[str, Callable[[Any], AnyImage]]] = {
-    Image.Image: ("image", _pixels_of_pil),
-    Tensor: ("tensor", _uint8_tensor),
-}

@@ -17,8 +17,6 @@ ENDINGS = {
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
 }  # fmt: skip
 PATIENCE = (10.0, 10.0)  # seconds to open a stream and to wait for its next packet
-
-
 MISSING = 0.5  # seconds that a file may end before its stated duration; codecs and cutting tools are not exact
 NO_RATE = Fraction(25)  # frames per second, if unknown
 
@@ -38,13 +36,8 @@ class Video(NamedTuple):
     live: bool = False  # the next frame does not exist yet
 
 
-def video_frames(source: str) -> Iterator[Image.Image]:
-    """Returns the frames of a file or stream that FFmpeg supports, upright. Raises the errors of `open_video`."""
-    return (frame.image for frame in open_video(source).frames)
-
-
 def open_video(source: str, name: str = "") -> Video:
-    """Opens a file or stream that FFmpeg supports. name: for messages; default: the source.
+    """Opens a file or stream that FFmpeg supports; its frames are upright. name: for messages; default: the source.
 
     Raises DataError, for a truncated file after its last frame, and MissingPackage if PyAV is not installed.
     """
@@ -105,20 +98,7 @@ def _is_cut(container: Any, seconds: float) -> bool:
 
 
 def open_camera(index: int) -> Video:
-    """Opens a camera of this machine, 0 for the first. Raises DataError."""
-    return Video(_timed(camera_frames(index)), NO_RATE, Fraction(1, 1000), live=True)
-
-
-def _timed(images: Iterator[Image.Image]) -> Iterator[Frame]:
-    start = None
-    for image in images:
-        now = time.monotonic()
-        start = now if start is None else start
-        yield Frame(image, now - start)
-
-
-def camera_frames(index: int) -> Iterator[Image.Image]:
-    """Returns the frames of a camera of this machine, 0 for the first, until it stops. Raises DataError."""
+    """Opens a camera of this machine, 0 for the first. Raises DataError, also when it stops."""
     import cv2
 
     if not 0 <= index < 2**31:  # OpenCV crashes for negative numbers, and takes 32 bits
@@ -133,16 +113,20 @@ def camera_frames(index: int) -> Iterator[Image.Image]:
     if not camera.isOpened():
         camera.release()
         raise DataError(f"camera {index}: cannot be opened; is it plugged in, free, and allowed for this program?")
-    return _camera_frames(camera, index)
+    return Video(_camera_frames(camera, index), NO_RATE, Fraction(1, 1000), live=True)
 
 
-def _camera_frames(camera: Any, index: int) -> Iterator[Image.Image]:
+def _camera_frames(camera: Any, index: int) -> Iterator[Frame]:
+    start = None
     try:
         while True:
             delivered, pixels = camera.read()
             if not delivered:
                 raise DataError(f"camera {index}: delivers no more images; it was closed or unplugged")
-            yield Image.fromarray(pixels[..., ::-1].copy())  # OpenCV's order is BGR
+            image = Image.fromarray(pixels[..., ::-1].copy())  # OpenCV's order is BGR
+            now = time.monotonic()
+            start = now if start is None else start
+            yield Frame(image, now - start)
     finally:
         camera.release()
 

@@ -319,8 +319,8 @@ class Camera:
 
 def test_a_camera_delivers_until_it_is_closed(model: RTDETRv3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cv2.VideoCapture", Camera)
-    frames = video.camera_frames(0)
-    assert next(frames).getpixel((0, 0)) == (0, 0, 255)
+    frame = next(video.open_camera(0).frames)
+    assert (frame.image.getpixel((0, 0)), frame.seconds) == ((0, 0, 255), 0.0)
     results = model.predict(0)
     assert [next(results).source, next(results).source] == ["frame 0", "frame 1"]
     with pytest.raises(DataError, match="camera 0: delivers no more images"):
