@@ -74,19 +74,12 @@ class Plan(NamedTuple):
         if self.resize not in ("auto", "host", "device"):
             raise ConfigError(f"resize: expected auto, host or device, got {self.resize!r}")
         if self.kernels == "plain":
-            if refused := [
-                name
-                for name in ("half", "graphs", "compile", "fuse_relu")
-                if getattr(self, name) not in ("auto", False)
-            ]:
-                raise ConfigError(f"{refused[0]}: expected auto or False with kernels=plain")
+            for name in ("half", "graphs", "compile", "fuse_relu"):
+                if getattr(self, name) not in ("auto", False):
+                    raise ConfigError(f"{name}: expected auto or False with kernels=plain")
             return self._replace(fold=False, half=False, graphs=False, compile=False, fuse_relu=False)
-        for name, asked in (
-            ("half", self.half is True),
-            ("graphs", self.graphs is True),
-            ("fuse_relu", self.fuse_relu is True),
-        ):
-            if asked and not cuda:
+        for name in ("half", "graphs", "fuse_relu"):
+            if getattr(self, name) is True and not cuda:
                 raise ConfigError(f"{name}: expected auto or False on {device}")
         if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
@@ -112,7 +105,7 @@ class Detector(EndToEnd):
 
 def build_detector(
     model: Network | EndToEnd, device: torch.device, max_detections: int, plan: Plan, in_place: bool = False
-) -> RunningModel:
+) -> tuple[Model, Detect]:
     """Returns the model and the function that runs it, both on the device. plan: as returned by `Plan.on`.
 
     in_place: the given model may be modified. An `EndToEnd` model, such as an exported file, runs as it is.
@@ -138,12 +131,12 @@ def build_detector(
     if plan.compile:
         detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.kernels == "plain":
-        detect = WithPlainKernels(detect)
+        detect = with_plain_kernels(detect)
     if plan.half:
-        detect = WithFastProducts(detect)
+        detect = with_fast_products(detect)
     if plan.graphs:
         detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
-    return RunningModel(running, detect)
+    return running, detect
 
 
 @contextlib.contextmanager
@@ -159,13 +152,6 @@ def starting_gpu(device: torch.device) -> Iterator[None]:
         woken.result()
 
 
-class RunningModel(NamedTuple):
-    """A model on its device, and the function that runs it as planned."""
-
-    model: Model
-    detect: Detect
-
-
 class DetectorModule(EndToEnd):
     """Wraps `detect` as a module."""
 
@@ -177,15 +163,14 @@ class DetectorModule(EndToEnd):
         return self.detect(images, sizes)
 
 
-class WithPlainKernels:
-    """Runs `detect` with PyTorch's operators only."""
+def with_plain_kernels(detect: Detect) -> Detect:
+    """Returns a function that runs `detect` with PyTorch's operators only."""
 
-    def __init__(self, detect: Detect) -> None:
-        self.detect = detect
-
-    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+    def run(images: Tensor, sizes: Tensor) -> Detections:
         with using("plain"):
-            return self.detect(images, sizes)
+            return detect(images, sizes)
+
+    return run
 
 
 class Compiled:
@@ -209,28 +194,27 @@ class Compiled:
         return found
 
 
-# One lock for all models: `WithFastProducts` changes settings of the process, which must not affect a float32 model
+# One lock for all models: `with_fast_products` changes settings of the process, which must not affect a float32 model
 # in another thread. It is held while kernels are launched, not while they run.
 _launching = threading.RLock()
 
 
-class WithFastProducts:
-    """Runs `detect` with TF32 in float32 matrix products, which costs no accuracy in heads that read 16-bit features,
-    and without cuDNN's attention, whose kernel waits for its memory to be set to zero."""
+def with_fast_products(detect: Detect) -> Detect:
+    """Returns a function that runs `detect` with TF32 in float32 matrix products, which costs no accuracy in heads that
+    read 16-bit features, and without cuDNN's attention, whose kernel waits for its memory to be set to zero."""
 
-    def __init__(self, detect: Detect) -> None:
-        self.detect = detect
-
-    def __call__(self, images: Tensor, sizes: Tensor) -> Detections:
+    def run(images: Tensor, sizes: Tensor) -> Detections:
         with _launching:
             precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
             torch.set_float32_matmul_precision("high")
             torch.backends.cuda.enable_cudnn_sdp(False)
             try:
-                return self.detect(images, sizes)
+                return detect(images, sizes)
             finally:
                 torch.set_float32_matmul_precision(precision)
                 torch.backends.cuda.enable_cudnn_sdp(attention)
+
+    return run
 
 
 class Size(NamedTuple):
