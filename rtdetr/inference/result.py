@@ -23,6 +23,8 @@ from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection, draw
 from rtdetr.inference.image_ids import file_number
 from rtdetr.inference.images import AnyImage, as_image, size_of
+from rtdetr.inference.predictor import FileResult
+from rtdetr.inference.results import item_of
 from rtdetr.inference.sources import Item
 
 
@@ -164,10 +166,8 @@ class Result:
 
     def to_json(self) -> str:
         """Returns the item that `rtdetr predict` writes to results.json, as text."""
-        if self.error:
-            return json.dumps({"file": self.source, "error": self.error})
-        boxes = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in self]
-        return json.dumps({"file": self.source, "width": self.width, "height": self.height, "detections": boxes})
+        found = FileResult(self.source, None, self.detections, error=self.error, size=(self.width, self.height))
+        return json.dumps(item_of(found))
 
 
 def unused_file(path: Path) -> Path:

@@ -166,14 +166,15 @@ def _save_drawn_here(found: FileResult, target: Path, crops: Path | None) -> Non
         save_drawn(image, found.detections, target, crops)
 
 
-class CocoWriter:
+class CocoWriter(JsonList):
     """Writes coco.json: COCO results. image_id is that of `ids`, else the image's position in results.json, from 1."""
 
     def __init__(self, folder: Path, ids: Mapping[File, int]) -> None:
-        self.list, self.ids = JsonList(folder / "coco.json"), ids
+        super().__init__(folder / "coco.json")
+        self.ids = ids
 
     def add(self, number: int, name: Path, file: File, size: tuple[int, int], detections: Sequence[Detection]) -> None:
-        self.list.extend([
+        self.extend([
             {
                 "image_id": self.ids.get(file, number),
                 "file_name": str(file),
@@ -183,9 +184,6 @@ class CocoWriter:
             }
             for each in detections
         ])  # fmt: skip
-
-    def close(self) -> None:
-        self.list.close()
 
 
 class YoloWriter:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import rtdetr
 from rtdetr.data.classes import DataError
+from rtdetr.inference.results import as_json
 from rtdetr.serve.batching import Answer, Batcher, Detect
 from rtdetr.serve.figures import Figures
 from rtdetr.serve.thresholds import Thresholds
@@ -215,8 +216,7 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         lowest = own.changed(threshold, settings.class_names)
         found = await handler.answer(request)
         shown = [each for each in found.detections if lowest.reached_by(each)]
-        detections = [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in shown]
-        return JSONResponse({"width": found.width, "height": found.height, "detections": detections})
+        return JSONResponse({"width": found.width, "height": found.height, "detections": as_json(shown)})
 
     @app.get("/health")
     async def health() -> dict[str, object]:
