@@ -36,6 +36,11 @@ def counted(number: int, word: str, words: str | None = None) -> str:
     return f"{number} {word}" if number == 1 else f"{number} {words or word + ending}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error, which may be pages long; the name of its type if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def meant(words: str) -> str:
     """Ends a sentence about a name of another project: its name here, or why it has no equivalent."""
     return f"; {words.removeprefix('nothing: ')}" if words.startswith("nothing: ") else f"; did you mean {words}?"

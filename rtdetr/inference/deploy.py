@@ -29,6 +29,7 @@ from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops.kernels import using
 from rtdetr.types import Detections
+from rtdetr.wording import first_line
 
 Model = Network | DeployedModel | EndToEnd
 Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B, 2) height and width in pixels
@@ -319,10 +320,8 @@ class Recording:
                 with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     self.found = detect(self.images, self.sizes)
             except RuntimeError as error:
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                raise CannotRecord(
-                    f"recording {size.batch} x {size.height} x {size.width} failed ({reason})"
-                ) from error
+                what = f"recording {size.batch} x {size.height} x {size.width}"
+                raise CannotRecord(f"{what} failed ({first_line(error)})") from error
         torch.cuda.current_stream().wait_stream(stream)
 
     def takes(self, size: Size) -> bool:

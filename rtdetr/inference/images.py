@@ -20,6 +20,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.images import Jpeg
 from rtdetr.data.preprocess import resize_planes_there, resize_there
 from rtdetr.data.resize import as_rgb_array, resize
+from rtdetr.wording import first_line
 
 Pixels = NDArray[np.uint8]  # (H, W, 3) RGB
 AnyImage = Image.Image | Pixels | Tensor  # a tensor: (3, H, W) uint8 RGB, on any device
@@ -173,7 +174,7 @@ class DeviceJpegs:
         try:
             decoded = iter(decode_jpeg(stored, ImageReadMode.RGB, device) if stored else [])
         except RuntimeError as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = first_line(error)
             raise DataError(f"decode: {device} cannot decode one of the JPEG files ({reason}); host can") from error
         batch = torch.zeros(len(self.images), 3, *self.size, dtype=torch.uint8, device=device)
         for place, image in zip(batch, self.images):
@@ -190,7 +191,7 @@ def check_decoder(device: torch.device) -> None:
     try:
         decode_jpeg([encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))], ImageReadMode.RGB, device)
     except RuntimeError as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ConfigError(f"decode: expected host, as torchvision decodes no JPEG on {device} ({reason})") from error
 
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 from rtdetr.data.classes import DataError
 from rtdetr.extras import optional
+from rtdetr.wording import first_line
 
 ENDINGS = {
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
@@ -132,4 +133,4 @@ def _camera_frames(camera: Any, index: int) -> Iterator[Frame]:
 
 
 def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    return getattr(error, "strerror", None) or first_line(error)
