@@ -56,12 +56,6 @@ def _rendered(text: str, path: Path | None, size: float) -> RenderedText:
     return RenderedText(ink, x, y, right, bottom)
 
 
-def font_for(name: str, size: float) -> Any:
-    """Returns the first font that shows every character of the name, else the one that shows most, with one warning per
-    process."""
-    return _font(font_file(name), size, threading.get_ident())
-
-
 @lru_cache(maxsize=256)
 def _font(path: Path | None, size: float, thread: int) -> Any:
     """Loads a font. Cached, as loading takes as long as drawing. thread: owner of the font, as FreeType shares none."""
@@ -69,13 +63,13 @@ def _font(path: Path | None, size: float, thread: int) -> Any:
 
 
 def font_file(name: str) -> Path | None:
-    """Returns the file of `font_for`, None for Pillow's own font."""
+    """Returns the file of the first font that shows every character of the name, else of the one that shows most, with
+    one warning per process; None for Pillow's own font."""
     return _file_for(frozenset(name))
 
 
 @cache
 def _file_for(characters: frozenset[str]) -> Path | None:
-    """Returns the font file for these characters, None for Pillow's own font."""
     best, missing = None, _missing(ImageFont.load_default(size=TRIED), characters)
     for path in _installed() if missing else ():
         try:

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,18 +70,23 @@ def test_a_name_too_long_for_the_image_is_cut(monkeypatch: pytest.MonkeyPatch) -
         assert texts[-1].startswith("mug") and texts[-1].endswith(end) and fitted.right < 100
 
 
+def font_for(name: str, size: float) -> Any:
+    path = fonts.font_file(name)
+    return ImageFont.load_default(size=size) if path is None else ImageFont.truetype(path, size)
+
+
 @pytest.mark.parametrize("name", ["dog", "jAVa", "a\nb", "ямжу"])
 @pytest.mark.parametrize("size", [10.0, 14.0, 33.3])
 def test_a_text_is_drawn_as_pillow_draws_it(name: str, size: float) -> None:
     """The second time, too, and in another thread, when it is known."""
     text = f"{name} 0.87"
     plain = Image.new("RGB", (300, 100), "orange")
-    ImageDraw.Draw(plain).text((20, 10), text, fill="black", font=fonts.font_for(name, size))
+    ImageDraw.Draw(plain).text((20, 10), text, fill="black", font=font_for(name, size))
 
     def by_us(_: int) -> Image.Image:
         drawn, ours = Image.new("RGB", (300, 100), "orange"), fonts.rendered(text, name, size)
         ImageDraw.Draw(drawn).bitmap((20 + ours.left, 10 + ours.top), ours.ink, fill="black")
-        assert (ours.right, ours.bottom) == ImageDraw.Draw(drawn).textbbox((0, 0), text, fonts.font_for(name, size))[2:]
+        assert (ours.right, ours.bottom) == ImageDraw.Draw(drawn).textbbox((0, 0), text, font_for(name, size))[2:]
         return drawn
 
     with ThreadPoolExecutor(2) as pool:
@@ -145,9 +151,9 @@ def test_an_installed_font_that_has_the_characters_is_taken(
     make_font(some, "猫0123456789.")
     make_font(all_of_them, "猫犬鳥🐈0123456789.")
     no_fonts += [broken, some, all_of_them]
-    assert fonts.font_for("cat", 20).getname() == ImageFont.load_default(size=20).getname()
-    assert fonts.font_for("猫", 20).getname()[0] == "some"
-    assert fonts.font_for("猫🐈", 20).getname()[0] == "all"
+    assert font_for("cat", 20).getname() == ImageFont.load_default(size=20).getname()
+    assert font_for("猫", 20).getname()[0] == "some"
+    assert font_for("猫🐈", 20).getname()[0] == "all"
     assert (ink("猫") != ink("犬")).any() and not caplog.records
 
 
