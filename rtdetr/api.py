@@ -29,16 +29,13 @@ if TYPE_CHECKING:  # `from_pretrained` imports torch, while the GPU starts
     from rtdetr.engine.callbacks import Callback
     from rtdetr.engine.evaluation.evaluator import EvalResult
     from rtdetr.inference.model_info import ModelInfo
-    from rtdetr.inference.predictors import Predictors
+    from rtdetr.inference.predictors import Compile, Half, Predictors, Size
     from rtdetr.models.rtdetrv3 import Network
     from rtdetr.weights.hub import Format
 
 logger = logging.getLogger(__name__)
 
 EXPORTED = (".onnx", ".pt2", ".xml")
-Half = bool | Literal["auto"]
-Compile = bool | Literal["max"]
-Size = int | tuple[int, int] | None
 
 
 class TrainResult(NamedTuple):
@@ -264,8 +261,7 @@ class RTDETRv3:
             tuning = None if from_file is not None else self._file_of_weights(Path(temporary))
             trainer = Trainer(cfg, folder, device, from_file, tuning, callbacks=callbacks, augment=augment)
             stopped_by = trainer.run(lambda: prepare_folder(folder, from_file, overwrite))
-        left = [file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file()]
-        best = left[0]
+        best = next(file for file in (folder / "best.pth", folder / "last.pth", from_file) if file and file.is_file())
         compile_, half = self._predictors.compile, self._predictors.half
         trained = type(self).from_pretrained(best, device=str(self.device), compile=compile_, half=half)
         self.__dict__.update(trained.__dict__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,13 @@ from torch import nn
 
 from rtdetr.config import Config, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.inference.deploy import Auto, Compile
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import Network
 
-Half = bool | Literal["auto"]
-Compile = bool | Literal["max"]
+Half = Auto
 Size = int | tuple[int, int] | None  # of the network's input, (h, w) or one side; None: from the config
 Key = tuple[int, Compile, tuple[int, ...], Half]  # version of the weights, compile, (h, w) of the input, half
 
