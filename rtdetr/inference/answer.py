@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference.detection_arrays import DetectionArrays
@@ -63,8 +62,9 @@ def _of_files(
     """Yields results without images; `Result.image` reads them again."""
     readers = predictor.readers(len(files))
     logger.debug("%d files are read by %s", len(files), readers)
-    who: Any = {"num_threads": readers.threads, "num_processes": readers.processes}
-    found = predictor.predict_files(files, batch_size, threshold=threshold, with_images=False, **who)
+    found = predictor.predict_files(
+        files, batch_size, readers.threads, num_processes=readers.processes, threshold=threshold, with_images=False
+    )
     for each, file in zip(found, files):
         if each.error and not tolerant:
             raise DataError(each.error)

@@ -58,7 +58,10 @@ def fetch(url: str, target: Path, limits: Limits, allow_private: bool = False) -
     try:
         outcome.result(limits.seconds)
     except NotDone as error:
-        raise DataError(_too_slow(url, limits)) from error
+        raise DataError(
+            f"{url}: not here after {limits.seconds:g} s, the time that {limits.what} from the web may take; download "
+            "it yourself and give the file"
+        ) from error
     finally:
         opened.end()
 
@@ -296,11 +299,4 @@ def _too_large(url: str, limits: Limits, size: str) -> str:
     return (
         f"{url}: {size} bytes, more than the {limits.max_bytes:,} that {limits.what} from the web may have; download "
         "it yourself and give the file"
-    )
-
-
-def _too_slow(url: str, limits: Limits) -> str:
-    return (
-        f"{url}: not here after {limits.seconds:g} s, the time that {limits.what} from the web may take; download it "
-        "yourself and give the file"
     )
