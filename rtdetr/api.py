@@ -107,8 +107,8 @@ class RTDETRv3:
         check_arguments("from_pretrained", others)
         if kernels not in (None, *get_args(Kernels)):
             raise ConfigError(f"kernels: expected auto or plain, got {kernels!r}")
-        path, options = path_of("name", name), (compile, half)
-        if path.suffix not in EXPORTED:
+        options = (compile, half)
+        if path_of("name", name).suffix not in EXPORTED:
             wake_gpu(str(device))
         with collection_paused():
             from rtdetr.engine import distributed
@@ -122,10 +122,11 @@ class RTDETRv3:
             from rtdetr.weights.pretrained import weight_file
 
         chosen = distributed.choose_device(str(device))
-        found = find_weights(str(name), revision, new=classes is not None)
-        if found is None:
-            return cls._random(str(name), classes, chosen, kernels, *options)
-        if is_exported(path := found):
+        updates = [] if kernels is None else [f"kernels={kernels}"]
+        path = find_weights(str(name), revision, new=classes is not None)
+        if path is None:
+            return cls._random(str(name), classes, chosen, updates, *options)
+        if is_exported(path):
             if compile or half != "auto" or kernels is not None:
                 raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
             return cls(Predictors(*load_model(path, chosen), chosen, *options), path)
@@ -133,7 +134,7 @@ class RTDETRv3:
             digest = pool.submit(sha256_of, weight_file(path))
             content = read_checkpoint(path)
             kept = content | {"model": content["ema"] or content["model"], "ema": None, "training": None}
-            build = partial(model_from_content, kept, path, [] if kernels is None else [f"kernels={kernels}"])
+            build = partial(model_from_content, kept, path, updates)
             predictors = Predictors(*build(), chosen, *options, build=lambda: build()[0])
         source = {"checkpoint": weight_file(path).name, "checkpoint_sha256": digest.result()}
         made = cls(predictors, path, {**source, **(content["source"] or {})})
@@ -142,14 +143,14 @@ class RTDETRv3:
 
     @classmethod
     def _random(
-        cls, name: str, names: Sequence[str] | None, device: torch.device, kernels: Kernels | None, *options: Any
+        cls, name: str, names: Sequence[str] | None, device: torch.device, updates: list[str], *options: Any
     ) -> RTDETRv3:
         from rtdetr.inference.predictors import Predictors
         from rtdetr.models.rtdetrv3 import build_model
         from rtdetr.weights.digest import weights_sha256
         from rtdetr.weights.official import guess_classes
 
-        cfg = load_config(find_config(name), [] if kernels is None else [f"kernels={kernels}"])
+        cfg = load_config(find_config(name), updates)
         classes = guess_classes(80) if names is None else new_classes(names)
         logger.warning("%s: random weights; train the model before it can detect", name)
         network = build_model(cfg.model, len(classes)).eval()  # folded on the CPU, as by `rtdetr predict`
@@ -310,9 +311,8 @@ class RTDETRv3:
         for argument, given in (("output", output), ("calibrate", calibrate), ("images", images)):
             if given is not None:
                 path_of(argument, given)
-        own: Any = (network, self.cfg, self.classes)
-        if self.weights is not None and not self._changed():
-            own = self.weights
+        same = self.weights is not None and not self._changed()
+        own: Any = self.weights if same else (network, self.cfg, self.classes)
         exported = export_model(
             own, format, output, half, raw, int8=int8, calibrate=calibrate, input_type=input_type, images=images
         )

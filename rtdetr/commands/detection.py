@@ -73,7 +73,7 @@ class Search(NamedTuple):
         limit = self.predictor.cfg.data.max_megapixels
         opener = Opener(limit, allow_private=True)  # the user entered the address, and so trusts it
         if self.slices is not None:
-            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.image)
+            return predict_files_sliced(self.predictor.predict, files, self.slices, self.batch_size, opener.pixels)
         logger.debug("files are read by %s", self.readers)
         return self.predictor.predict_files(
             files,

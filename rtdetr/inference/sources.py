@@ -22,7 +22,7 @@ from rtdetr.data.resize import as_rgb_array
 from rtdetr.inference import video
 from rtdetr.inference.fetch import IMAGE, VIDEO, fetch, host_of
 from rtdetr.inference.files import find_images, look_at
-from rtdetr.inference.images import AnyImage, as_image, pixels_of_array
+from rtdetr.inference.images import AnyImage, pixels_of_array
 
 EXPECTED = (
     "expected a path, URL, bytes of an image file, PIL image, array (H, W), (H, W, 3) or (H, W, 4), tensor (3, H, W), "
@@ -79,16 +79,10 @@ class Opener(NamedTuple):
             return Source("stream", map(self._listed, source))
         return Source("one", iter([self._image(source)]))
 
-    def image(self, source: Path | str) -> Image.Image:
-        """Returns the RGB image of a file or URL. Raises DataError."""
-        image = self._image(source).image
-        assert image is not None
-        return as_image(image)
-
     def pixels(self, source: Path | str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns the RGB pixels (H, W, 3) of a file or URL. Raises DataError."""
         if "://" in str(source):
-            return as_rgb_array(self.image(source))
+            return as_rgb_array(self._fetched_image(str(source)))
         return read_pixels(Path(source), max_megapixels=self.max_megapixels)
 
     def open_video(self, name: str, folder: Path) -> video.Video:

@@ -315,8 +315,8 @@ def test_slices_and_crops(checkpoint: Path, folder: Path, monkeypatch: pytest.Mo
     image.save(folder / "large.png")
     (folder / "page.png").write_text("<html>")
 
-    def near(self: Predictor, images: list[Image.Image]) -> list[list[Detection]]:
-        return [[] if each.width > 160 else squares(self, [each])[0] for each in images]
+    def near(self: Predictor, images: list[Any]) -> list[list[Detection]]:
+        return [[] if each.shape[1] > 160 else squares(self, [each])[0] for each in images]
 
     monkeypatch.setattr(Predictor, "predict", near)
     assert run(checkpoint, "large.png", "page.png", "--output-dir", "whole") == 1
