@@ -29,7 +29,8 @@ RUNTIMES = {".pte": "executorch", ".tflite": "litert", ".mlpackage": "coreml"}  
 CONTENT = "content_sha256"  # metadata entry: hash of what the runtime reads
 COREML_WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 NCNN_FILES = ("model.ncnn.param", "model.ncnn.bin")  # in a folder with METADATA_FILE
-Opened = tuple[Metadata, Callable[[dict[str, Tensor]], Sequence[Tensor]]]  # and the function that runs the model
+Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
+Opened = tuple[Metadata, Run]
 
 
 def append_metadata(path: Path, entries: dict[str, str]) -> None:
@@ -168,3 +169,6 @@ def open_ncnn(path: Path, device: torch.device) -> Opened:
         return [torch.from_numpy(np.array(extractor.extract(name)[1]))[None] for name in ("out0", "out1")]
 
     return metadata, run
+
+
+OPENERS = {"executorch": open_executorch, "litert": open_litert, "coreml": open_coreml, "ncnn": open_ncnn}

@@ -22,10 +22,8 @@ InputType = Literal["uint8", "float"]
 Precision = Literal["fp32", "fp16", "int8"]
 
 # The resize, described for other programs, by data.interpolation.
-RESIZES = {
-    **{"cubic": "OpenCV cubic", "bilinear": "bilinear with smoothing (Pillow, torchvision)"},
-    **{"bicubic": "bicubic with smoothing (Pillow, torchvision)"},
-}
+RESIZES = {"cubic": "OpenCV cubic"}
+RESIZES |= {kind: f"{kind} with smoothing (Pillow, torchvision)" for kind in ("bilinear", "bicubic")}
 
 
 @dataclass(frozen=True)

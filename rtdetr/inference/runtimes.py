@@ -9,7 +9,7 @@ import importlib
 import json
 import logging
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.extras import optional
-from rtdetr.inference import edge_runtimes
+from rtdetr.inference.edge_runtimes import NCNN_FILES, OPENERS, RUNTIMES, Opened, Run
 from rtdetr.inference.export_metadata import METADATA_FILE, TRITON_MODEL, Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.thresholds import Lowest
@@ -32,7 +32,6 @@ from rtdetr.weights.load import model_from_checkpoint
 logger = logging.getLogger("rtdetr")
 
 STRIDE, SMALLEST = 32, 64  # sides of an exported file's images: multiples of STRIDE from SMALLEST
-Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outputs in order
 
 
 class ExportedModel(EndToEnd):
@@ -102,10 +101,10 @@ def runtime_of(path: Path) -> str | None:
     """Returns onnxruntime, openvino, torch or one of edge_runtimes, by the name of the file; None for weights."""
     if path.suffix == ".xml" or (path.is_dir() and [*path.glob("*.xml")]):
         return "openvino"
-    if (path / edge_runtimes.NCNN_FILES[0]).is_file():
+    if (path / NCNN_FILES[0]).is_file():
         return "ncnn"
     path = model_file(path)
-    return {".onnx": "onnxruntime", ".pt2": "torch", **edge_runtimes.RUNTIMES}.get(path.suffix)
+    return {".onnx": "onnxruntime", ".pt2": "torch", **RUNTIMES}.get(path.suffix)
 
 
 def model_file(path: Path) -> Path:
@@ -121,17 +120,13 @@ def open_exported(path: str | Path, device: torch.device | str = "cpu", runtime:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file")
-    openers: dict[str, Callable[[Path, torch.device], tuple[Metadata, Run]]] = {
-        **{"onnxruntime": _open_onnx, "openvino": _open_openvino, "torch": _open_torch},
-        **{"executorch": edge_runtimes.open_executorch, "litert": edge_runtimes.open_litert},
-        **{"coreml": edge_runtimes.open_coreml, "ncnn": edge_runtimes.open_ncnn},
-    }
+    openers = {"onnxruntime": _open_onnx, "openvino": _open_openvino, "torch": _open_torch, **OPENERS}
     runtime = runtime or runtime_of(path) or "onnxruntime"
     metadata, run = openers[runtime](model_file(path), torch.device(device))
     return ExportedModel(path, metadata, runtime, run)
 
 
-def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
+def _open_onnx(path: Path, device: torch.device) -> Opened:
     ort = optional("onnxruntime", "onnx", str(path))
     state = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     damage = tuple(getattr(state, name) for name in ("Fail", "InvalidGraph", "InvalidProtobuf", "RuntimeException"))
@@ -163,7 +158,7 @@ def _open_onnx(path: Path, device: torch.device) -> tuple[Metadata, Run]:
     return metadata, run
 
 
-def _open_openvino(path: Path, device: torch.device) -> tuple[Metadata, Run]:
+def _open_openvino(path: Path, device: torch.device) -> Opened:
     ov = optional("openvino", "openvino", str(path))
     file = path if path.is_file() else min(path.glob("*.xml"))
     core = ov.Core()
@@ -200,7 +195,7 @@ def _openvino_entries(ov: Any, model: Any, path: Path) -> dict[str, str]:
     return entries
 
 
-def _open_torch(path: Path, device: torch.device) -> tuple[Metadata, Run]:
+def _open_torch(path: Path, device: torch.device) -> Opened:
     entries, packaged = _entries_of_zip(path)
     metadata = read_metadata(entries, path)
     _load_op(path, entries.get("op_library", ""))
