@@ -123,13 +123,9 @@ class ResultsFolder:
         if "csv" in formats:
             self.writers.append(CsvWriter(folder))
 
-    def add(self, found: FileResult, name: Path) -> Path | None:
-        """Writes one file's results and returns the image with boxes. name: relative to the folder, no suffix."""
-        self.begin_drawing(found, name).result()
-        return self.list_found(found, name)
-
     def begin_drawing(self, found: FileResult, name: Path) -> FutureLike[None]:
-        """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image."""
+        """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image. name:
+        relative to the folder, no suffix."""
         files = self._target(name), None if self.crops is None else self.crops / name
         if found.kept is None:
             return self.threads.submit(_save_drawn_here, found, *files)

@@ -166,7 +166,7 @@ def test_fonts_are_missed_once_and_here(
     detections = [Detection(1, "\u676f", 0.5, (1.0, 2.0, 30.0, 40.0))]
     with ResultsFolder(tmp_path / "out", [], predictor.classes) as results, caplog.at_level(logging.WARNING):
         for found in predictor.predict_files(sorted(images.iterdir())[:3], num_processes=2):
-            results.add(found._replace(detections=detections), Path(Path(found.file).name))
+            results.begin_drawing(found._replace(detections=detections), Path(Path(found.file).name)).result()
     assert [each.message.count("no font here shows") for each in caplog.records] == [1]
     fonts._file_for.cache_clear()
 

@@ -67,10 +67,14 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
 def test_formats(tmp_path: Path) -> None:
     image = Image.new("RGB", (100, 200))
     with ResultsFolder(tmp_path, ["coco", "yolo", "csv"], CLASSES) as results:
-        assert results.add(FileResult(Path("broken.jpg"), None, [], error="broken.jpg: why"), Path("broken")) is None
-        target = results.add(FileResult(Path("in/a.png"), image, DETECTIONS), Path("sub/a"))
-        results.add(FileResult(Path("b.png"), image, []), Path("b"))
-    assert target == tmp_path / "sub" / "a.jpg" and Image.open(target).size == (300, 600)
+        damaged = FileResult(Path("broken.jpg"), None, [], error="broken.jpg: why")
+        seen, empty = FileResult(Path("in/a.png"), image, DETECTIONS), FileResult(Path("b.png"), image, [])
+        names = (Path("broken"), Path("sub/a"), Path("b"))
+        for found, name in zip((damaged, seen, empty), names):
+            results.begin_drawing(found, name).result()
+        nothing, target, _ = map(results.list_found, (damaged, seen, empty), names)
+    assert nothing is None
+    assert target is not None and target == tmp_path / "sub" / "a.jpg" and Image.open(target).size == (300, 600)
     broken, one, none = json.loads((tmp_path / "results.json").read_text())
     assert broken == {"file": "broken.jpg", "error": "broken.jpg: why"} and none["detections"] == []
     assert (one["width"], one["height"], one["annotated"]) == (100, 200, str(target))
@@ -101,6 +105,6 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "a.jpg").symlink_to(tmp_path / "precious.jpg")
     with ResultsFolder(tmp_path / "out", [], CLASSES) as results:
-        results.add(FileResult(Path("a.png"), Image.new("RGB", (9, 9)), []), Path("a"))
+        results.begin_drawing(FileResult(Path("a.png"), Image.new("RGB", (9, 9)), []), Path("a")).result()
     assert (tmp_path / "precious.jpg").read_text() == "mine"
     assert sorted(each.name for each in (tmp_path / "out").iterdir()) == ["a.jpg", "results.json"]
