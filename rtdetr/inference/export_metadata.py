@@ -98,10 +98,15 @@ def _one_of(kind: Any, value: str) -> Any:
     return value
 
 
+def files_in(path: Path) -> list[Path]:
+    """Returns the file itself, or the files of a folder in the order of their names."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
 def file_sha256(path: Path) -> str:
     """Returns the SHA-256 of a file; for a folder, that of its files in the order of their names."""
     digest = hashlib.sha256()
-    for each in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
+    for each in files_in(path):
         with open(each, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, some
+from rtdetr.inference.export_metadata import files_in
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.wording import counted
 
@@ -58,12 +59,6 @@ def model_info(cfg: Config, classes: Classes, weights: Path | None, source: dict
         cfg.data.image_size,
         classes.names,
         weights,
-        None if weights is None else _megabytes(weights),
+        None if weights is None else sum(each.stat().st_size for each in files_in(weights)) / 1e6,
         dict(source or {}),
     )
-
-
-def _megabytes(path: Path) -> float:
-    """Size of a file, or of all files in a folder."""
-    files = [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
-    return sum(each.stat().st_size for each in files) / 1e6
