@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import rtdetr
 from rtdetr.openmp_threads import yielding_cpu
-from rtdetr.wording import command_running
+from rtdetr.wording import command_running, name_here
 
 
 class Command(NamedTuple):
@@ -118,8 +118,8 @@ def _unknown(name: str) -> str:
 
     from rtdetr.commands import foreign
 
-    near = [foreign.COMMANDS[name]] if name in foreign.COMMANDS else []
-    near = near or difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
+    known = name_here(foreign.COMMANDS, name)
+    near = [known] if known else difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     nearest = f"did you mean `rtdetr {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"
     return f"error: `{name}` is not a command; {nearest}"
 

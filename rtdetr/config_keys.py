@@ -8,74 +8,57 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from rtdetr.config_file import ConfigError, as_float
-from rtdetr.wording import meant, option
+from rtdetr.wording import meant, name_here, option
 
 logger = logging.getLogger("rtdetr")
 
 SHORT_KEYS = {"batch_size": "data.train_batch_size"}
-IMAGE_SIZE = "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training"
-AVERAGED = "nothing: weights are always averaged, by ema.decay"
-PASTED = "data.augment.paste_prob=X"
-# Names of settings in other detectors -> names here, as a command and as Python say it where that differs.
-FOREIGN_KEYS: dict[str, str | tuple[str, str]] = {
-    "imgsz": IMAGE_SIZE,
-    "img_size": IMAGE_SIZE,
-    "resolution": IMAGE_SIZE,
-    "multi_scale": "data.augment.batch_sizes=[N,...]",
-    "batch": "data.train_batch_size=N",
-    "per_device_train_batch_size": "data.train_batch_size=N",
-    "num_train_epochs": "train.epochs=N",
-    "lr0": "optimizer.lr=X",
-    "lrf": "optimizer.min_lr_ratio=X",
-    "learning_rate": "optimizer.lr=X",
-    "cos_lr": "optimizer.flat_ratio=0, a cosine from the warm-up on",
-    "lr_encoder": "optimizer.backbone_lr_multiplier=X, a factor of optimizer.lr",
-    "warmup_epochs": "optimizer.warmup_iterations=N",
-    "workers": "data.num_workers=N",
-    "dataloader_num_workers": "data.num_workers=N",
-    "grad_accum_steps": "train.accumulate=N",
-    "gradient_accumulation_steps": "train.accumulate=N",
-    "optimizer": "nothing: AdamW is used, and Muon where optimizer.muon_lr_multiplier is above 0",
-    "train_dir": "data.train.images=DIR",
-    "val_dir": "data.val.images=DIR",
-    "train_data": "data.train.annotations=FILE",
-    "val_data": "data.val.annotations=FILE",
-    "freeze_backbone": "model.backbone.freeze_stages=N, 0 to 4",
-    "freeze": "model.backbone.freeze_stages=N, 0 to 4",
-    "amp": "train.precision=auto, which is the default",
-    "use_amp": "train.precision=auto, which is the default",
-    "fp16": "train.precision=fp16",
-    "bf16": "train.precision=bf16",
-    "ema": AVERAGED,
-    "use_ema": AVERAGED,
-    "ema_decay": "ema.decay=X",
-    "early_stopping": "train.patience=N",
-    "tensorboard": "train.loggers=[tensorboard], which is the default",
-    "wandb": "train.loggers=[tensorboard,wandb]",
-    "mlflow": "train.loggers=[tensorboard,mlflow]",
-    "save_period": "train.save_seconds=X",
-    "nc": "nothing: classes come from the annotations",
-    "single_cls": "nothing: classes come from the annotations; give them one",
-    "cache": "nothing: files are read by data.num_workers processes, ahead of the steps",
-    "plots": "nothing: curves.png is always written",
-    "verbose": "nothing: each evaluation is printed",
-    "mosaic": PASTED,
-    "mixup": PASTED,
-    "copy_paste": PASTED,
-    "fliplr": "data.augment.flip_prob=X",
-    "degrees": "data.augment.turn_prob=X, of turns by 90, 180 or 270 degrees",
-    "hsv_h": "data.augment.distort_prob=X",
-    "hsv_s": "data.augment.distort_prob=X",
-    "hsv_v": "data.augment.distort_prob=X",
-    "scale": "data.augment.expand_prob=X and data.augment.crop_prob=X",
-    "conf": ("--threshold, where a command detects", "threshold=, where it detects"),
-    "device": ("--device", "device= of from_pretrained()"),
-    "pretrained": ("-t WEIGHTS", "nothing: train() starts from the weights of its model"),
-    "dataset_dir": ("--data DATA", "data="),
-    "project": ("--output-dir", "output_dir="),
-    "exist_ok": ("--overwrite", "overwrite="),
-    "msda_backend": "kernels=plain or auto",
-    "match_backend": "kernels=plain or auto",
+# Names here, as a command and as Python say it where that differs -> names of such settings in other detectors.
+FOREIGN_KEYS: dict[str | tuple[str, str], str] = {
+    "data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training": "imgsz img_size resolution",
+    "data.augment.batch_sizes=[N,...]": "multi_scale",
+    "data.train_batch_size=N": "batch per_device_train_batch_size",
+    "train.epochs=N": "num_train_epochs",
+    "optimizer.lr=X": "lr0 learning_rate",
+    "optimizer.min_lr_ratio=X": "lrf",
+    "optimizer.flat_ratio=0, a cosine from the warm-up on": "cos_lr",
+    "optimizer.backbone_lr_multiplier=X, a factor of optimizer.lr": "lr_encoder",
+    "optimizer.warmup_iterations=N": "warmup_epochs",
+    "data.num_workers=N": "workers dataloader_num_workers",
+    "train.accumulate=N": "grad_accum_steps gradient_accumulation_steps",
+    "nothing: AdamW is used, and Muon where optimizer.muon_lr_multiplier is above 0": "optimizer",
+    "data.train.images=DIR": "train_dir",
+    "data.val.images=DIR": "val_dir",
+    "data.train.annotations=FILE": "train_data",
+    "data.val.annotations=FILE": "val_data",
+    "model.backbone.freeze_stages=N, 0 to 4": "freeze_backbone freeze",
+    "train.precision=auto, which is the default": "amp use_amp",
+    "train.precision=fp16": "fp16",
+    "train.precision=bf16": "bf16",
+    "nothing: weights are always averaged, by ema.decay": "ema use_ema",
+    "ema.decay=X": "ema_decay",
+    "train.patience=N": "early_stopping",
+    "train.loggers=[tensorboard], which is the default": "tensorboard",
+    "train.loggers=[tensorboard,wandb]": "wandb",
+    "train.loggers=[tensorboard,mlflow]": "mlflow",
+    "train.save_seconds=X": "save_period",
+    "nothing: classes come from the annotations": "nc",
+    "nothing: classes come from the annotations; give them one": "single_cls",
+    "nothing: files are read by data.num_workers processes, ahead of the steps": "cache",
+    "nothing: curves.png is always written": "plots",
+    "nothing: each evaluation is printed": "verbose",
+    "data.augment.paste_prob=X": "mosaic mixup copy_paste",
+    "data.augment.flip_prob=X": "fliplr",
+    "data.augment.turn_prob=X, of turns by 90, 180 or 270 degrees": "degrees",
+    "data.augment.distort_prob=X": "hsv_h hsv_s hsv_v",
+    "data.augment.expand_prob=X and data.augment.crop_prob=X": "scale",
+    ("--threshold, where a command detects", "threshold=, where it detects"): "conf",
+    ("--device", "device= of from_pretrained()"): "device",
+    ("-t WEIGHTS", "nothing: train() starts from the weights of its model"): "pretrained",
+    ("--data DATA", "data="): "dataset_dir",
+    ("--output-dir", "output_dir="): "project",
+    ("--overwrite", "overwrite="): "exist_ok",
+    "kernels=plain or auto": "msda_backend match_backend",
 }
 # Old keys that `kernels` replaces: their default first, and last the value that is kernels=plain now.
 OLD_KEYS = {
@@ -158,7 +141,7 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     if "." in name or name in keys or any(key.startswith(f"{name}.") for key in keys):
         return name
     ending = [key for key in keys if key.rpartition(".")[2] == name]
-    ending = ending or [key for key in GONE if key.rpartition(".")[2] == name and name not in FOREIGN_KEYS]
+    ending = ending or [key for key in GONE if key.rpartition(".")[2] == name and name_here(FOREIGN_KEYS, name) is None]
     if len(ending) == 1:
         return ending[0]
     if ending:
@@ -173,7 +156,7 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
 
 def foreign_key(name: str) -> str | None:
     """Message on the key that a setting of another project corresponds to; see `meant`."""
-    words = FOREIGN_KEYS.get(name)
+    words = name_here(FOREIGN_KEYS, name)
     return option(*words) if isinstance(words, tuple) else words
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
+
+Words = TypeVar("Words")
 
 _command_runs = False
 
@@ -41,6 +44,14 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def meant(words: str) -> str:
-    """Ends a sentence about a name of another project: its name here, or why it has no equivalent."""
+def name_here(table: Mapping[Words, str], name: str) -> Words | None:
+    """The entry of a table that lists a name of another project. table: names here, or why there is none, see `meant`
+    -> names elsewhere, with spaces between them."""
+    return next((words for words, names in table.items() if name in names.split()), None)
+
+
+def meant(words: str | None) -> str:
+    """Ends a sentence about a name of another project: its name here, or why it has no equivalent. Empty for None."""
+    if words is None:
+        return ""
     return f"; {words.removeprefix('nothing: ')}" if words.startswith("nothing: ") else f"; did you mean {words}?"

@@ -6,26 +6,18 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rtdetr.commands.foreign import KEYWORDS, OF_COMMAND, OPTIONS
-from rtdetr.wording import meant
+from rtdetr.wording import meant, name_here
 
 WEIGHT_ENDINGS = (
-    ".pth",
-    ".pt",
-    ".pdparams",
-    ".pdema",
-    ".safetensors",
-    ".onnx",
-    ".pt2",
-    ".xml",
-    ".pte",
-    ".tflite",
-    ".mlpackage",
+    *(".pth", ".pt", ".pdparams", ".pdema", ".safetensors"),
+    *(".onnx", ".pt2", ".xml", ".pte", ".tflite", ".mlpackage"),  # of exports
 )
 # Of folders: a model of save_pretrained or transformers, a run, exports for ncnn and Triton. Literals, as the modules
 # that define these names import torch.
@@ -38,7 +30,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions
         words = list(sys.argv[1:] if args is None else args)
-        if foreign := next((each for each in _before_options(words) if self._is_keyword(each)), None):
+        before_options = takewhile(lambda word: not word.startswith("-"), words)
+        if foreign := next(filter(self._is_keyword, before_options), None):
             self.error(self._no_keyword(foreign))
         for word in words:
             name = word.partition("=")[0]
@@ -56,16 +49,18 @@ class Parser(argparse.ArgumentParser):
         """Whether a word is an argument in the form of other projects, conf=0.25, and not an existing file."""
         key, equals, _ = word.partition("=")
         option = f"--{key.replace('_', '-')}"
-        known = key in KEYWORDS or option in OPTIONS or option in self._option_string_actions
-        return bool(equals) and known and not os.path.exists(word)
+        if not equals or os.path.exists(word):
+            return False
+        foreign = name_here(KEYWORDS, key) or name_here(OPTIONS, option)
+        return foreign is not None or option in self._option_string_actions
 
     def _foreign(self, name: str) -> str | None:
         """Returns the name used here for an option of another project, None if it is not one."""
         plain = name.replace("_", "-") if name.startswith("--") else name
-        return self._of_command().get(plain) or OPTIONS.get(plain)
+        return self._of_command(plain) or name_here(OPTIONS, plain)
 
-    def _of_command(self) -> Mapping[str, str]:
-        return OF_COMMAND.get(self.prog.removeprefix("rtdetr "), {})
+    def _of_command(self, option: str) -> str | None:
+        return name_here(OF_COMMAND.get(self.prog.removeprefix("rtdetr "), {}), option)
 
     def _no_option(self, word: str) -> str:
         """Returns the error message for an unknown option."""
@@ -82,19 +77,13 @@ class Parser(argparse.ArgumentParser):
         option = f"--{key.replace('_', '-')}"
         own = self._option_string_actions.get(option)
         known = None if own is None else option if own.nargs == 0 else f"{option} {value}"
-        words = self._of_command().get(option) or KEYWORDS.get(key) or OPTIONS.get(option) or known
+        words = self._of_command(option) or name_here(KEYWORDS, key) or name_here(OPTIONS, option) or known
         return f"{word} is not an argument{self._ending(words or self._setting(key))}"
 
     def _too_many(self, word: str) -> str:
         """Returns the error message for a surplus word."""
-        words = next(
-            (
-                f"{each.option_strings[-1]} {word}"
-                for each in self._actions
-                if each.option_strings and word in (each.choices or ())
-            ),
-            None,
-        )
+        choices = [each for each in self._actions if each.option_strings and word in (each.choices or ())]
+        words = f"{choices[0].option_strings[-1]} {word}" if choices else None
         if "--data" in self._option_string_actions and os.path.exists(word):
             words = f"--data {word}"
         return f"{word} is one argument too many{self._ending(words)}"
@@ -124,11 +113,6 @@ class Parser(argparse.ArgumentParser):
 def add_update(parser: argparse.ArgumentParser) -> None:
     text = "change config values, e.g. -u train.epochs=12 data.num_workers=2"
     parser.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
-
-
-def _before_options(words: Sequence[str]) -> Sequence[str]:
-    first = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
-    return words[:first]
 
 
 def is_weights(text: str) -> bool:
