@@ -116,9 +116,9 @@ class RTDETRv3:
             from rtdetr.inference.predictors import Predictors
             from rtdetr.inference.runtimes import is_exported, load_model
             from rtdetr.weights.checkpoint import CheckpointError
+            from rtdetr.weights.digest import file_sha256
             from rtdetr.weights.given import find_weights
             from rtdetr.weights.load import model_from_content, read_checkpoint
-            from rtdetr.weights.official import sha256_of
             from rtdetr.weights.pretrained import weight_file
 
         chosen = distributed.choose_device(str(device))
@@ -131,7 +131,7 @@ class RTDETRv3:
                 raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
             return cls(Predictors(*load_model(path, chosen), chosen, *options), path)
         with starting_gpu(chosen), ThreadPoolExecutor(1) as pool:
-            digest = pool.submit(sha256_of, weight_file(path))
+            digest = pool.submit(file_sha256, weight_file(path))
             content = read_checkpoint(path)
             kept = content | {"model": content["ema"] or content["model"], "ema": None, "training": None}
             build = partial(model_from_content, kept, path, updates)

@@ -9,9 +9,7 @@ from typing import Any
 from rtdetr.wording import meant, name_here
 
 ATTRIBUTES = {
-    "module 'rtdetr'": {
-        "RTDETRv3.from_pretrained(FILE)": "RTDETR YOLO RFDETRBase load",
-    },
+    "module 'rtdetr'": {"RTDETRv3.from_pretrained(FILE)": "RTDETR YOLO RFDETRBase load"},
     "RTDETRv3": {
         "evaluate()": "val test metrics",
         "`rtdetr predict --track`": "track",

@@ -144,8 +144,8 @@ def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
 def certified(file: Path) -> Row:
     """Returns the largest differences from PyTorch in the certificate of a file, None without one. Raises
     CheckpointError if the file has changed, or was not certified."""
-    from rtdetr.inference.export_metadata import file_sha256
     from rtdetr.weights.checkpoint import CheckpointError
+    from rtdetr.weights.digest import file_sha256
 
     path = file.with_name(f"{file.name}{CERTIFICATE}")
     if not path.is_file():

@@ -90,10 +90,7 @@ OF_COMMAND = {
         "nothing: batch, height and width of an export stay open": "--batch --batch-size --imgsz",
         "-o FILE": "--output-dir",
     },
-    "compare": {
-        "nothing: speed is measured with 1 and 8 images": "--batch",
-        "-o FILE.md or -o FILE.json": "--format",
-    },
+    "compare": {"nothing: speed is measured with 1 and 8 images": "--batch", "-o FILE.md or -o FILE.json": "--format"},
     "show-batch": {"-n N": "--batch --batch-size"},
 }
 # Arguments as in `yolo predict model=best.pt conf=0.25`; others are found above, or are options of that name.

@@ -37,7 +37,7 @@ from rtdetr.export.triton import write_config
 from rtdetr.extras import optional
 from rtdetr.foreign_names import unknown_format
 from rtdetr.inference.edge_runtimes import why_not_run
-from rtdetr.inference.export_metadata import TRITON_MODEL, InputType, Metadata, Precision, file_sha256
+from rtdetr.inference.export_metadata import TRITON_MODEL, InputType, Metadata, Precision
 from rtdetr.inference.runtimes import SMALLEST, is_exported, model_file, open_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
@@ -45,7 +45,7 @@ from rtdetr.ops import Backend, why_not_compiled
 from rtdetr.ops.kernels import are_plain
 from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.digest import weights_sha256
+from rtdetr.weights.digest import file_sha256, weights_sha256
 from rtdetr.weights.huggingface import is_huggingface
 from rtdetr.weights.load import model_from_checkpoint
 

@@ -28,12 +28,13 @@ from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
 from rtdetr.inference.edge_runtimes import why_not_run
-from rtdetr.inference.export_metadata import Metadata, Precision, file_sha256
+from rtdetr.inference.export_metadata import Metadata, Precision
 from rtdetr.inference.runtimes import ExportedModel, model_file, open_exported, runtime_of
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.digest import file_sha256
 from rtdetr.weights.huggingface import is_huggingface
 
 SHOWN = 0.05  # detections with a higher score are compared

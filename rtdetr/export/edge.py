@@ -18,7 +18,8 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.export.graph import Graph
 from rtdetr.extras import optional
 from rtdetr.inference.edge_runtimes import CONTENT, COREML_WEIGHTS, append_metadata
-from rtdetr.inference.export_metadata import Metadata, file_sha256
+from rtdetr.inference.export_metadata import Metadata
+from rtdetr.weights.digest import file_sha256
 
 
 def of_one_image(graph: Graph, size: tuple[int, int]) -> Graph:

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from rtdetr.config import ConfigError
 from rtdetr.extras import optional
-from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, file_sha256, read_metadata
+from rtdetr.inference.export_metadata import METADATA_FILE, Metadata, read_metadata
 from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.digest import file_sha256
 
 RUNTIMES = {".pte": "executorch", ".tflite": "litert", ".mlpackage": "coreml"}  # by suffix
 CONTENT = "content_sha256"  # metadata entry: hash of what the runtime reads

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,18 +95,3 @@ def _one_of(kind: Any, value: str) -> Any:
     if value not in get_args(kind):
         raise ValueError(f"expected one of {', '.join(get_args(kind))}, got {value!r}")
     return value
-
-
-def files_in(path: Path) -> list[Path]:
-    """Returns the file itself, or the files of a folder in the order of their names."""
-    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
-
-
-def file_sha256(path: Path) -> str:
-    """Returns the SHA-256 of a file; for a folder, that of its files in the order of their names."""
-    digest = hashlib.sha256()
-    for each in files_in(path):
-        with open(each, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()

@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, some
-from rtdetr.inference.export_metadata import files_in
 from rtdetr.models.rtdetrv3 import build_model
+from rtdetr.weights.digest import files_in
 from rtdetr.wording import counted
 
 TRAINING_PARTS = ("query_groups.", "dense_head.")

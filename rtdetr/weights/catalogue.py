@@ -20,6 +20,7 @@ from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_che
 from rtdetr.weights.compare import listed
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.hub import HUB_ID, from_hub
+from rtdetr.weights.huggingface_names import TRAINING_ONLY
 from rtdetr.weights.official import Conversion, convert
 from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, official_checkpoint, verify, weights_folder
 from rtdetr.weights.training_parts import OTHER_SELECTOR, with_training_parts
@@ -133,7 +134,7 @@ def detector_content(made: Conversion, file: Path, name: str, release: Release) 
     """The content of a checkpoint, from a detector's file, with new training parts if it has none. Raises
     CheckpointError."""
     report = made.report
-    lacking = [each for each in report.missing if not each.startswith(("query_groups.", "dense_head."))]
+    lacking = [each for each in report.missing if not each.startswith(TRAINING_ONLY)]
     rows = len(made.weights["decoder.score_heads.0.bias"])
     if lacking or report.mismatched or report.unexpected or rows != len(release.classes):
         wrong = [*lacking, *report.mismatched, *report.unexpected]

@@ -35,6 +35,11 @@ class LoadReport(NamedTuple):
         lines += [f"  {len(names)} {kind}: {listed(names, shown)}" for kind, names in kinds if names]
         return "\n".join(lines + ([f"  classes: {self.classes}"] if self.classes else []))
 
+    def differing(self) -> list[str]:
+        """The entries by which file and model differ, each with the reason."""
+        missing, left_over = [f"{n} missing" for n in self.missing], [f"{n} left over" for n in self.unexpected]
+        return self.mismatched + missing + left_over
+
 
 def listed(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
     more = f", and {len(names) - shown} more" if len(names) > shown else ""

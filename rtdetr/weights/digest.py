@@ -1,14 +1,30 @@
-"""Hashes that detect changes, of weights and of dicts stored as JSON."""
+"""Hashes that detect changes, of files, of weights and of dicts stored as JSON."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def files_in(path: Path) -> list[Path]:
+    """The file itself, or the files of a folder in the order of their names."""
+    return sorted(each for each in path.rglob("*") if each.is_file()) if path.is_dir() else [path]
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file; for a folder, that of its files in the order of their names."""
+    digest = hashlib.sha256()
+    for each in files_in(path):
+        with open(each, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:

@@ -13,15 +13,7 @@ from rtdetr.config import ConfigError
 from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import save_huggingface
-from rtdetr.weights.pretrained import (
-    CONFIG,
-    OWN_FOLDER,
-    PICKLED,
-    PROCESSOR,
-    WEIGHTS,
-    holds_own,
-    save_pretrained,
-)
+from rtdetr.weights.pretrained import CONFIG, OWN_FOLDER, PICKLED, PROCESSOR, WEIGHTS, holds_own, save_pretrained
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 CARD = """---

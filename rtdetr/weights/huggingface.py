@@ -22,7 +22,7 @@ from rtdetr.models.backbone import STAGE_BLOCKS, STAGE_CHANNELS
 from rtdetr.weights.checkpoint import CheckpointError, check_tensors, make_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import plain_name
 from rtdetr.weights.compare import compare, listed
-from rtdetr.weights.huggingface_names import to_ours, to_theirs
+from rtdetr.weights.huggingface_names import TRAINING_ONLY, to_ours, to_theirs
 from rtdetr.weights.official import on_meta_device
 from rtdetr.weights.pretrained import (
     CONFIG,
@@ -34,8 +34,7 @@ from rtdetr.weights.pretrained import (
     read_safetensors,
     save_pretrained,
     weight_file,
-    write_json,
-    write_whole,
+    write_folder,
 )
 from rtdetr.weights.training_parts import with_training_parts
 
@@ -114,9 +113,8 @@ def _weights(theirs: Mapping[str, Tensor], cfg: Config, num_classes: int, file: 
     own = on_meta_device(cfg.model, num_classes, file)
     weights, left = to_ours(theirs, own.state_dict())
     report = compare(own, weights)
-    lacking = [name for name in report.missing if not name.startswith(("query_groups.", "dense_head."))]
-    wrong = report.mismatched + [f"{name} missing" for name in lacking] + [f"{name} left over" for name in left]
-    if wrong:
+    missing = [name for name in report.missing if not name.startswith(TRAINING_ONLY)]
+    if wrong := report._replace(missing=missing, unexpected=left).differing():
         raise CheckpointError(
             f"{file}: does not fit its {CONFIG}: {len(wrong)} entries differ (shape in the file, by the config): "
             f"{listed(wrong, 3)}"
@@ -230,13 +228,7 @@ def save_huggingface(
         **FIXED_PROCESSOR,
     }
     plain = {name: tensor.clone().contiguous() for name, tensor in theirs.items()}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / WEIGHTS, safetensors.save(plain, metadata={"format": "pt"}))
-        write_json(folder / PROCESSOR, processor)
-        write_json(folder / CONFIG, about)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+    write_folder(folder, safetensors.save(plain, metadata={"format": "pt"}), {PROCESSOR: processor, CONFIG: about})
 
 
 def _about(cfg: Config, classes: Mapping[str, Any], licence: str | None) -> dict[str, Any]:

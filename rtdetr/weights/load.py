@@ -104,8 +104,7 @@ def warm_start(
 def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
     """Loads `weights` into the model; every entry must be present and fit. Raises CheckpointError."""
     report = compare(model, weights)
-    wrong = report.mismatched + [f"{n} missing" for n in report.missing] + [f"{n} left over" for n in report.unexpected]
-    if wrong:
+    if wrong := report.differing():
         given, expected = describe(weights), describe(model.state_dict())
         words = f"both look like {given}, but"  # models with equal descriptions can differ
         if given != expected:

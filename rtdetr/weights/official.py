@@ -5,7 +5,6 @@ No code of a weight file is run: see pdparams.py for Paddle's format; torch file
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,20 +13,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rtdetr.config import (
-    BackboneConfig,
-    Config,
-    DecoderConfig,
-    EncoderConfig,
-    ModelConfig,
-    SupervisionConfig,
-)
+from rtdetr.config import BackboneConfig, Config, DecoderConfig, EncoderConfig, ModelConfig, SupervisionConfig
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.models.backbone import STAGE_BLOCKS
 from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import LoadReport, compare
+from rtdetr.weights.digest import file_sha256
 from rtdetr.weights.foreign import read_official
 from rtdetr.weights.official_names import official_names
 from rtdetr.weights.pdparams import ConvertError
@@ -64,7 +57,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
     weights = under_our_names(official, model)
     report = compare(model, weights)
     fitting = {name: weights[name].contiguous().float() for name in report.matched}
-    return Conversion(config, classes or guess_classes(num_classes), fitting, report, sha256_of(path))
+    return Conversion(config, classes or guess_classes(num_classes), fitting, report, file_sha256(Path(path)))
 
 
 def save_conversion(conversion: Conversion, source: str | Path, output: str | Path, licence: str) -> None:
@@ -76,19 +69,13 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
             f" {len(report.mismatched)} of another shape, {len(report.unexpected)} left over; nothing was written;"
             " name the right config with -c, or use the file as a warm start (rtdetr train -t)"
         )
-    if len(classes) != _num_classes(official_of(conversion)):
-        raise ConvertError(
-            f"{source}: has {_num_classes(official_of(conversion))} classes, the annotation file names {len(classes)}"
-        )
+    rows = len(conversion.weights["decoder.score_heads.0.bias"])
+    if len(classes) != rows:
+        raise ConvertError(f"{source}: has {rows} classes, the annotation file names {len(classes)}")
     origin = {"file": Path(source).name, "sha256": conversion.sha256, "licence": licence}
     began = {"weights": origin["file"], "in_full": False}
     content = make_checkpoint(conversion.config, classes, conversion.weights, source=origin, began=began)
     save_checkpoint(Path(output), content)
-
-
-def official_of(conversion: Conversion) -> dict[str, Tensor]:
-    names = official_names(conversion.weights)
-    return {names[name]: tensor for name, tensor in conversion.weights.items()}
 
 
 def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
@@ -206,11 +193,3 @@ def guess_classes(num_classes: int) -> Classes:
         return COCO_CLASSES
     ids = tuple(range(1, num_classes + 1))
     return Classes(tuple(f"class {each}" for each in ids), ids)
-
-
-def sha256_of(path: str | Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,7 @@ from torch import Tensor
 
 from rtdetr import __version__
 from rtdetr.extras import optional
-from rtdetr.weights.checkpoint import (
-    DAMAGE,
-    FORMAT,
-    CheckpointError,
-    checked,
-    warn_unverified,
-    why_no_weight_file,
-)
+from rtdetr.weights.checkpoint import DAMAGE, FORMAT, CheckpointError, checked, warn_unverified, why_no_weight_file
 from rtdetr.weights.digest import json_sha256, weights_sha256
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -68,23 +61,15 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
         "licence": licence,
         "source": content["source"],
         "classes": content["classes"],
-        "id2label": {
-            str(index): name for index, name in enumerate(names)
-        },  # by the network's index, as in transformers
+        "id2label": {str(index): name for index, name in enumerate(names)},  # by index, as in transformers
         "preprocess": content["preprocess"],
         "config": _without_paths(content["config"]),
         "began": content.get("began"),
         WEIGHTS_DIGEST: weights_sha256(plain),
     }
     about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_whole(
-            folder / WEIGHTS, safetensors.save(plain, metadata={"format": "pt", WEIGHTS_DIGEST: about[WEIGHTS_DIGEST]})
-        )
-        write_json(folder / CONFIG, about)
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+    metadata = {"format": "pt", WEIGHTS_DIGEST: about[WEIGHTS_DIGEST]}
+    write_folder(folder, safetensors.save(plain, metadata=metadata), {CONFIG: about})
 
 
 def read_pretrained(path: str | Path) -> dict[str, Any]:
@@ -112,7 +97,7 @@ def change_config(path: str | Path, change: Callable[[dict[str, Any]], None]) ->
     change(about)
     if about.get(CONFIG_DIGEST) not in (None, EDITED):
         about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
-    write_json(file, about)
+    _write_json(file, about)
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -192,12 +177,23 @@ def _check_target(folder: Path) -> None:
         )
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_folder(folder: Path, weights: bytes, settings: Mapping[str, Any]) -> None:
+    """Writes WEIGHTS, then the settings, by file name. Raises CheckpointError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_whole(folder / WEIGHTS, weights)
+        for name, content in settings.items():
+            _write_json(folder / name, content)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
+
+
+def _write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    write_whole(path, text.encode("utf-8", "surrogatepass"))
+    _write_whole(path, text.encode("utf-8", "surrogatepass"))
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: bytes) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         beside.write_bytes(content)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from rtdetr import __version__
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion, sha256_of
+from rtdetr.weights.digest import file_sha256
+from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def download(official: OfficialFile, file: Path) -> None:
 def verify(official: OfficialFile, file: Path) -> None:
     """Raises CheckpointError unless a file is the official one. If its hash is not published, that of the first file is
     printed and kept next to it as FILE.sha256."""
-    found, size = sha256_of(file), file.stat().st_size
+    found, size = file_sha256(file), file.stat().st_size
     noted = file.with_name(f"{file.name.removesuffix('.part')}.sha256")
     expected = official.sha256 or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else None)
     if expected is None:
