@@ -253,14 +253,11 @@ def _leave_out_unknown(train: Any) -> None:
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Plain dicts, lists, numbers and strings, ready for YAML or a checkpoint."""
-    plain: dict[str, Any] = {}
-    for each in dataclasses.fields(config):
-        value = getattr(config, each.name)
-        if dataclasses.is_dataclass(value):
-            plain[each.name] = config_to_dict(value)
-        else:
-            plain[each.name] = list(value) if isinstance(value, tuple) else value
-    return plain
+    return dataclasses.asdict(config, dict_factory=_with_lists)
+
+
+def _with_lists(entries: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in entries}
 
 
 def settled(value: Number | Literal["auto"]) -> Number:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 # Of an image with more boxes so many are denoised, drawn at random, and boxes are repeated less often, so that memory
 # stays bounded. The official code knows no such limit, and COCO no such image (docs/training.md).
@@ -58,15 +59,10 @@ class Targets(NamedTuple):
     def stack(labels: list[Tensor], boxes: list[Tensor], boxes_pixel: list[Tensor]) -> Targets:
         """Pads per-image labels (n,), boxes (n, 4) cxcywh normalised and boxes_pixel (n, 4) xyxy into one batch."""
         counts = tuple(len(each) for each in labels)
-        size = max(1, *counts) if counts else 1
-        padded_labels = torch.zeros(len(counts), size, dtype=torch.int64)
-        padded_boxes = torch.zeros(len(counts), size, 4, dtype=boxes[0].dtype)
-        padded_pixel = torch.zeros(len(counts), size, 4, dtype=boxes_pixel[0].dtype)
-        mask = torch.zeros(len(counts), size, dtype=torch.bool)
-        for i, n in enumerate(counts):
-            padded_labels[i, :n], padded_boxes[i, :n], padded_pixel[i, :n] = labels[i], boxes[i], boxes_pixel[i]
-            mask[i, :n] = True
-        return Targets(padded_labels, padded_boxes, padded_pixel, mask, counts)
+        mask = torch.arange(max(counts)) < torch.tensor(counts)[:, None]
+        padded, padded_boxes, padded_pixel = (pad_sequence(x, batch_first=True) for x in (labels, boxes, boxes_pixel))
+        targets = Targets(padded, padded_boxes, padded_pixel, mask, counts)
+        return targets if any(counts) else targets.padded(1)
 
 
 def as_floats(images: Tensor) -> Tensor:
