@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rtdetr.weights.checkpoint import check_tensors, read_torch_file
-from rtdetr.weights.official_names import official_layout
+from rtdetr.weights.official_names import official_block, official_layout, renamed
 from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
 PADDLE_SUFFIXES = (".pdparams", ".pdema")
@@ -125,15 +125,7 @@ def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
             f"{path}: neither RT-DETR v1, v2 or v3 nor a ResNet-vd backbone; its first entries are"
             f" {', '.join(list(names)[:3])}"
         )
-    official = {}
-    for name in names:
-        new = name
-        for pattern, replacement in rules:
-            new, found = re.subn(pattern, replacement, new)
-            if found:
-                break
-        official[name] = _stage_names(new, names)
-    return official
+    return {name: _stage_names(renamed(name, rules), names) for name in names}
 
 
 def _stage_names(name: str, names: Mapping[str, Tensor]) -> str:
@@ -142,6 +134,4 @@ def _stage_names(name: str, names: Mapping[str, Tensor]) -> str:
     if match is None:
         return name
     blocks = {found[1] for each in names if (found := re.search(rf"res_layers\.{match[1]}\.blocks\.(\d+)\.", each))}
-    stage, block = int(match[1]) + 2, int(match[2])
-    letter = "abcdefghijklmnopqrstuvwxyz"[block] if len(blocks) <= 6 else "a" if block == 0 else f"b{block}"
-    return f"backbone.res{stage}.res{stage}{letter}.{match[3]}"
+    return f"{official_block(int(match[1]), int(match[2]), len(blocks))}.{match[3]}"

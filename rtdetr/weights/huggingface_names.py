@@ -12,6 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from rtdetr.weights.official_names import renamed
+
 _RULES: tuple[tuple[str, str], ...] = (
     (r"^backbone\.stem\.(\d)\.conv\.", r"model.backbone.model.embedder.embedder.\1.convolution."),
     (r"^backbone\.stem\.(\d)\.norm\.", r"model.backbone.model.embedder.embedder.\1.normalization."),
@@ -73,8 +75,7 @@ def their_names(name: str) -> tuple[str, ...]:
     if match := re.search(r"\.in_proj_(weight|bias)$", name):
         stem = name.removesuffix(match[0])
         return tuple(each for part in "qkv" for each in their_names(f"{stem}.{part}_proj.{match[1]}"))
-    for pattern, replacement in _RULES:
-        name = re.sub(pattern, replacement, name)
+    name = renamed(name, _RULES)
     return () if name.startswith(TRAINING_ONLY) else (name,)
 
 
@@ -95,7 +96,7 @@ def to_ours(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[di
 
     own: the state dict of a model with the wanted names and shapes; missing parts are left out.
     """
-    left = {_plain_name(name): tensor for name, tensor in theirs.items() if not DERIVED.search(name)}
+    left = {renamed(name, _OTHER_NAMES): tensor for name, tensor in theirs.items() if not DERIVED.search(name)}
     weights: dict[str, Tensor] = {}
     for name in own:
         names = their_names(name)
@@ -105,9 +106,3 @@ def to_ours(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[di
             if names == (PADDED,):
                 weights[name] = weights[name][: len(own[name])]
     return weights, [name for name in left if not name.endswith("num_batches_tracked")]
-
-
-def _plain_name(name: str) -> str:
-    for pattern, replacement in _OTHER_NAMES:
-        name = re.sub(pattern, replacement, name)
-    return name
