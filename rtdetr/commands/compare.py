@@ -90,6 +90,7 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.export.average_precision import result
+    from rtdetr.export.certificate import num_bytes
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
     from rtdetr.shipped_configs import find_config
@@ -110,17 +111,13 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
                     "runtime": getattr(model, "runtime", "PyTorch"),
                     "AP": figures["AP"],
                     "AP50": figures["AP50"],
-                    "megabytes": _num_bytes(file) / 1e6,
+                    "megabytes": num_bytes(file) / 1e6,
                     **speed(predictor, cfg, device),
                     **certified(file),
                 }
             )
         on = f"{loader.source.summary()}; {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     return rows, on
-
-
-def _num_bytes(file: Path) -> int:
-    return sum(each.stat().st_size for each in (file.rglob("*") if file.is_dir() else (file,)))
 
 
 def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:

@@ -21,7 +21,7 @@ from rtdetr.export import targets
 from rtdetr.export.average_precision import average_precisions, validation_loader
 from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_stored_certificate
-from rtdetr.export.edge import of_one_image, quiet, write_coreml, write_executorch, write_litert
+from rtdetr.export.edge import of_one_image, write_coreml, write_executorch, write_litert
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
 from rtdetr.export.ncnn import write_ncnn
 from rtdetr.export.onnx import onnx_facts, write_onnx
@@ -29,6 +29,7 @@ from rtdetr.export.openvino import write_openvino
 from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
 from rtdetr.export.quantize import LEFT_OUT, quantize, with_more_queries
 from rtdetr.export.quantize_program import quantized
+from rtdetr.export.quiet import quiet
 from rtdetr.export.targets import FORMATS, WeightSource
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.export.torch_export import write_package, write_program

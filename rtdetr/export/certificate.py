@@ -209,7 +209,7 @@ def certify(path: Path, format: str, model: Network, metadata: Metadata, images:
     certificate = Certificate(
         path.name,
         file_sha256(path),
-        sum(each.stat().st_size for each in path.rglob("*")) if path.is_dir() else path.stat().st_size,
+        num_bytes(path),
         format,
         precision,
         BOUNDS[precision],
@@ -344,6 +344,11 @@ def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
     surplus[columns[paired]] = False
     missing = count - int(good.sum()) + int(surplus.sum())
     return Difference(count, missing, float(scores.max(initial=0)), float(boxes.max(initial=0)))
+
+
+def num_bytes(path: Path) -> int:
+    """Size of a file, or of all that is in a folder."""
+    return sum(each.stat().st_size for each in (path.rglob("*") if path.is_dir() else (path,)))
 
 
 def _versions() -> dict[str, str]:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +11,7 @@ from torch import Tensor, nn
 
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export.graph import Graph
+from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
 from rtdetr.inference.edge_runtimes import CONTENT, COREML_WEIGHTS, append_metadata
 from rtdetr.inference.export_metadata import Metadata
@@ -106,22 +102,3 @@ def write_coreml(graph: Graph, metadata: Metadata, path: Path) -> None:
         package.user_defined_metadata["rtdetr"] = json.dumps(noted)
         package.save(str(path))
     (path / "executorch_debug_handle_mapping.json").unlink()  # the manifest does not name it
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Context manager without the converters' messages for their own developers, and without gradients."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        sink = io.StringIO()
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(sink),
-            contextlib.redirect_stderr(sink),
-            torch.no_grad(),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

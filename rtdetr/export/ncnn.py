@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rtdetr.export.edge import quiet
 from rtdetr.export.graph import Graph
+from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
 from rtdetr.inference.edge_runtimes import NCNN_FILES, note_ncnn
 from rtdetr.inference.export_metadata import Metadata

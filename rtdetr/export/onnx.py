@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
-import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +11,7 @@ import torch
 
 from rtdetr.export.graph import Graph
 from rtdetr.export.opset import NEWEST, lower, without_layer_norms
+from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import Metadata
 
@@ -26,7 +22,7 @@ def write_onnx(graph: Graph, metadata: Metadata, path: Path, opset: int = NEWEST
     """Writes one file with weights and metadata. opset: a key of OPSETS. Raises MissingPackage."""
     onnx = optional("onnx", "onnx", "an ONNX file")
     optional("onnxscript", "onnx", "an ONNX file")
-    with quiet(), torch.no_grad():
+    with quiet():
         program = torch.onnx.export(
             graph.module if opset >= 17 else without_layer_norms(graph),
             graph.inputs,
@@ -83,46 +79,30 @@ def initializers_sha256(model: Any) -> str:
 
 def changed_weights(path: Path) -> str:
     """The fault of a file whose weights are not those that were written, else empty."""
-    onnx = optional("onnx", "onnx", str(path))
-    model = onnx.load(str(path), load_external_data=False)
+    model = _load(path)
     noted = {each.key: each.value for each in model.metadata_props}.get(HASH)
     return "" if noted == initializers_sha256(model) else "its weights are not those that were exported"
 
 
 def onnx_facts(path: Path) -> str:
     """Opset, number of nodes and weights of a file, as text."""
-    onnx = optional("onnx", "onnx", str(path))
-    model = onnx.load(str(path))
+    model = _load(path)
     opset = max(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
     return f"opset {opset}, {len(model.graph.node)} nodes, {len(model.graph.initializer)} weights"
 
 
 def operators(path: Path) -> dict[str, int]:
     """Number of uses of each operator in a file, by name."""
-    onnx = optional("onnx", "onnx", str(path))
-    nodes = onnx.load(str(path), load_external_data=False).graph.node
-    return dict(sorted(Counter(node.op_type for node in nodes).items()))
+    return dict(sorted(Counter(node.op_type for node in _load(path).graph.node).items()))
 
 
 def float32_nodes(path: Path) -> dict[str, str]:
     """Name and operator of the nodes whose first output is float32."""
-    onnx = optional("onnx", "onnx", str(path))
-    graph = onnx.load(str(path)).graph
+    graph, float32 = _load(path).graph, optional("onnx", "onnx", str(path)).TensorProto.FLOAT
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
-    return {node.name: node.op_type for node in graph.node if types.get(node.output[0]) == onnx.TensorProto.FLOAT}
+    return {node.name: node.op_type for node in graph.node if types.get(node.output[0]) == float32}
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Context manager without the exporters' progress and deprecation messages."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
-    levels = [each.level for each in loggers]
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        for each in loggers:
-            each.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for each, level in zip(loggers, levels):
-                each.setLevel(level)
+def _load(path: Path) -> Any:
+    """An ONNX model. Nothing beside the file is read: ours have their weights inside."""
+    return optional("onnx", "onnx", str(path)).load(str(path), load_external_data=False)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from PIL import Image
 
 from rtdetr.export.cases import stack
 from rtdetr.export.onnx import note
+from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.models.backbone import STRIDES
@@ -53,7 +52,7 @@ def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], pat
     tools.quant_pre_process(str(onnx_file), str(prepared), skip_symbolic_shape=True)
     nodes = onnx.load(str(prepared)).graph.node
     kept = [node.name for node in nodes if stays_float(node.name)]
-    with without_hints():
+    with quiet():
         tools.quantize_static(
             str(prepared),
             str(path),
@@ -77,26 +76,14 @@ def stays_float(name: str) -> bool:
     return FIRST in name or not any(f"{part}." in name for part in QUANTISED)
 
 
-@contextmanager
-def without_hints() -> Iterator[None]:
-    """Context manager without the tool's hints for its own developers."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
 def _reader(tools: Any, metadata: Metadata, images: list[Image.Image]) -> Any:
     """Batches as the quantiser asks for them: one by one, then None."""
 
-    class Reader(tools.CalibrationDataReader):
-        def __init__(self) -> None:
-            self.batches = batches(metadata, images)
+    feeds = batches(metadata, images)
 
+    class Reader(tools.CalibrationDataReader):
         def get_next(self) -> dict[str, Any] | None:
-            return next(self.batches, None)
+            return next(feeds, None)
 
     return Reader()
 

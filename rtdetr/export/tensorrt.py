@@ -107,14 +107,12 @@ def check_script(script: Path, onnx_file: Path) -> str:
         tree = ast.parse(script.read_text(encoding="utf-8"))
     except SyntaxError as error:
         return f"{script.name} does not parse ({error})"
-    constants = {
-        target.id: ast.literal_eval(node.value)
+    kept = next(
+        ast.literal_eval(node.value)
         for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name) and target.id.isupper() and target.id != "HERE"
-    }
-    unknown = sorted(set(constants["KEEP_FLOAT32"]) - float32_nodes(onnx_file).keys())
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "KEEP_FLOAT32"
+    )
+    unknown = sorted(set(kept) - float32_nodes(onnx_file).keys())
     if unknown:
         return (
             f"{script.name} names layers that are not in {onnx_file.name}, or not in float32: {', '.join(unknown[:3])}"
