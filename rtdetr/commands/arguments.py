@@ -139,6 +139,15 @@ def add_weights(parser: argparse.ArgumentParser, text: str) -> None:
     which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
 
 
+def add_validation(parser: argparse.ArgumentParser) -> None:
+    """Adds `-c`, `--data` and `-u`, which change the config of a checkpoint for an evaluation."""
+    text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
+    parser.add_argument("-c", "--config", help=text)
+    text = "a folder or file with validation images, in any known format (default: that of the config)"
+    parser.add_argument("--data", metavar="DATA", help=text)
+    add_update(parser)
+
+
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda if available)")
 

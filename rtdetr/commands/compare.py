@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_update, add_weights
+from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_validation, add_weights
 
 if TYPE_CHECKING:
     import torch
@@ -41,11 +41,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_weights(parser, "a checkpoint of this project")
     text = "exported files (default: those in the checkpoint's folder that have a certificate and its name)"
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
-    text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
-    parser.add_argument("-c", "--config", help=text)
-    text = "a folder or file with validation images, in any known format (default: that of the config)"
-    parser.add_argument("--data", metavar="DATA", help=text)
-    add_update(parser)
+    add_validation(parser)
     text = "write the table: .json or .md; may be repeated"
     parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=text)
     add_overwrite(parser)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_overwrite
@@ -33,6 +33,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
+    from rtdetr.commands.progress import progress
     from rtdetr.data.defects import Defect
     from rtdetr.data.doctor.examine import examine, plain
     from rtdetr.data.doctor.fix import clean_document, clean_files
@@ -44,7 +45,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
     check_outputs([each for each in (args.json,) if each], [source], args.overwrite)
     check_outputs([each for each in (args.fix,) if each], [source], overwrite=False)
-    report = examine(source, str(args.images or ""), args.fast, _progress)
+    report = examine(source, str(args.images or ""), args.fast, lambda num_images: progress(num_images).update)
     missing = args.images and not args.images.is_dir()
     if missing and all(each.kind != "folder_missing" for each in report.defects()):
         defect = Defect(str(args.images), None, "folder_missing", "no such image folder", "refused")
@@ -69,10 +70,3 @@ def run(arguments: Sequence[str] | None = None) -> int:
             print(f"{file}: {counted(len(document['images']), 'image')}{where}, {boxes}")
     print(verdict)
     return report.code()
-
-
-def _progress(num_images: int) -> Callable[[], object]:
-    from rtdetr.commands.progress import progress
-
-    bar = progress(num_images)
-    return bar.update

@@ -16,7 +16,7 @@ from rtdetr.commands.arguments import (
     add_kernels,
     add_overwrite,
     add_threshold,
-    add_update,
+    add_validation,
     add_weights,
     thresholds,
 )
@@ -38,12 +38,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
     parser = Parser(prog="rtdetr eval", description="COCO figures of a checkpoint.")
     add_weights(parser, "a checkpoint, or an exported file")
-    parser.add_argument(
-        "-c", "--config", help="YAML file, or the name of a shipped config, in place of the config in the checkpoint"
-    )
-    text = "a folder or file with validation images, in any known format (default: that of the config)"
-    parser.add_argument("--data", metavar="DATA", help=text)
-    add_update(parser)
+    add_validation(parser)
     parser.add_argument("--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help="default: %(default)s")
     parser.add_argument(
         "--match-classes",
