@@ -54,27 +54,21 @@ class RawModel(nn.Module):
 
 
 class ExportedDetector(RawModel):
-    """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first."""
+    """Labels (B, T) int64, boxes (B, T, 4) xyxy in pixels of the original and scores (B, T), best first.
 
-    def __init__(self, model: DeployedModel, max_detections: int) -> None:
+    portable: uses only the operators of rtdetr/models/portable.py, and samples that way."""
+
+    def __init__(self, model: DeployedModel, max_detections: int, portable: Sampling | None = None) -> None:
         super().__init__(model)
-        self.max_detections = max_detections
+        self.max_detections, self.portable = max_detections, portable
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         """sizes: (B, 2) int64, height and width of the originals in pixels."""
-        found = postprocess(self.predictions(images), sizes, self.max_detections)
-        return found.labels, found.boxes, found.scores
-
-
-class PortableDetector(ExportedDetector):
-    """An ExportedDetector that uses only the operators of rtdetr/models/portable.py."""
-
-    def __init__(self, model: DeployedModel, max_detections: int, sampling: Sampling) -> None:
-        super().__init__(model, max_detections)
-        self.sampling = sampling
-
-    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        found = portable_postprocess(self.predictions(images), sizes, self.max_detections, self.sampling)
+        predictions = self.predictions(images)
+        if self.portable is None:
+            found = postprocess(predictions, sizes, self.max_detections)
+        else:
+            found = portable_postprocess(predictions, sizes, self.max_detections, self.portable)
         return found.labels, found.boxes, found.scores
 
 
@@ -100,7 +94,7 @@ def make_portable_graph(model: Network, metadata: Metadata, sampling: Sampling =
     images = torch.zeros(1, 3, height, width, dtype=torch.uint8 if metadata.input == "uint8" else torch.float32)
     if metadata.raw:
         return Graph(RawModel(deployed), (images,), ("images",), RAW, ({},))
-    module = PortableDetector(deployed, metadata.config.eval.max_detections, sampling)
+    module = ExportedDetector(deployed, metadata.config.eval.max_detections, sampling)
     return Graph(module, (images, torch.tensor([[height, width]])), ("images", "sizes"), DETECTIONS, ({}, {}))
 
 
