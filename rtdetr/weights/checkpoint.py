@@ -15,14 +15,13 @@ import os
 import pickle
 import struct
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.serialization import get_crc32_options, set_crc32_options
+from torch.utils.serialization import config as serialization
 
 from rtdetr.config import Config, config_to_dict
 from rtdetr.data.classes import Classes
@@ -84,7 +83,8 @@ def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = N
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(beside, "wb") as file, _checksums():
+        checksums = serialization.patch("save.compute_crc32", True)  # type: ignore[attr-defined]
+        with open(beside, "wb") as file, checksums:  # even if they are switched off
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
@@ -94,17 +94,6 @@ def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = N
         _sync_folder(path.parent)
     finally:
         beside.unlink(missing_ok=True)
-
-
-@contextmanager
-def _checksums() -> Iterator[None]:
-    """Context manager in which torch.save writes checksums, even if they are switched off."""
-    before = get_crc32_options()
-    set_crc32_options(True)
-    try:
-        yield
-    finally:
-        set_crc32_options(before)
 
 
 def _keep(path: Path, before: Path) -> None:
