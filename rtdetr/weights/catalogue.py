@@ -71,12 +71,13 @@ def located(path: str | Path) -> Path:
     """The path of the weights with a name, downloaded if necessary; everything else is returned unchanged. Raises
     CheckpointError or MissingPackage."""
     name, path = str(path), Path(path)
-    if name in OFFICIAL and not os.path.exists(path):
+    if os.path.exists(path):
+        return path
+    if name in OFFICIAL:
         return official_checkpoint(name)
-    if name in RELEASES and not os.path.exists(path):
+    if name in RELEASES:
         return release_checkpoint(name)
-    on_hub = HUB_ID.fullmatch(name) and path.suffix not in NAME_SUFFIXES
-    if on_hub and not os.path.exists(path) and not os.path.isdir(path.parent):
+    if HUB_ID.fullmatch(name) and path.suffix not in NAME_SUFFIXES and not os.path.isdir(path.parent):
         return from_hub(name)
     return path
 

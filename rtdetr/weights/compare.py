@@ -50,11 +50,9 @@ def compare(model: nn.Module, weights: Mapping[str, Tensor]) -> LoadReport:
     """Matches `weights` with the model by name and shape; `num_batches_tracked` is ignored."""
     own = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("num_batches_tracked")}
     given = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
-    both = [name for name in own if name in given]
-    fitting = [name for name in both if own[name].shape == given[name].shape]
-    mismatched = [
-        f"{name} ({tuple(given[name].shape)}, {tuple(own[name].shape)})" for name in both if name not in set(fitting)
-    ]
+    shapes = {name: (tuple(given[name].shape), tuple(own[name].shape)) for name in own if name in given}
+    fitting = [name for name, (theirs, ours) in shapes.items() if theirs == ours]
+    mismatched = [f"{name} ({theirs}, {ours})" for name, (theirs, ours) in shapes.items() if theirs != ours]
     missing, unexpected = [n for n in own if n not in given], [n for n in given if n not in own]
     return LoadReport(fitting, missing, unexpected, mismatched)
 

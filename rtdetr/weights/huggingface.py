@@ -80,7 +80,7 @@ def is_huggingface(path: str | Path) -> bool:
     if not config.is_file() or (Path(path).is_file() and Path(path).suffix not in (".safetensors", ".bin")):
         return False
     about = read_json(config)
-    return isinstance(about, dict) and about.get("model_type") != "rtdetrv3" and "model_type" in about
+    return isinstance(about, dict) and about.get("model_type", "rtdetrv3") != "rtdetrv3"
 
 
 def read_huggingface(path: str | Path) -> dict[str, Any]:
