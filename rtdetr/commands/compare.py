@@ -27,7 +27,10 @@ HEADS = {
     "file": "file", "runtime": "runtime", "AP": "AP", "AP50": "AP50", "megabytes": "MB", "latency_ms": "ms, one image",
     "images_per_second": "images/s", "score": "score differs", "box": "box differs, px",
 }  # fmt: skip
-DIGITS = {"AP": ".4f", "AP50": ".4f", "megabytes": ".1f", "latency_ms": ".1f", "images_per_second": ".1f"}
+DIGITS = {
+    **{"AP": ".4f", "AP50": ".4f", "megabytes": ".1f", "latency_ms": ".1f", "images_per_second": ".1f"},
+    **{"score": ".2g", "box": ".2g"},
+}
 CERTIFICATE = ".certificate.json"
 CALLS = 9  # timed calls, after two that are not timed
 BATCH = 8  # batch size for images/s
@@ -70,11 +73,8 @@ def exports_beside(weights: Path) -> list[Path]:
     """Returns the exports in a checkpoint's folder that have its name and a certificate."""
     certificates = sorted(weights.parent.glob(f"*{CERTIFICATE}"))
     files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
-    return [each for each in files if each.exists() and _is_named_after(each.name, weights.stem)]
-
-
-def _is_named_after(name: str, stem: str) -> bool:
-    return name.startswith(stem) and name[len(stem) : len(stem) + 1] in (".", "-", "_")
+    beginnings = tuple(f"{weights.stem}{mark}" for mark in ".-_")
+    return [each for each in files if each.exists() and each.name.startswith(beginnings)]
 
 
 def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[list[Row], str]:
@@ -153,10 +153,6 @@ def table(rows: list[Row]) -> str:
     """Returns the rows as Markdown."""
     lines = ["| " + " | ".join(HEADS.values()) + " |", "|---" * len(HEADS) + "|"]
     for row in rows:
-        cells = ("-" if row[key] is None else format(row[key], DIGITS.get(key, _digits(row[key]))) for key in HEADS)
+        cells = ("-" if row[key] is None else format(row[key], DIGITS.get(key, "")) for key in HEADS)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _digits(value: object) -> str:
-    return ".2g" if isinstance(value, float) else ""
