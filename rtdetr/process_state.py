@@ -17,7 +17,8 @@ def process_restored() -> Iterator[None]:
     """Context manager: restores random generators, float32 precision, deterministic algorithms, cuDNN's settings, the
     current GPU, torch's thread counts and environment variables at the end, also after an error."""
     environment, threads, generators = dict(os.environ), torch.get_num_threads(), _generators()
-    precision, deterministic, gpu = _precision(), _deterministic(), _present_gpu()
+    precision, deterministic = _precision(), _deterministic()
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
     try:
         yield
@@ -81,7 +82,3 @@ def _restore_precision(before: tuple[str, bool, list[str]]) -> None:
 
 def _products() -> tuple[Any, Any]:
     return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
-
-
-def _present_gpu() -> int | None:
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
