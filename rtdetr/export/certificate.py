@@ -137,13 +137,13 @@ class Certificate:
         """The results as text for a terminal."""
         if self.not_run:
             return "\n".join([f"not run: {self.not_run}; --check compares there", *self.notes])
+        bounds = self.bounds
         columns = ("runtime", "images", "batch x size", "compared", "missing", "score", "box px")
-        head = "{:12s} {:9s} {:>14s} {:>9s} {:>8s} {:>9s} {:>8s}".format(*columns)
-        lines = [head]
+        lines = ["{:12s} {:9s} {:>14s} {:>9s} {:>8s} {:>9s} {:>8s}".format(*columns)]
         for each in self.comparisons:
             size = f"{each.batch}x{each.height}x{each.width}"
-            within = each.missing <= self.bounds.missing * each.detections
-            excuse = "by chance" if self.bounds.noise or each.kind != "random" else "not calibrated for it"
+            within = each.missing <= bounds.missing * each.detections
+            excuse = "by chance" if bounds.noise or each.kind != "random" else "not calibrated for it"
             verdict = "FAILED" if not each.passed else "ok" if within else excuse
             if each.undecided:
                 verdict += f", {each.undecided} undecided"
@@ -151,7 +151,6 @@ class Certificate:
                 f"{each.runtime:12s} {each.kind:9s} {size:>14s} {each.detections:9d} {each.missing:8d} "
                 f"{each.score:9.1e} {each.box:8.4f} {verdict}"
             )
-        bounds = self.bounds
         lines.append(
             f"bounds ({self.precision}): labels equal, score {bounds.score:g}, box {bounds.box:g} px"
             + (f", {bounds.missing:.0%} may be missing" if bounds.missing else "")

@@ -26,9 +26,8 @@ def default(
     weights: WeightSource, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None
 ) -> Path:
     """Default path of an export: beside the checkpoint, under its name; in the current folder for other models."""
-    folder, name = Path(), "model"
     if isinstance(weights, tuple):
-        name = weights[1].name
+        folder, name = Path(), weights[1].name
     else:
         folder, name = Path(weights).parent, Path(weights).stem
     words = (("portable", portable), ("fp16", half), ("int8", int8), ("raw", raw))
