@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rtdetr.config import ModelConfig
 from rtdetr.models.backbone import STRIDES
@@ -32,8 +32,8 @@ def with_training_parts(weights: Mapping[str, Tensor], cfg: ModelConfig, num_cla
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
-        dense = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
-    parts = {f"query_groups.{name}": tensor for name, tensor in groups.state_dict().items()}
-    if dense is not None:
-        parts |= {f"dense_head.{name}": tensor for name, tensor in dense.state_dict().items()}
+        modules = nn.ModuleDict({"query_groups": groups})
+        if cfg.supervision.dense_head:
+            modules["dense_head"] = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES)
+    parts = modules.state_dict()
     return {**parts, **spread_selector(weights, parts)}
