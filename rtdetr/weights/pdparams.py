@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import mmap
 import pickletools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn, cast
 
@@ -33,62 +35,48 @@ class ConvertError(CheckpointError):
     """A weight file cannot be used; the message is one sentence for the user."""
 
 
+@dataclass(frozen=True)
 class _Placeholder:
-    """Replaces a global in a file: it can be called as the file needs it, and does nothing else."""
+    """Replaces a global in a file: `call` does what the file needs of it, and nothing else."""
 
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, *arguments: Any) -> Any:
-        raise ConvertError(f"calls `{self.name}` in a way that no Paddle weight file does")
+    name: str
+    call: Callable[[tuple[Any, ...]], Any]  # of the arguments
 
     def set_state(self, state: Any) -> NoReturn:
         raise ConvertError(f"tries to change `{self.name}`")
 
 
-class _Reconstruct(_Placeholder):
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> _StoredArray:
-        if len(arguments) != 3 or not isinstance(arguments[0], _Placeholder) or arguments[0].name != "numpy.ndarray":
-            raise ConvertError("holds an array that is not a plain numpy.ndarray")
-        return _StoredArray()
+def _ndarray(arguments: tuple[Any, ...]) -> NoReturn:
+    raise ConvertError("calls `numpy.ndarray` in a way that no Paddle weight file does")
 
 
-class _MakeDtype(_Placeholder):
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> _StoredDtype:
-        code = arguments[0] if arguments else None
-        if not isinstance(code, str) or code not in NUMBER_TYPES:
-            shown = _shown(code) if isinstance(code, str) else _kind(code)
-            kind = "object " if shown.startswith("O") else ""
-            raise ConvertError(f"holds an array of the {kind}dtype '{shown}'; only numbers are read")
-        return _StoredDtype(code)
+def _reconstruct(arguments: tuple[Any, ...]) -> _StoredArray:
+    if len(arguments) != 3 or arguments[0] is not _ARRAY:
+        raise ConvertError("holds an array that is not a plain numpy.ndarray")
+    return _StoredArray()
 
 
-class _Encode(_Placeholder):
+def _dtype(arguments: tuple[Any, ...]) -> _StoredDtype:
+    code = arguments[0] if arguments else None
+    if not isinstance(code, str) or code not in NUMBER_TYPES:
+        shown = _shown(code) if isinstance(code, str) else _kind(code)
+        kind = "object " if shown.startswith("O") else ""
+        raise ConvertError(f"holds an array of the {kind}dtype '{shown}'; only numbers are read")
+    return _StoredDtype(code)
+
+
+def _encode(arguments: tuple[Any, ...]) -> bytes:
     """Protocol 2 has no bytes; it stores them as text that has to be encoded."""
-
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> bytes:
-        if len(arguments) != 2 or not isinstance(arguments[0], str) or arguments[1] != "latin1":
-            raise ConvertError("calls `_codecs.encode` with something else than text and 'latin1'")
-        return arguments[0].encode("latin1")
+    if len(arguments) != 2 or not isinstance(arguments[0], str) or arguments[1] != "latin1":
+        raise ConvertError("calls `_codecs.encode` with something else than text and 'latin1'")
+    return arguments[0].encode("latin1")
 
 
-class _MakeTuple(_Placeholder):
+def _tuple(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """Some releases store a tensor as tuple((name, array))."""
-
-    __slots__ = ()
-
-    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        if len(arguments) != 1 or not isinstance(arguments[0], tuple):
-            return super().__call__(*arguments)
-        return arguments[0]
+    if len(arguments) != 1 or not isinstance(arguments[0], tuple):
+        raise ConvertError("calls `builtins.tuple` in a way that no Paddle weight file does")
+    return arguments[0]
 
 
 class _StoredDtype:
@@ -126,14 +114,15 @@ class _StoredArray:
         self.array = array.astype(dtype.newbyteorder("="), order="C")  # also a copy: a buffer of bytes is read-only
 
 
-_ARRAY, _RECONSTRUCT = _Placeholder("numpy.ndarray"), _Reconstruct("numpy.core.multiarray._reconstruct")
-_ENCODE, _TUPLE = _Encode("_codecs.encode"), _MakeTuple("builtins.tuple")
+_ARRAY = _Placeholder("numpy.ndarray", _ndarray)
+_RECONSTRUCT = _Placeholder("numpy.core.multiarray._reconstruct", _reconstruct)
+_TUPLE = _Placeholder("builtins.tuple", _tuple)
 ALLOWED_GLOBALS: dict[tuple[str, str], _Placeholder] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,  # written with NumPy 2
     ("numpy", "ndarray"): _ARRAY,
-    ("numpy", "dtype"): _MakeDtype("numpy.dtype"),
-    ("_codecs", "encode"): _ENCODE,
+    ("numpy", "dtype"): _Placeholder("numpy.dtype", _dtype),
+    ("_codecs", "encode"): _Placeholder("_codecs.encode", _encode),
     ("builtins", "tuple"): _TUPLE,
     ("__builtin__", "tuple"): _TUPLE,
 }
@@ -225,7 +214,7 @@ class _Reader:
         function, arguments = self._pop(2)
         if not isinstance(function, _Placeholder) or not isinstance(arguments, tuple):
             raise ConvertError("calls something else than the makers of arrays")
-        made = function(*arguments)
+        made = function.call(arguments)
         self._spend(len(made) if isinstance(made, bytes) else 0)
         self.stack.append(made)
 
