@@ -136,17 +136,19 @@ def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
 
 def certified(file: Path) -> Row:
     """Returns the largest differences from PyTorch in the certificate of a file, None without one. Raises
-    CheckpointError if the file has changed, or was not certified."""
+    CheckpointError if the file has changed or was not certified, or if the certificate is damaged."""
+    from rtdetr.export.certificate import read_stored_certificate
     from rtdetr.weights.checkpoint import CheckpointError
     from rtdetr.weights.digest import file_sha256
 
-    path = file.with_name(f"{file.name}{CERTIFICATE}")
-    if not path.is_file():
+    stored = read_stored_certificate(file)
+    if stored is None:
         return {"score": None, "box": None}
-    content = json.loads(path.read_bytes())
-    if content["certified_sha256"] != file_sha256(file):
-        raise CheckpointError(f"{file}: is not the file of {path}; `rtdetr export --check` compares it again")
-    return {key: max(each[key] for each in content["comparisons"]) for key in ("score", "box")}
+    if stored.sha256 != file_sha256(file):
+        raise CheckpointError(
+            f"{file}: is not the file of {file.name}{CERTIFICATE}; `rtdetr export --check` compares it again"
+        )
+    return {"score": stored.score, "box": stored.box}
 
 
 def table(rows: list[Row]) -> str:

@@ -34,7 +34,7 @@ from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.digest import file_sha256
+from rtdetr.weights.digest import file_sha256, files_in
 from rtdetr.weights.huggingface import is_huggingface
 
 SHOWN = 0.05  # detections with a higher score are compared
@@ -176,6 +176,8 @@ class StoredCertificate(NamedTuple):
     sha256: str  # of the file when it last passed, empty if it never did
     weights_sha256: str  # of the model that it was compared with
     ap: AveragePrecisions | None
+    score: float | None  # largest differences from PyTorch, the box in pixels; None if nothing was compared
+    box: float | None
 
 
 def read_stored_certificate(file: Path) -> StoredCertificate | None:
@@ -186,8 +188,10 @@ def read_stored_certificate(file: Path) -> StoredCertificate | None:
     try:
         content = json.loads(path.read_bytes())
         ap = content.get("ap")  # missing in older certificates
-        return StoredCertificate(content["certified_sha256"], content["weights_sha256"], ap and AveragePrecisions(**ap))
-    except (ValueError, TypeError, KeyError) as error:
+        score, box = (max((each[key] for each in content["comparisons"]), default=None) for key in ("score", "box"))
+        sha256, weights_sha256 = content["certified_sha256"], content["weights_sha256"]
+        return StoredCertificate(sha256, weights_sha256, ap and AveragePrecisions(**ap), score, box)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error
 
 
@@ -346,8 +350,8 @@ def difference(expected: Arrays, found: Arrays, bounds: Bounds) -> Difference:
 
 
 def num_bytes(path: Path) -> int:
-    """Size of a file, or of all that is in a folder."""
-    return sum(each.stat().st_size for each in (path.rglob("*") if path.is_dir() else (path,)))
+    """Size of a file, or of all files in a folder."""
+    return sum(each.stat().st_size for each in files_in(path))
 
 
 def _versions() -> dict[str, str]:

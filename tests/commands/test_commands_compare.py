@@ -59,3 +59,15 @@ def test_a_changed_file_is_named(folder: Path, tmp_path: Path, capsys: pytest.Ca
     output = str(tmp_path / "table.txt")
     assert main(["compare", str(folder / "model.pth"), "-o", output]) == 2
     assert message("expected", "--output", ".json", ".md").search(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"certified_sha256": "0"}', '{"comparisons": 1}'])
+def test_a_damaged_certificate_is_one_sentence(damaged: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certificate = folder / "model.pt2.certificate.json"
+    content = certificate.read_text()
+    certificate.write_text(damaged)
+    try:
+        assert main(["compare", str(folder / "model.pth"), "--device", "cpu"]) == 2
+    finally:
+        certificate.write_text(content)
+    assert message("damaged", "model.pt2.certificate.json").search(capsys.readouterr().err)
