@@ -54,13 +54,7 @@ class Defect(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """The defect as a dictionary for JSON."""
-        return {
-            "file": self.file,
-            "record": self.record,
-            "defect": self.kind,
-            "what": self.what,
-            "action": self.action,
-        }
+        return {"file": self.file, "record": self.record, "defect": self.kind, "what": self.what, "action": self.action}
 
 
 class Refused(DataError):

@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard, overload
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,13 +38,7 @@ class BoxTable(Sequence[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.columns.image_ids)
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: Any) -> Any:
         return next(iter(self.where(np.array([index]))))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -106,9 +100,8 @@ class Images:
     def take(self, entry: Any) -> None:
         place, self.count = self.count, self.count + 1
         if not isinstance(entry, dict):
-            self._drop(
-                f"images[{place}]", "image_record", f"every entry of `images` must be a mapping, got {shown(entry)}"
-            )
+            what = f"every entry of `images` must be a mapping, got {shown(entry)}"
+            self._drop(f"images[{place}]", "image_record", what)
             return
         own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
         if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
@@ -184,7 +177,8 @@ class Annotations:
         self.defects: list[Defect] = []
         self.num_boxless_crowds = 0
         self.lost_of: Counter[int] = Counter()  # invalid boxes, which have no row, by category id
-        self._lists = _no_rows()
+        # places, own, image and category ids, five numbers per row, crowds
+        self._lists = array("q"), array("q"), array("q"), array("q"), array("d"), array("b")
 
     def take(self, entry: Any) -> None:
         place, self.count = self.count, self.count + 1
@@ -194,18 +188,9 @@ class Annotations:
     def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Totals]:
         """The valid annotations with these image and category ids, and the counts of the whole file. gone: ids of
         dropped images; their boxes are dropped without a defect of their own."""
-        places, own, image, category, numbers, crowds = self._lists
-        table = BoxTable(
-            Columns(
-                _column(places, np.int64),
-                _column(own, np.int64),
-                _column(image, np.int64),
-                _column(category, np.int64),
-                _column(numbers, np.float64).reshape(-1, 5),
-                _column(crowds, np.int8),
-            )
-        )
-        columns = table.columns
+        columns = Columns(*map(np.asarray, self._lists))  # these share the memory of the lists
+        columns = columns._replace(numbers=columns.numbers.reshape(-1, 5))
+        table = BoxTable(columns)
         tally = Totals(boxes=self.count - self.num_boxless_crowds - int(columns.crowds.sum()))
         named, counts = np.unique(columns.category_ids[columns.crowds == 0], return_counts=True)
         tally.boxes_of = Counter(dict(zip(named.tolist(), counts.tolist())))
@@ -222,7 +207,7 @@ class Annotations:
             else:
                 what = f"has category id {columns.category_ids[i]}, which is not among the categories"
                 self._add(names(i), "box_class_unknown", f"{where} {what}")
-        self._note_oddities(table.columns)
+        self._note_oddities(columns)
         sound = in_images & in_categories
         return (table if sound.all() else table.where(sound)), tally
 
@@ -284,9 +269,8 @@ class Annotations:
                 return
             image, category = entry["image_id"], entry["category_id"]
             if type(image) is not int or type(category) is not int:
-                self._add(
-                    record, "box_id_not_integer", f"annotation {record}: its ids are no integers, but equal one", "kept"
-                )
+                what = f"annotation {record}: its ids are no integers, but equal one"
+                self._add(record, "box_id_not_integer", what, "kept")
             area = number(entry.get("area"), box[2] * box[3])
             assert area is not None  # checked by _wrong_with
             self._row(place, own if is_id(own) else NO_ID, int(image), int(category), [*map(float, box)], area, crowd)
@@ -299,16 +283,6 @@ class Annotations:
 
     def _add(self, record: int | str, kind: str, what: str, action: Action = "dropped") -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, action))
-
-
-def _no_rows() -> tuple[array[int], array[int], array[int], array[int], array[float], array[int]]:
-    """Empty columns: places, own, image and category ids, five numbers per row, crowds."""
-    return array("q"), array("q"), array("q"), array("q"), array("d"), array("b")
-
-
-def _column(values: array[Any], dtype: type[np.generic]) -> NDArray[Any]:
-    """The values as a numpy array that shares their memory. frombuffer rejects an empty one."""
-    return np.frombuffer(values, dtype) if len(values) else np.zeros(0, dtype)
 
 
 def _wrong_with(entry: Any) -> tuple[str, str] | None:

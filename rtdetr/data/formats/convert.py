@@ -24,13 +24,7 @@ from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.records import DataSource, below, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
-from rtdetr.data.formats.sources import (
-    find_sources,
-    image_folder_of,
-    read_document,
-    source_of,
-    with_images,
-)
+from rtdetr.data.formats.sources import find_sources, image_folder_of, read_document, source_of, with_images
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
 from rtdetr.data.images import sideways, upright_size
