@@ -16,7 +16,7 @@ from messages import message
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, Problems
+from rtdetr.data.formats.records import IMAGE_SUFFIXES
 from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise, source_of
 from rtdetr.data.images import FORMATS
 
@@ -217,12 +217,11 @@ def test_bad_label_lines_are_named(tmp_path: Path, lines: str) -> None:
 def test_all_problems_at_once(tmp_path: Path) -> None:
     root = yolo_set(tmp_path, "0 0.5 0.5 0.25\n0 0.5 0.5 0.25 0.5\n7 0.5 0.5 0.25 0.5\n")
     (root / "images" / "c.png").write_bytes(b"no image")
-    problems = Problems(collect=True)
-    document = read_document(source_of(root, "train"), problems=problems)
-    assert [(each.path.name, each.line, each.kind) for each in problems.found] == [
-        ("a.txt", 1, "numbers"),
-        ("a.txt", 3, "class"),
-        ("c.png", 0, "picture"),
+    document = read_document(source_of(root, "train"), limit=None)
+    assert [(Path(each.file).name, each.record, each.kind) for each in document.defects] == [
+        ("a.txt", "line 1", "box_numbers"),
+        ("a.txt", "line 3", "box_class"),
+        ("c.png", None, "image_picture"),
     ]
     assert len(document.images) == 2 and [each["bbox"] for each in document.annotations] == [[36, 16, 24, 32]]
 

@@ -19,7 +19,7 @@ from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Totals, co
 from rtdetr.data.formats import lvis
 from rtdetr.data.formats.coco_records import Annotations, BoxTable, Images, as_table, is_id
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object, read_lists
-from rtdetr.data.formats.records import DataSource, Problem, as_defect
+from rtdetr.data.formats.records import Corners, DataSource
 from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 from rtdetr.data.image_files import Folders
 from rtdetr.data.images import MAX_MEGAPIXELS
@@ -29,14 +29,29 @@ class CocoDocument(NamedTuple):
     """The parts of a COCO JSON that detection needs, in one form for the readers of all formats."""
 
     images: list[dict[str, Any]]  # id, file_name or coco_url (the other is None), height and width (0: unknown)
-    annotations: list[
-        dict[str, Any]
-    ]  # or a BoxTable; image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1)
+    # image_id, category_id, bbox (x, y, w, h in pixels), area, iscrowd (0 or 1); may be a BoxTable
+    annotations: list[dict[str, Any]]
     categories: list[dict[str, Any]]  # id, name; sorted by id
     num_boxless_crowds: int  # crowds without a bbox: unusable in evaluation, unneeded in training
     notes: tuple[str, ...] = ()  # remarks for the user on how it was read
     defects: Sequence[Defect] = ()  # of dropped records, and of some that were kept
     tally: Totals | None = None  # counts of all records; None: of those in this document
+
+    def add_image(self, file_name: str, size: tuple[int, int]) -> int:
+        """Adds an image of `size` (h, w) and returns its id; ids count from 1."""
+        image_id, (height, width) = len(self.images) + 1, size
+        image = {"id": image_id, "file_name": file_name, "coco_url": None, "height": height, "width": width}
+        self.images.append(image)
+        return image_id
+
+    def add_box(
+        self, image_id: int, category_id: int, corners: Corners, crowd: int = 0, area: float | None = None
+    ) -> None:
+        """Adds a box. area: None: that of the box."""
+        x1, y1, x2, y2 = corners
+        width, height = round(x2 - x1, 9), round(y2 - y1, 9)
+        box = {"image_id": image_id, "category_id": category_id, "bbox": [x1, y1, width, height]}
+        self.annotations.append(box | {"area": width * height if area is None else area, "iscrowd": crowd})
 
 
 class DocumentSet(DetectionSet):
@@ -126,9 +141,8 @@ def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -
     return document
 
 
-def with_defects(document: CocoDocument, problems: Sequence[Problem], path: Path, limit: float | None) -> CocoDocument:
+def with_defects(document: CocoDocument, defects: Sequence[Defect], path: Path, limit: float | None) -> CocoDocument:
     """The document of another format with the defects of its records. Raises DataError as `read_document` does."""
-    defects = [as_defect(each) for each in problems]
     gone = count_dropped(defects)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
     tally = Totals(len(document.images) + gone.images, boxes_of.total() + gone.boxes, boxes_of)

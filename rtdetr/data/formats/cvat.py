@@ -13,7 +13,6 @@ from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.named import (
     POLYGONS,
     TURNED,
-    Corners,
     NamedBox,
     NamedImage,
     around,
@@ -25,7 +24,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import SPLITS, Problems, read_bytes
+from rtdetr.data.formats.records import SPLITS, Corners, Problems, read_bytes
 from rtdetr.data.formats.xml import Node, parse_xml
 
 MOST_BYTES = 1_000_000_000

@@ -42,11 +42,6 @@ class ImageFolder(NamedTuple):
     sets: dict[str, Path]  # train, val, test, or "" for the only one -> the folder of its images and metadata.jsonl
 
 
-class _Rows(NamedTuple):
-    images: list[NamedImage]
-    numbered: bool  # whether some class is a number
-
-
 def find_image_folder(path: Path) -> ImageFolder | None:
     """The sets of a folder or of its metadata.jsonl; None if it is not a Hugging Face image folder."""
     if path.name == NAME and os.path.isfile(path):
@@ -70,24 +65,24 @@ def read_image_folder(
     """Reads the images of a set, in the order of its lines. Class numbers, from 0, get names from a classes.txt, else
     class0, class1, ...; the classes are those of the whole folder, the same for every set."""
     rows = {
-        name: _read(place / NAME, problems if name == split else Problems(collect=True), max_megapixels)
+        name: _read(place / NAME, problems if name == split else Problems(), max_megapixels)
         for name, place in folder.sets.items()
     }
-    everything = [image for each in rows.values() for image in each.images]
-    numbered = any(each.numbered for each in rows.values())
+    everything = [image for images in rows.values() for image in images]
+    numbered = any(box.number is not None for image in everything for box in image.boxes)
     names = _numbered(folder.root, everything) if numbered else class_names(folder.root, everything)
     named = dict(enumerate(names)) if numbered else {}
-    images = [_with_names(image, named) for image in rows[split].images]
+    images = [_with_names(image, named) for image in rows[split]]
     return document_of(images, names, problems, Counter(), first_id=0 if numbered else 1)
 
 
-def _read(path: Path, problems: Problems, max_megapixels: float) -> _Rows:
+def _read(path: Path, problems: Problems, max_megapixels: float) -> list[NamedImage]:
     try:
         content = read_bytes(path, MOST_BYTES)
     except DataError as error:
         problems.failed(path, "file", error)
-        return _Rows([], False)
-    images, numbered = [], False
+        return []
+    images = []
     for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
         if not line.strip():
             continue
@@ -99,8 +94,7 @@ def _read(path: Path, problems: Problems, max_megapixels: float) -> _Rows:
         image = _image(path, number, section(row), problems, max_megapixels)
         if image is not None:
             images.append(image)
-            numbered = numbered or any(each.number is not None for each in image.boxes)
-    return _Rows(images, numbered)
+    return images
 
 
 def _image(
@@ -142,8 +136,8 @@ def _image(
 
 def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
     """Boxes and classes, from a dictionary of lists or a list of dictionaries; None if invalid."""
-    if not objects and objects in ((), None, [], {}):
-        return ([], []) if objects != () else (None, None)
+    if objects in (None, [], {}):
+        return [], []
     if isinstance(objects, list):
         rows = [section(each) for each in objects]
         key = next((key for key in CLASS_KEYS if key in rows[0]), "")

@@ -73,7 +73,7 @@ def read_labelme(folder: LabelmeFolder, split: str, problems: Problems, images: 
     counted: Counter[str] = Counter()
     for name, place in folder.sets.items():
         present = Folders(images or place)
-        reported, counts = (problems, counted) if name == split else (Problems(collect=True), Counter[str]())
+        reported, counts = (problems, counted) if name == split else (Problems(), Counter[str]())
         files = [each for each in sorted(place.glob("*.json")) if each.name != "rtdetr.json"]
         found = [image for each in files if (image := _read(each, present, reported, counts)) is not None]
         everything += found

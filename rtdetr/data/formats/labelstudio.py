@@ -15,7 +15,6 @@ from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.named import (
     POLYGONS,
     TURNED,
-    Corners,
     NamedBox,
     NamedImage,
     around,
@@ -30,7 +29,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, Problems, to_pixel
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, Corners, Problems, to_pixels
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 1_000_000_000
@@ -147,7 +146,6 @@ def _region(region: dict[str, Any], size: tuple[int, int], counted: Counter[str]
 
 
 def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> Corners | None:
-    height, width = size
     rotation = number_of(value.get("rotation", 0))
     keys = {POLYGON: (), ELLIPSE: ("x", "y", "radiusX", "radiusY")}.get(kind, ("x", "y", "width", "height"))
     numbers = numbers_of(value.get(key) for key in keys)
@@ -164,12 +162,7 @@ def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: C
         x1, y1, x2, y2 = x - across, y - down, x + across, y + down
     else:
         x1, y1, x2, y2 = numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3]
-    box = (
-        to_pixel(x1 / 100, width),
-        to_pixel(y1 / 100, height),
-        to_pixel(x2 / 100, width),
-        to_pixel(y2 / 100, height),
-    )
+    box = to_pixels((x1 / 100, y1 / 100, x2 / 100, y2 / 100), size)
     if rotation == 0 or kind == POLYGON:
         return box
     counted[TURNED] += 1

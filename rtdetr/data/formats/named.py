@@ -15,15 +15,12 @@ from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
 from rtdetr.data.formats.coco_records import LARGEST_NUMBER, MOST_PIXELS
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
-from rtdetr.data.formats.records import MAX_BYTES, Problems, read_bytes, read_lines
+from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, names_given, read_bytes
 from rtdetr.data.formats.sniff import kind_of_bytes
 
-NAME_FILES = ("classes.txt", "labels.txt")  # one class per line, in order
 NO_CLASSES = ("__ignore__", "_background_")  # first lines of LabelMe's labels.txt
 POLYGONS = "polygons taken as the boxes around them"
 TURNED = "rotated rectangles taken as the upright boxes around them"
-
-Corners = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
 
 
 class NamedBox(NamedTuple):
@@ -49,35 +46,26 @@ def document_of(
     counts by description, for the summary."""
     category_of = {name: number for number, name in enumerate(names, start=first_id)}
     document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0)
-    for path, line, file_name, (height, width), boxes in images:
+    for path, line, file_name, size, boxes in images:
         if not is_file_name(file_name):
             problems.add(path, line, "image", f"expected the name of an image file, got {shown(file_name)}")
             continue
-        number = len(document.images) + 1
-        document.images.append(
-            {"id": number, "file_name": file_name, "coco_url": None, "height": height, "width": width}
-        )
+        number = document.add_image(file_name, size)
         for each in boxes:
             if each.name not in category_of:
                 known = some(map(repr, category_of), 10)
                 what = f"{each.place}the class {shown(each.name)} is not among those of its set, {known}"
                 problems.add(path, each.line, "class", what)
                 continue
-            x1, y1, x2, y2 = each.corners
-            box = [x1, y1, round(x2 - x1, 9), round(y2 - y1, 9)]
-            own = {"image_id": number, "category_id": category_of[each.name], "bbox": box, "area": box[2] * box[3]}
-            document.annotations.append(own | {"iscrowd": 0})
+            document.add_box(number, category_of[each.name], each.corners)
     return document._replace(notes=tuple(f"{count} {what}" for what, count in sorted(counted.items())))
 
 
 def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
     """Class names in the order of classes.txt or labels.txt, else sorted. Raises DataError if there are none."""
-    for name in NAME_FILES:
-        if (folder / name).is_file():
-            given = [line for line in read_lines(folder / name) if line and line not in NO_CLASSES]
-            if len(set(given)) < len(given):
-                raise DataError(f"{folder / name}: a class is named twice")
-            return given
+    given = names_given(folder, NO_CLASSES)
+    if given is not None:
+        return given
     found = sorted({box.name for image in images for box in image.boxes})
     if not found:
         raise DataError(f"{folder}: nothing in it names a class, so there is nothing to detect")

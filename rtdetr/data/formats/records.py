@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -11,6 +12,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.defects import Action, Defect
 from rtdetr.data.images import MAX_MEGAPIXELS
 
+Corners = tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels, unless it says otherwise
 Format = Literal["coco", "lvis", "voc", "yolo", "labelstudio", "cvat", "labelme", "huggingface"]
 
 # Common names of each split. "" is the only set of a file or folder without splits.
@@ -42,48 +44,29 @@ class DataSource(NamedTuple):
         return f"{self.path} ({self.split})" if self.split else str(self.path)
 
 
-class Problem(NamedTuple):
-    """One problem of one record, which is left out if problems are collected."""
-
-    path: Path
-    line: int  # from 1; 0: the whole file
-    kind: str  # file, text, image, size, class, numbers, box; missing: no such image; unused: harmless
-    what: str  # what was expected and what was found
-
-    def __str__(self) -> str:
-        return f"{self.path}: line {self.line}: {self.what}" if self.line else f"{self.path}: {self.what}"
-
-
-def as_defect(problem: Problem) -> Defect:
-    """Converts a problem to a defect. A problem of an image drops the image; one of an object or line, only that."""
-    path, line, kind, what = problem
-    is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
-    name = "picture_missing" if kind == "missing" else f"image_{kind}"
-    if "not opened" in what or "lies outside" in what:
-        name = "picture_path_outside"
-    where = f"line {line}: {what}" if line else what
-    action: Action = "kept" if kind == "unused" else "dropped"
-    return Defect(str(path), f"line {line}" if line else None, f"box_{kind}" if is_box else name, where, action)
-
-
 class Problems:
-    """Collects the readers' problems in `found`, or raises DataError at the first one."""
+    """Collects the defects that the readers find; COCO's reader has its own way."""
 
-    def __init__(self, collect: bool = False) -> None:
-        self.collect = collect
-        self.found: list[Problem] = []
+    def __init__(self) -> None:
+        self.found: list[Defect] = []
 
     def add(self, path: Path, line: int, kind: str, what: str) -> None:
-        problem = Problem(path, line, kind, what)
-        if not self.collect:
-            raise DataError(str(problem))
-        self.found.append(problem)
+        """Adds a defect. One of an image drops the image; one of an object or line, only that.
+
+        line: from 1; 0: the whole file. kind: file, text, image, picture, size, class, numbers, box; missing: no such
+        image; unused: harmless. what: what was expected and what was found.
+        """
+        is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
+        name = "picture_missing" if kind == "missing" else f"image_{kind}"
+        if "not opened" in what or "lies outside" in what:
+            name = "picture_path_outside"
+        record, where = (f"line {line}", f"line {line}: {what}") if line else (None, what)
+        action: Action = "kept" if kind == "unused" else "dropped"
+        self.found.append(Defect(str(path), record, f"box_{kind}" if is_box else name, where, action))
 
     def failed(self, path: Path, kind: str, error: DataError) -> None:
         """Like `add`, for an error that was raised about a whole file."""
-        if not self.collect:
-            raise error
-        self.found.append(Problem(path, 0, kind, str(error).removeprefix(f"{path}: ")))
+        self.add(path, 0, kind, str(error).removeprefix(f"{path}: "))
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
@@ -112,13 +95,31 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
+def names_given(folder: Path, ignored: Sequence[str] = ()) -> list[str] | None:
+    """Class names, one per line, of a classes.txt or labels.txt; None if there is neither. Raises DataError if one is
+    there twice."""
+    path = next((folder / name for name in ("classes.txt", "labels.txt") if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    names = [line for line in read_lines(path) if line and line not in ignored]
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: a class is named twice")
+    return names
+
+
 def below(root: Path, name: str | Path) -> bool:
     """Whether a relative or absolute name stays below the folder, judged by its text; links are not followed."""
     return Path(os.path.abspath(root / name)).is_relative_to(os.path.abspath(root))
 
 
-def to_pixel(relative: float, whole: int) -> float:
-    """Converts a relative coordinate to pixels, for a side of `whole` pixels."""
+def to_pixels(corners: Corners, size: tuple[int, int]) -> Corners:
+    """Converts corners relative to an image of `size` (h, w) to pixels."""
+    x1, y1, x2, y2 = corners
+    height, width = size
+    return _to_pixel(x1, width), _to_pixel(y1, height), _to_pixel(x2, width), _to_pixel(y2, height)
+
+
+def _to_pixel(relative: float, whole: int) -> float:
     exact = relative * whole
     near = round(exact)
     return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)

@@ -20,7 +20,7 @@ from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, read_labelme
 from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
 from rtdetr.data.formats.packed import packed_files, unpack
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, as_defect, split_named
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, split_named
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
 from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
@@ -167,30 +167,24 @@ def not_read_line(paths: Sequence[Path]) -> str:
     return f"not read: {some(map(str, paths))}"
 
 
-def read_document(
-    source: DataSource | str | Path,
-    split: str = "",
-    problems: Problems | None = None,
-    limit: float | None = MOST_DROPPED,
-) -> CocoDocument:
+def read_document(source: DataSource | str | Path, split: str = "", limit: float | None = MOST_DROPPED) -> CocoDocument:
     """The images and boxes of a set, in pixels, under the ids of its own format.
 
-    split: the set to read if a path with several is given; empty: val. problems: collects the problems of single
-    records of formats other than COCO; None: they become the document's defects, of which `limit` says how many are
-    allowed. Raises DataError if the set is unusable.
+    split: the set to read if a path with several is given; empty: val. limit: the largest share of images, and of
+    boxes, that may be dropped because of defects; None: no limit. Raises DataError if the set is unusable.
     """
     if not isinstance(source, DataSource):
         source = source_of(source, split)
-    if problems is not None or source.format in ("coco", "lvis"):
-        return _read(source, problems or Problems(), limit)
-    problems = Problems(collect=True)
+    if source.format in ("coco", "lvis"):
+        return coco.read_document(source.path, limit)
+    problems = Problems()
     try:
         document = _read(source, problems, limit)
     except DataError as error:  # a consequence of the first problem, which is reported with it
         if not problems.found:
             raise
-        defects = [as_defect(each) for each in problems.found]
-        raise Refused(defects[0].file, "unusable", f"{defects[0].what}; {error}", None, defects) from error
+        first = problems.found[0]
+        raise Refused(first.file, "unusable", f"{first.what}; {error}", None, problems.found) from error
     return with_defects(document, problems.found, source.path, limit)
 
 

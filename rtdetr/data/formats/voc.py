@@ -15,14 +15,22 @@ from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems, below, read_bytes, read_lines
+from rtdetr.data.formats.records import (
+    IMAGE_SUFFIXES,
+    SPLITS,
+    Corners,
+    Problems,
+    below,
+    names_given,
+    read_bytes,
+    read_lines,
+)
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
 from rtdetr.data.image_files import Folders
 
 ANNOTATIONS = ("Annotations", "annotations")
 IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
-NAME_FILES = ("classes.txt", "labels.txt")  # one class per line, in order
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -40,7 +48,7 @@ class VocFolder(NamedTuple):
 class VocObject(NamedTuple):
     line: int
     name: str
-    corners: tuple[float, float, float, float]  # as written in the file
+    corners: Corners  # as written in the file
     crowd: int
     area: float | None
 
@@ -103,7 +111,7 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
     read: dict[Path, tuple[VocImage | None, Problems]] = {}
     for place in {each.annotations: None for each in folder.sets.values()}:
         for path in sorted(place.rglob("*.xml")):
-            own = Problems(collect=True)
+            own = Problems()
             read[path] = read_image_xml(path, own), own
     everything = [image for image, _ in read.values() if image is not None]
     sidecar = read_sidecar(folder.root)
@@ -115,9 +123,8 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
     document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0, notes)
     for path in _listed(chosen, problems):
         image, own = read[path]
-        for each in own.found:
-            problems.add(*each)
-        if any(each.kind == "size" for each in own.found):
+        problems.found += own.found
+        if any(each.kind == "image_size" for each in own.found):
             continue
         file_name = image and _image_of(path, image.file_name, chosen, folders, problems)
         if image and file_name:
@@ -136,26 +143,15 @@ def _add(
     category_of: Mapping[str, int],
     problems: Problems,
 ) -> None:
-    image_id = len(document.images) + 1
-    height, width = image.size
-    document.images.append({"id": image_id, "file_name": file_name, "coco_url": None, "height": height, "width": width})
+    image_id = document.add_image(file_name, image.size)
     for each in image.objects:
         if each.name not in category_of:
             known = some(map(repr, category_of), 10)
             problems.add(path, each.line, "class", f"the class {each.name!r} is not among those of its folder, {known}")
             continue
-        x, y = round(each.corners[0] - first, 9), round(each.corners[1] - first, 9)
-        box = [x, y, round(each.corners[2] - x, 9), round(each.corners[3] - y, 9)]
-        area = box[2] * box[3] if each.area is None else each.area
-        document.annotations.append(
-            {
-                "image_id": image_id,
-                "category_id": category_of[each.name],
-                "bbox": box,
-                "area": area,
-                "iscrowd": each.crowd,
-            }
-        )
+        left, top, right, bottom = each.corners
+        corners = round(left - first, 9), round(top - first, 9), right, bottom
+        document.add_box(image_id, category_of[each.name], corners, each.crowd, each.area)
 
 
 def _first_pixel(images: Iterable[VocImage]) -> int:
@@ -164,13 +160,8 @@ def _first_pixel(images: Iterable[VocImage]) -> int:
 
 
 def _class_names(root: Path, images: Iterable[VocImage]) -> list[str]:
-    for name in NAME_FILES:
-        if (root / name).is_file():
-            given = [line for line in read_lines(root / name) if line]
-            if len(set(given)) < len(given):
-                raise DataError(f"{root / name}: a class is named twice")
-            return given
-    return sorted({each.name for image in images for each in image.objects})
+    given = names_given(root)
+    return sorted({each.name for image in images for each in image.objects}) if given is None else given
 
 
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
@@ -211,15 +202,15 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
                 problems.add(path, 0, "unused", f"{what}; {stem}{ending} is taken")
             return f"{stem}{ending}"
     if re.search(r"[\x00-\x1f]", written):
-        problems.add(path, 0, "picture", f"its <filename> is {shown(written)}, expected the name of an image")
-        return None
-    if written and not below(folder, written):
-        problems.add(path, 0, "picture", f"its image {shown(written)} leaves the folder {folder}; it is not opened")
-        return None
-    if not written:
-        problems.add(path, 0, "picture", f"no image {stem}.* in {folder}, and it has no <filename>")
-        return None
-    return os.path.normpath(written)  # a later check of all images finds missing ones
+        what = f"its <filename> is {shown(written)}, expected the name of an image"
+    elif not written:
+        what = f"no image {stem}.* in {folder}, and it has no <filename>"
+    elif not below(folder, written):
+        what = f"its image {shown(written)} leaves the folder {folder}; it is not opened"
+    else:
+        return os.path.normpath(written)  # a later check of all images finds missing ones
+    problems.add(path, 0, "picture", what)
+    return None
 
 
 def read_image_xml(path: Path, problems: Problems) -> VocImage | None:

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 from rtdetr.config_file import ConfigError, parse_yaml
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, WHOLE_PIXEL, Problems, below, read_lines, to_pixel
+from rtdetr.data.formats.records import (
+    IMAGE_SUFFIXES,
+    SPLITS,
+    WHOLE_PIXEL,
+    Corners,
+    Problems,
+    below,
+    read_lines,
+    to_pixels,
+)
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
 
@@ -31,7 +40,7 @@ class YoloFolder(NamedTuple):
 
 class _Line(NamedTuple):
     label: int
-    sides: tuple[float, float, float, float]  # x1, y1, x2, y2 relative to the image size
+    sides: Corners  # relative to the image size
     is_polygon: bool
 
 
@@ -137,13 +146,10 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
         raise DataError(f"{path}: `nc` must be the number of classes, got {shown(count)}")
     if names is None:
         return {i: f"class{i}" for i in range(count)} if count else _names_beside(path.parent)
-    pairs = (
-        list(enumerate(names)) if isinstance(names, list) else list(names.items()) if isinstance(names, dict) else []
-    )
-    if not pairs:
+    if not names or not isinstance(names, (list, dict)):
         raise DataError(f"{path}: `names` must be a list of the classes, or a section of `number: name`")
     found: dict[int, str] = {}
-    for key, name in pairs:
+    for key, name in enumerate(names) if isinstance(names, list) else names.items():
         number = int(key) if isinstance(key, str) and key.isdecimal() else key
         if type(number) is not int or not 0 <= number < MOST_CLASSES or number in found:
             raise DataError(f"{path}: `names`: expected each number from 0 once, got {shown(key)}")
@@ -176,19 +182,18 @@ def _names_beside(root: Path) -> dict[int, str] | None:
 
 def undeclared_sets(root: Path) -> dict[str, list[Path]]:
     """Finds images/train with labels/train, train/images with train/labels, or one pair of images and labels."""
+
+    def has_labels(images: str) -> bool:
+        return (root / images).is_dir() and (root / images.replace("images", "labels")).is_dir()
+
     found = {}
     for split, names in SPLITS.items():
-        pairs = [pair for name in names for pair in ((f"images/{name}", f"labels/{name}"), _inside(name))]
-        there = [root / images for images, labels in pairs if (root / images).is_dir() and (root / labels).is_dir()]
+        there = [root / each for name in names for each in (f"images/{name}", f"{name}/images") if has_labels(each)]
         if there:
             found[split] = there[:1]
-    if not found and (root / "images").is_dir() and (root / "labels").is_dir():
+    if not found and has_labels("images"):
         found[""] = [root / "images"]
     return found
-
-
-def _inside(name: str) -> tuple[str, str]:
-    return f"{name}/images", f"{name}/labels"
 
 
 def read_yolo(
@@ -216,21 +221,17 @@ def read_yolo(
         except DataError as error:
             problems.failed(path, "picture", error)
             continue
-        image_id = len(document.images) + 1
-        name = _relative(path, root)
-        document.images.append(
-            {"id": image_id, "file_name": name, "coco_url": None, "height": size[0], "width": size[1]}
-        )
-        lines = list(_lines(label_file, names, problems, folder.num_more)) if os.path.exists(label_file) else []
-        if problems.found and problems.found[-1][:2] == (label_file, 0):  # unreadable, so its objects are unknown
-            document.images.pop()
+        lines = _lines(label_file, names, problems, folder.num_more)
+        if lines is None:  # its objects are unknown
             continue
+        name = _relative(path, root)
+        image_id = document.add_image(name, size)
         num_labelled += os.path.exists(label_file)
         num_polygons += sum(each.is_polygon for each in lines)
-        document.annotations.extend(_annotation(each, image_id, size) for each in lines)
-        entry = kept.get(name)
-        if entry is not None and sidecar is not None:
-            _restore(document, entry, image_id, len(lines), list(names))
+        for each in lines:
+            document.add_box(image_id, each.label, to_pixels(each.sides, size))
+        if name in kept:
+            _restore(document, kept[name], image_id, len(lines), list(names))
     if paths and not num_labelled:
         looked = label_file_of(paths[0])
         raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
@@ -305,12 +306,8 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
         if not line:
             continue
         if "\0" in line or not (below(root, line) or below(path.parent, line)):
-            problems.add(
-                path,
-                number,
-                "file",
-                f"{shown(line)} lies outside {root}; set `path` to a folder that holds all images",
-            )
+            what = f"{shown(line)} lies outside {root}; set `path` to a folder that holds all images"
+            problems.add(path, number, "file", what)
             continue
         places = [folder / line for folder in (path.parent, root) if below(folder, line)]
         there = [place for place in places if os.path.isfile(place)]
@@ -331,19 +328,23 @@ def label_file_of(image: Path) -> Path:
     return image.with_suffix(".txt")
 
 
-def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> Iterator[_Line]:
+def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[_Line] | None:
+    """The valid lines of a label file; none if there is no file; None if it cannot be read."""
+    if not os.path.exists(path):
+        return []
     try:
         lines = read_lines(path)
     except DataError as error:
         problems.failed(path, "text", error)
-        return
+        return None
+    found = []
     for number, line in enumerate(lines, start=1):
-        if line:
-            parsed = _parse(line, names, num_more)
-            if isinstance(parsed, _Line):
-                yield parsed
-            else:
-                problems.add(path, number, *parsed)
+        parsed = _parse(line, names, num_more) if line else None
+        if isinstance(parsed, _Line):
+            found.append(parsed)
+        elif parsed is not None:
+            problems.add(path, number, *parsed)
+    return found
 
 
 def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[str, str]:
@@ -356,10 +357,8 @@ def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[
         numbers = numbers[:4]
     is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
     if len(numbers) != 4 and not is_polygon:
-        return (
-            "numbers",
-            f"expected a class and 4 numbers (or the x and y of a polygon), got {len(numbers) + 1} numbers",
-        )
+        wanted = "a class and 4 numbers (or the x and y of a polygon)"
+        return "numbers", f"expected {wanted}, got {len(numbers) + 1} numbers"
     if not all(map(math.isfinite, (label, *numbers))):
         return "numbers", f"expected finite numbers, got {shown(line)}"
     if label not in names:
@@ -373,21 +372,13 @@ def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[
     return _Line(int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2), False)
 
 
-def _annotation(line: _Line, image_id: int, size: tuple[int, int]) -> dict[str, Any]:
-    height, width = size
-    x1, y1, x2, y2 = (to_pixel(side, whole) for side, whole in zip(line.sides, (width, height, width, height)))
-    w, h = round(x2 - x1, 9), round(y2 - y1, 9)
-    return {"image_id": image_id, "category_id": line.label, "bbox": [x1, y1, w, h], "area": w * h, "iscrowd": 0}
-
-
 def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
     """class0, class1, ... up to the largest number in the label files of all sets, for folders without class names."""
     most, everything = -1, dict.fromkeys(range(MOST_CLASSES), "")
     for places in folder.sets.values():
-        for image in _images(places, folder.root, Problems(collect=True)):
-            if os.path.exists(label_file := label_file_of(image)):
-                lines = _lines(label_file, everything, Problems(collect=True), folder.num_more)
-                most = max([most, *(each.label for each in lines)])
+        for image in _images(places, folder.root, Problems()):
+            lines = _lines(label_file_of(image), everything, Problems(), folder.num_more) or ()
+            most = max([most, *(each.label for each in lines)])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}
