@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from coco_set import SET, write_set
-from format_cases import everything, lvis_set, yolo_set
+from format_cases import everything, lvis_set, recognise, yolo_set
 from format_sets import write_all
 from image_cases import STORED, UPRIGHT, camera_file
 from messages import message, says
@@ -17,7 +17,7 @@ from PIL import Image
 
 from rtdetr.cli import main
 from rtdetr.data.formats.coco import CocoDocument, read_document
-from rtdetr.data.formats.sources import open_set, recognise
+from rtdetr.data.formats.sources import open_set
 from rtdetr.data.formats.sources import read_document as read_any
 
 HARD: dict[str, Any] = {

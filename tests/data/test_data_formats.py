@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from format_cases import everything, lvis_set, yolo_set
+from format_cases import everything, lvis_set, recognise, yolo_set
 from format_sets import IDS, SIZE, voc_object, voc_xml, write_all
 from image_cases import STORED, UPRIGHT, camera_file
 from messages import message
@@ -17,7 +17,7 @@ from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.formats.records import IMAGE_SUFFIXES
-from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise, source_of
+from rtdetr.data.formats.sources import find_sources, open_set, read_document, source_of
 from rtdetr.data.images import FORMATS
 
 NAMES = tuple(IDS[category] for category in sorted(IDS))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from format_cases import recognise
 from hostile_named import HOSTILE, Case
 from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
 from messages import message
@@ -26,7 +27,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.doctor.examine import examine, plain
 from rtdetr.data.formats.coco import DocumentSet
 from rtdetr.data.formats.records import DataSource
-from rtdetr.data.formats.sources import find_sources, open_set, read_document, recognise
+from rtdetr.data.formats.sources import find_sources, open_set, read_document
 
 FORMATS = tuple(WRITERS)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from format_cases import recognise
 
-from rtdetr.data.formats.sources import recognise
 from rtdetr.engine.evaluation.evaluator import score
 
 CLASSES, IMAGES = 12, 25

@@ -10,6 +10,7 @@ from format_sets import SIZE
 from PIL import Image
 
 from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.formats.sources import find_sources
 
 
 def everything(data: DetectionSet) -> list[Any]:
@@ -19,6 +20,11 @@ def everything(data: DetectionSet) -> list[Any]:
         (Path(info.file_name).name, info.height, info.width, *(array.tolist() for array in data.targets(i)))
         for i, info in enumerate(infos)
     ]
+
+
+def recognise(path: str | Path) -> str:
+    """The format of a file or folder of annotations."""
+    return next(iter(find_sources(path).values())).format
 
 
 def yolo_set(root: Path, lines: str = "0 0.5 0.5 0.25 0.5\n", yaml: str = "train: images\nnames: [cat, dog]\n") -> Path:

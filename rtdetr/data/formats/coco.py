@@ -77,7 +77,7 @@ class DocumentSet(DetectionSet):
         if folder is None or not folder.is_dir():
             raise Refused(folder, "folder_missing", f"no such image folder, expected the images of {path}")
         self.notes = document.notes
-        own = classes_of(document)
+        own = _classes(document.categories)
         used = own if classes is None else match_classes(own, classes, match, path)
         images = ImageList(
             [each["id"] for each in document.images],
@@ -183,10 +183,6 @@ def read_classes(annotations: str | Path) -> Classes:
     """The classes of a COCO detection JSON. Raises DataError if it cannot be read."""
     path = Path(annotations)
     return _classes(_categories(_read_json(path)["categories"], path))
-
-
-def classes_of(document: CocoDocument) -> Classes:
-    return _classes(document.categories)
 
 
 def _check_file(path: Path) -> None:

@@ -300,7 +300,7 @@ def _wrong_with(entry: Any) -> tuple[str, str] | None:
         return "box_crowd", f": `iscrowd` must be 0 or 1, got {shown(crowd)}"
     if CROWD[crowd] and not box:
         return None
-    if not isinstance(box, list) or len(box) != 4 or not all(_is_finite(value) for value in box):
+    if not isinstance(box, list) or len(box) != 4 or not all(is_finite(value) for value in box):
         what = f": `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}"
         return _kind_of_box(box), what
     if number(entry.get("area"), box[2] * box[3]) is None:
@@ -324,10 +324,10 @@ def number(value: Any, default: float) -> float | None:
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             value = float(value)
-    return float(value) if _is_finite(value) else None
+    return float(value) if is_finite(value) else None
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> TypeGuard[int | float]:
     """Whether a value is a number below LARGEST_NUMBER, so that it fits a float, and so does a product of two."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER
 

@@ -260,11 +260,9 @@ class _Voc(_Writer):
 
     def __init__(self, out: Path, parts: list[Part]) -> None:
         super().__init__(out, parts)
-        plain = [
-            re.sub(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "_", each["name"]).strip() for each in self.categories
-        ]
         self.labels: list[str] = []
-        for each, name in zip(self.categories, plain):
+        for each in self.categories:
+            name = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "_", each["name"]).strip()
             label, number = name or "_", 1
             while label in self.labels:
                 number += 1

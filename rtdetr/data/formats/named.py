@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.coco_records import LARGEST_NUMBER, MOST_PIXELS
+from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
 from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, names_given, read_bytes
 from rtdetr.data.formats.sniff import kind_of_bytes
@@ -107,9 +107,7 @@ def listed(value: object) -> list[Any]:
 
 def number_of(value: object) -> float | None:
     """The value as a finite number; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if -LARGEST_NUMBER < value < LARGEST_NUMBER else None
+    return float(value) if is_finite(value) else None
 
 
 def numbers_of(values: Iterable[object]) -> list[float] | None:

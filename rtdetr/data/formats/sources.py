@@ -82,14 +82,9 @@ LAYOUTS: dict[Format, Layout] = {  # tried in this order
 }
 
 
-def recognise(path: str | Path) -> Format:
-    """The format of a file or folder of annotations. Raises DataError, which lists what was looked for."""
-    return next(iter(find_sources(path).values())).format
-
-
 def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> dict[str, DataSource]:
     """The sets of a file or folder by name: train, val, trainval, test, or "" for the only one. Does not read the
-    annotations. Raises DataError if no format is recognised."""
+    annotations. Raises DataError, which lists what was looked for, if no format is recognised."""
     path = Path(path)
     json = DataSource("coco" if os.path.isdir(path) else _json_format(path), path, "", None, max_megapixels)
     if path.suffix.lower() == ".json" and not os.path.isdir(path):
@@ -221,15 +216,11 @@ def open_set(
 
 def with_images(source: DataSource, images: str | Path) -> DataSource:
     """The source with the image folder `images`, for XML and LabelMe files without images in their folder."""
+    if source.format not in ("voc", "labelme", "labelstudio") or not images or not Path(images).is_dir():
+        return source
     own = source.images
-    if not images or not Path(images).is_dir():
-        return source
-    if source.format == "labelstudio":
-        return source._replace(images=Path(images))
-    if source.format not in ("voc", "labelme") or own is None:
-        return source
-    alone = not any(each.suffix.lower() in IMAGE_SUFFIXES for each in own.rglob("*"))
-    return source._replace(images=Path(images)) if alone else source
+    has_images = own is not None and any(each.suffix.lower() in IMAGE_SUFFIXES for each in own.rglob("*"))
+    return source if has_images else source._replace(images=Path(images))
 
 
 def _match(format: Format, document: CocoDocument, classes: Classes | None, match: Match) -> Match:
@@ -244,9 +235,9 @@ def _match(format: Format, document: CocoDocument, classes: Classes | None, matc
 
 def image_folder_of(source: DataSource, document: CocoDocument, given: Path, images: str | Path) -> Path:
     """The folder `images`, or the one that the format implies. Raises DataError if no images are found."""
-    if images and (os.path.isfile(given) or not os.path.exists(given)) and source.format in ONE_FILE:
+    if images and source.format in ONE_FILE and not os.path.isdir(given):
         return Path(images)
-    if source.format in ("voc", "yolo", "labelme", "huggingface") and source.images is not None:
+    if source.format not in ONE_FILE and source.images is not None:
         return source.images
     candidates = _folders_near(source.path, source.split)
     if images:

@@ -65,16 +65,11 @@ def find_yolo(path: Path) -> YoloFolder | None:
 
 
 def _read_yaml(path: Path) -> Any:
+    read_lines(path)  # raises DataError if it is no small text file
     try:
-        return parse_yaml("\n".join(read_lines_raw(path)), str(path))
+        return parse_yaml(path.read_text(encoding="utf-8-sig"), str(path))
     except ConfigError as error:
         raise DataError(str(error).replace("which no config", "which no data.yaml")) from error
-
-
-def read_lines_raw(path: Path) -> list[str]:
-    """Like `read_lines`, but unstripped, as YAML needs its indentation."""
-    read_lines(path)
-    return path.read_text(encoding="utf-8-sig").split("\n")
 
 
 def _of_yaml(path: Path, content: Any) -> YoloFolder:
@@ -163,13 +158,12 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
 
 def _names_near(folder: Path) -> dict[int, str] | None:
     """Class names for a folder of a single split, whose data.yaml is in a folder above."""
-    for each in list(folder.absolute().parents)[:2]:
-        if (names := _names_beside(folder)) is None and (each / "data.yaml").is_file():
-            content = _read_yaml(each / "data.yaml")
-            names = _names(each / "data.yaml", content) if isinstance(content, dict) else None
-        if names is not None:
-            return names
-    return None
+    names = _names_beside(folder)
+    for path in [each / "data.yaml" for each in list(folder.absolute().parents)[:2]]:
+        if names is None and path.is_file():
+            content = _read_yaml(path)
+            names = _names(path, content) if isinstance(content, dict) else None
+    return names
 
 
 def _names_beside(root: Path) -> dict[int, str] | None:
