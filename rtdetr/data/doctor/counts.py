@@ -21,21 +21,15 @@ WORTH_REPEATING = 1.5  # repeat factor of a class from which sampling makes a di
 
 def describe(data: DetectionSet) -> Iterator[str]:
     """Lines about the set for the terminal."""
-    targets = [data.targets(i) for i in range(len(data))]
-    if not targets:
+    if not data.num_boxes:
         return
-    boxes = np.concatenate([boxes for boxes, _ in targets])
-    labels = np.concatenate([labels for _, labels in targets])
-    per_image = np.array([len(each) for _, each in targets])
-    if not len(boxes):
-        return
-    counts = np.bincount(labels, minlength=len(data.classes))
+    boxes = np.concatenate([data.targets(i)[0] for i in range(len(data))])
+    per_image, counts = data.boxes_per_image(), np.array(data.boxes_per_class())
     names = [one_line(name) for name in data.classes.names]
     width = max(5, *map(len, names))
     yield f"  {'class':{width}s} {'id':>6s} {'boxes':>8s} {'share':>6s}"
-    order = np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()
-    for i in order:
-        share = counts[i] / len(labels)
+    for i in np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist():
+        share = counts[i] / len(boxes)
         yield f"  {names[i]:{width}s} {data.classes.category_ids[i]:6d} {counts[i]:8d} {share:6.1%}"
     if len(counts) > MOST_CLASSES:
         yield f"  ... and {len(counts) - MOST_CLASSES} more classes"

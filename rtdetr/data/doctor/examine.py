@@ -16,7 +16,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
 from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
-from rtdetr.data.formats.coco import CocoDocument, DocumentSet
+from rtdetr.data.formats.coco import DocumentSet
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import (
     find_sources,
@@ -27,7 +27,6 @@ from rtdetr.data.formats.sources import (
     source_of,
     with_images,
 )
-from rtdetr.data.images import MAX_MEGAPIXELS
 from rtdetr.wording import counted
 
 WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
@@ -137,7 +136,7 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToEx
             else:
                 asked.append(SetToExamine(name, source, Path(split.annotations), images or split.images))
         return asked, data.max_defects
-    sources = find_sources(path, MAX_MEGAPIXELS)
+    sources = find_sources(path)
     if {"train", "val"} <= sources.keys():
         sources.pop("trainval", None)  # trainval is the union of both
     return [SetToExamine(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
@@ -164,7 +163,7 @@ def _open(asked: SetToExamine) -> Examined:
     defects: list[Defect] = []
     try:
         source = with_images(asked.source, asked.images)
-        document: CocoDocument = read_document(source, limit=None)
+        document = read_document(source, limit=None)
         defects = list(document.defects)
         folder = image_folder_of(source, document, asked.given, asked.images)
         data = DocumentSet(document, source._replace(images=folder), limit=None)

@@ -142,11 +142,6 @@ def _twice(copy: Copy, first: Copy) -> Defect:
 def _digest(path: Path) -> bytes | None:
     """The SHA-256 digest, or None if the file cannot be read, which is reported elsewhere."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _slowly(path)
+        return hashlib.sha256(path.read_bytes()).digest()
     except OSError:
         return None
-
-
-def _slowly(path: Path) -> bytes:
-    return hashlib.sha256(path.read_bytes()).digest()  # Python 3.10

@@ -17,7 +17,7 @@ from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
 from rtdetr.data.formats.coco import corners_of
-from rtdetr.data.formats.coco_records import as_table
+from rtdetr.data.formats.coco_records import NO_ID, as_table, is_id
 from rtdetr.data.formats.sources import read_document
 
 OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
@@ -51,7 +51,9 @@ def clean_document(part: Examined) -> dict[str, Any]:
     document = read_document(data.origin, limit=None)
     table = as_table(document.annotations)
     raw = _raw(part)
-    raw_images = {each["id"]: each for each in raw.get("images", ()) if _has_id(each)}
+    raw_images = {
+        each["id"]: each for each in raw.get("images", ()) if isinstance(each, dict) and is_id(each.get("id"))
+    }
     gone = set(part.gone)
     infos = {info.image_id: info for i in range(len(data)) if i not in gone for info in [data.info(i)]}
     images = []
@@ -60,14 +62,13 @@ def clean_document(part: Examined) -> dict[str, Any]:
             info = infos[each["id"]]
             known = {key: value for key, value in each.items() if value is not None}
             images.append({**raw_images.get(each["id"], {}), **known, "height": info.height, "width": info.width})
-    rows = [i for i, own in enumerate(table.columns.image_ids.tolist()) if own in infos]
-    table = table.where(np.array(rows, np.int64))
+    table = table.where(np.isin(table.columns.image_ids, list(infos)))
     corners = corners_of(table)
     sizes = np.array([(infos[i].height, infos[i].width) for i in table.columns.image_ids.tolist()]).reshape(-1, 2)
     _, has_area = clip_to_image(corners, sizes)
     clipped = np.clip(corners, 0, sizes[:, [1, 0, 1, 0]])
     ids = table.columns.own_ids.tolist()
-    renumber = len(set(ids)) < len(ids) or min(ids, default=0) == -(2**63)
+    renumber = len(set(ids)) < len(ids) or NO_ID in ids
     annotations: list[dict[str, Any]] = []
     for i, (place, box) in enumerate(zip(table.columns.places.tolist(), table)):
         if not box["iscrowd"] and not has_area[i]:
@@ -89,9 +90,4 @@ def _raw(part: Examined) -> dict[str, Any]:
     """The whole JSON; empty for other formats."""
     if part.asked.source.format not in ("coco", "lvis"):
         return {}
-    raw: dict[str, Any] = json.loads(part.asked.source.path.read_bytes())
-    return raw
-
-
-def _has_id(entry: Any) -> bool:
-    return isinstance(entry, dict) and type(entry.get("id")) is int
+    return json.loads(part.asked.source.path.read_bytes())
