@@ -120,17 +120,15 @@ class TrainingSamples(Dataset[LoadedImage]):
         yield from np.roll(order, -int(np.flatnonzero(order == key.image)[0]))[1:].tolist()
 
 
+@dataclass(eq=False)
 class EvaluationSamples(Dataset[LoadedImage]):
     """Images preprocessed for evaluation; size: (h, w). go_on: an unusable image becomes a black one without boxes
     whose `info` has height and width 0; otherwise it raises DataError."""
 
-    def __init__(
-        self, source: DetectionSet, size: tuple[int, int], go_on: bool = False, interpolation: Resize = "cubic"
-    ) -> None:
-        self.source = source
-        self.size = size
-        self.go_on = go_on
-        self.interpolation: Resize = interpolation
+    source: DetectionSet
+    size: tuple[int, int]
+    go_on: bool
+    interpolation: Resize
 
     def __getitem__(self, index: int) -> LoadedImage:
         try:
@@ -151,6 +149,7 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, _ORDER, epoch)).permutation(num_samples)
 
 
+@dataclass(eq=False)
 class TrainingBatches(Sampler[list[SampleKey]]):
     """The batches of an epoch for one of `world_size` processes: shuffled, without the incomplete last one.
 
@@ -160,25 +159,17 @@ class TrainingBatches(Sampler[list[SampleKey]]):
     image size and interpolation.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        batch_size: int,
-        sizes: Sequence[int],
-        interpolations: Sequence[str],
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-        factors: NDArray[np.float64] | None = None,
-    ) -> None:
-        self.num_images, self.factors = num_images, factors
-        self.num_samples = samples_per_epoch(factors, num_images)  # per epoch, over all processes
-        self.batch_size = batch_size
-        self.sizes = tuple(sizes)
-        self.interpolations = tuple(interpolations)
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
+    num_images: int
+    batch_size: int
+    sizes: tuple[int, ...]
+    interpolations: tuple[str, ...]
+    seed: int
+    rank: int = 0
+    world_size: int = 1
+    factors: NDArray[np.float64] | None = None
+
+    def __post_init__(self) -> None:
+        self.num_samples = samples_per_epoch(self.factors, self.num_images)  # per epoch, over all processes
         self.epoch = 0
         self.start_batch = 0
         self.endless = False  # iterate over one epoch after another
@@ -302,16 +293,9 @@ def build_train_loader(
         settled(augment.turn_after),
         settled(augment.zoom_ramp),
     )
-    factors = repeat_factors(source, data)
+    factors, batch_size = repeat_factors(source, data), settled(data.train_batch_size)
     batches = TrainingBatches(
-        len(source),
-        settled(data.train_batch_size),
-        augment.batch_sizes,
-        augment.interpolations,
-        seed,
-        rank,
-        world_size,
-        factors,
+        len(source), batch_size, augment.batch_sizes, augment.interpolations, seed, rank, world_size, factors
     )
     if len(batches) == 0:
         raise DataError(
