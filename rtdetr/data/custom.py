@@ -115,7 +115,8 @@ def seeded(seed: int, function: Any = None) -> Iterator[None]:
 def checked(result: Any, num_classes: int) -> Result:
     """Image, clipped boxes and labels as arrays, without boxes of no area. Raises ValueError for invalid ones."""
     if not isinstance(result, (tuple, list)) or len(result) != 3:
-        raise ValueError(f"{_kind(result)}; expected image, boxes and labels")
+        kind = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+        raise ValueError(f"{kind}; expected image, boxes and labels")
     try:
         pixels, boxes, labels = (np.asarray(each) for each in result)
     except (ValueError, TypeError) as error:
@@ -139,10 +140,6 @@ def checked(result: Any, num_classes: int) -> Result:
     return np.ascontiguousarray(pixels), boxes[thick], labels[thick].astype(np.int64)
 
 
-def _kind(value: Any) -> str:
-    return f"{len(value)} values" if isinstance(value, (tuple, list)) else f"a {type(value).__name__}"
-
-
 def _adapter(name: str, function: Any) -> Callable[[Pixels, Boxes, Labels], Any]:
     """A function that calls the augmentation with image, boxes and labels in the form that it expects."""
     if isinstance(function, torch.nn.Module):
@@ -154,7 +151,7 @@ def _adapter(name: str, function: Any) -> Callable[[Pixels, Boxes, Labels], Any]
                 "label_fields=['labels']))"
             )
         return lambda *sample: _by_albumentations(function, *sample)
-    return lambda *sample: function(*sample)
+    return function
 
 
 def _by_torchvision(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:

@@ -113,8 +113,7 @@ class DetectionSet:
 
     def boxes_per_class(self) -> list[int]:
         """Number of boxes of each class, in the order of the classes."""
-        counts: list[int] = np.bincount(self._labels, minlength=len(self.classes)).tolist()
-        return counts
+        return np.bincount(self._labels, minlength=len(self.classes)).tolist()
 
     def images_and_classes(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Distinct pairs of an image and a class that has boxes in it: image indices (n,) and class indices (n,)."""
@@ -217,8 +216,6 @@ class DetectionSet:
                 self.defects.append(Defect(str(self.annotation_file), own, "image_size_missing", what, "kept"))
             sizes.append(size)
             kept.append(i)
-        if len(kept) == len(images.ids):
-            return images._replace(sizes=sizes), np.arange(len(kept))
         names = [images.names[i] for i in kept]
         return ImageList([images.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # TIFF tags
@@ -33,7 +34,7 @@ def as_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(255 - grey if _tag(image, PHOTOMETRIC, 1) == ZERO_IS_WHITE else grey)
 
 
-def _of_floats(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def _of_floats(values: NDArray[Any]) -> NDArray[np.uint8]:
     low, high = values.min(), values.max()
     if not (low >= -SLACK and high <= 1 + SLACK):  # also true for NaN
         raise ValueError(f"floats from {low:g} to {high:g}, expected 0 to 1; scale them, or save it in 8 or 16 bits")

@@ -48,8 +48,8 @@ def judge_names(
 def unreadable(path: Path, record: int, error: DataError) -> Defect:
     """The defect of an image file that exists and cannot be read."""
     what = str(error).removeprefix(f"{path}: ")
-    kinds = [kind for words, kind in KINDS.items() if words in what]
-    return Defect(str(path), record, kinds[0] if kinds else "picture_damaged", what, "dropped")
+    kind = next((kind for words, kind in KINDS.items() if words in what), "picture_damaged")
+    return Defect(str(path), record, kind, what, "dropped")
 
 
 def stays_in(folder: Path, name: str) -> bool:

@@ -50,5 +50,4 @@ def paste(
 def _covered(boxes: Boxes, new: Boxes) -> Boxes:
     """Share (n,) of each box (n, 4) that the box `new` (4,) covers."""
     sides = np.minimum(boxes[:, 2:], new[2:]) - np.maximum(boxes[:, :2], new[:2])
-    covered: Boxes = sides.clip(min=0).prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)
-    return covered
+    return sides.clip(min=0).prod(axis=1) / (boxes[:, 2:] - boxes[:, :2]).prod(axis=1)

@@ -33,6 +33,12 @@ INTERPOLATIONS = {
     "cubic": cv2.INTER_CUBIC,
     "lanczos": cv2.INTER_LANCZOS4,
 }
+ADJUST: dict[Colour, Callable[[Image.Image, float], Image.Image]] = {
+    "brightness": F.adjust_brightness,
+    "contrast": F.adjust_contrast,
+    "saturation": F.adjust_saturation,
+    "hue": lambda image, shift: F.adjust_hue(image, shift / 255),  # v2 multiplies by 255 and rounds towards zero
+}
 REACH = 4  # pixels on each side that an interpolated value may depend on (lanczos4)
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 CUT_OFF = -0.498  # turns OpenCV's rounding into truncation, and keeps whole numbers
@@ -53,18 +59,8 @@ def plain(image: Image.Image, recipe: Recipe, size: tuple[int, int], interpolati
 
 def distort(image: Image.Image, recipe: Recipe) -> Image.Image:
     """Applies the recipe's colour steps to the image."""
-
-    def shift_hue(colourful: Image.Image, shift: float) -> Image.Image:
-        return F.adjust_hue(colourful, shift / 255)  # v2 multiplies by 255 again and rounds towards zero
-
-    adjust: dict[Colour, Callable[[Image.Image, float], Image.Image]] = {
-        "brightness": F.adjust_brightness,
-        "contrast": F.adjust_contrast,
-        "saturation": F.adjust_saturation,
-        "hue": shift_hue,
-    }
     for colour, amount in recipe.colours:
-        image = adjust[colour](image, amount)
+        image = ADJUST[colour](image, amount)
     return image
 
 

@@ -6,11 +6,10 @@ up to 5 % of a photograph's values differ from the official ones, each by at mos
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
@@ -22,7 +21,7 @@ SCALE = np.float32(1.0 / 255.0)
 
 
 def preprocess(
-    image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]],
+    image: Image.Image | NDArray[np.uint8],
     size: tuple[int, int] = (640, 640),
     interpolation: Resize = "cubic",
 ) -> Tensor:
@@ -54,11 +53,11 @@ def resize_planes_there(planes: Tensor, size: tuple[int, int], interpolation: Re
     return resized.to(torch.uint8)
 
 
-def to_tensor(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+def to_tensor(pixels: NDArray[np.uint8]) -> Tensor:
     """Converts RGB pixels (h, w, 3) uint8 to a tensor (3, h, w) float32 in [0, 1]."""
-    return torch.from_numpy(np.multiply(to_planes(pixels).numpy(), SCALE, dtype=np.float32))
+    return torch.from_numpy(np.multiply(planes_of(pixels), SCALE, dtype=np.float32))
 
 
-def to_planes(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+def to_planes(pixels: NDArray[np.uint8]) -> Tensor:
     """Converts RGB pixels (h, w, 3) uint8 to a tensor (3, h, w) uint8."""
     return torch.from_numpy(planes_of(pixels))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from rtdetr.data.depth import as_8_bits
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rtdetr.config import Resize
 
 
-def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def as_rgb_array(image: Image.Image | NDArray[np.uint8]) -> NDArray[np.uint8]:
     """RGB pixels (H, W, 3) uint8. Transparency is dropped; higher bit depths are scaled to 8. Raises ValueError for an
     array of another form, and for integers and floats of unknown range.
 
@@ -32,11 +33,8 @@ def as_rgb_array(image: Image.Image | np.ndarray[Any, np.dtype[np.uint8]]) -> np
 
 
 def resize(
-    pixels: np.ndarray[Any, np.dtype[np.uint8]],
-    size: tuple[int, int],
-    interpolation: Resize,
-    out: np.ndarray[Any, Any] | None = None,
-) -> np.ndarray[Any, Any]:
+    pixels: NDArray[np.uint8], size: tuple[int, int], interpolation: Resize, out: NDArray[Any] | None = None
+) -> NDArray[Any]:
     """Resizes by `resize_cubic`, or by torchvision's antialiased resize of uint8 (bilinear, bicubic), which
     transformers uses on CPUs."""
     if interpolation == "cubic" or pixels.shape[:2] == size:
@@ -49,9 +47,7 @@ def resize(
     return resize_cubic(planes.permute(1, 2, 0).numpy(), size, out)
 
 
-def resize_cubic(
-    pixels: np.ndarray[Any, np.dtype[np.uint8]], size: tuple[int, int], out: np.ndarray[Any, Any] | None = None
-) -> np.ndarray[Any, Any]:
+def resize_cubic(pixels: NDArray[np.uint8], size: tuple[int, int], out: NDArray[Any] | None = None) -> NDArray[Any]:
     """Resizes an RGB array (H, W, 3) uint8 to (h, w, 3). out: an array of that shape to write to."""
     height, width = size
     if height <= 0 or width <= 0:
@@ -64,7 +60,7 @@ def resize_cubic(
     return out
 
 
-def planes_of(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def planes_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Converts RGB pixels (h, w, 3) uint8 to planes (3, h, w) uint8."""
     planes = np.empty((3, *pixels.shape[:2]), np.uint8)
     cv2.split(np.ascontiguousarray(pixels), list(planes))

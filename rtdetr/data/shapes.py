@@ -98,16 +98,14 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
         document["images"].append({"id": image_id, "file_name": name, "width": size, "height": size})
         for category_id, (x1, y1, x2, y2) in found:
             box = [x1, y1, x2 - x1, y2 - y1]
-            document["annotations"].append(
-                {
-                    "id": len(document["annotations"]) + 1,
-                    "image_id": image_id,
-                    "category_id": category_id,
-                    "bbox": box,
-                    "area": box[2] * box[3],
-                    "iscrowd": 0,
-                }
-            )
+            entry = {
+                "image_id": image_id,
+                "category_id": category_id,
+                "bbox": box,
+                "area": box[2] * box[3],
+                "iscrowd": 0,
+            }
+            document["annotations"].append({"id": len(document["annotations"]) + 1, **entry})
     (root / "annotations" / f"instances_{split}.json").write_text(json.dumps(document), encoding="utf-8")
 
 

@@ -22,7 +22,7 @@ def spread(among: Sequence[int], number: int) -> list[int]:
 
 def with_boxes(source: DetectionSet) -> list[int]:
     """Indices of the images that have boxes."""
-    return [index for index in range(len(source)) if len(source.targets(index)[0])]
+    return np.flatnonzero(source.boxes_per_image()).tolist()
 
 
 def write_subset(source: DetectionSet, indices: Sequence[int], path: Path) -> SplitConfig:

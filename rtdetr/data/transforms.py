@@ -121,8 +121,7 @@ def crop(window: Window, boxes: Boxes, rng: Generator) -> Window:
 def inside(window: Window, boxes: Boxes) -> NDArray[np.bool_]:
     """Mask (n,) of the boxes whose centre is in the window."""
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 - (window.left, window.top)
-    within: NDArray[np.bool_] = np.all((centres >= 0) & (centres < (window.width, window.height)), axis=1)
-    return within
+    return np.all((centres >= 0) & (centres < (window.width, window.height)), axis=1)
 
 
 def move_boxes(boxes: Boxes, labels: Labels, recipe: Recipe, size: tuple[int, int]) -> tuple[Boxes, Labels]:
