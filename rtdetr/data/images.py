@@ -259,10 +259,10 @@ def image_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFact
         return ImageFacts(opened.width * opened.height, opened.mode, _orientation(opened), animated, white, has_alpha)
 
 
-def sideways(path: Path, annotated: tuple[int, int], max_megapixels: float = MAX_MEGAPIXELS) -> Image.Transpose | None:
+def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
     """The transpose that makes an image upright if `read_image` leaves it as stored because its boxes were drawn so, as
     `annotated`, (h, w) in pixels, shows. None for all others. Raises DataError if the file cannot be read."""
-    with _opened(path, max_megapixels) as opened:
+    with _opened(path, MAX_MEGAPIXELS) as opened:
         stored, orientation = (opened.height, opened.width), _orientation(opened)
         if opened.format == "TIFF" or orientation not in SIDEWAYS_BACK:
             return None

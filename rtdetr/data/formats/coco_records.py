@@ -115,26 +115,21 @@ class Images:
 
     def finish(self) -> list[dict[str, Any]]:
         """The images, without those whose id is used for several files: their boxes cannot be assigned."""
-        counts = Counter(each["id"] for each in self._kept)
-        twice = {own for own, count in counts.items() if count > 1}
-        if not twice:
-            return self._kept
-        names: dict[int, set[str]] = {own: set() for own in twice}
+        file_of: dict[int, str] = {}
+        ambiguous: set[int] = set()
         for each in self._kept:
-            if each["id"] in twice:
-                names[each["id"]].add(str(each["file_name"] or each["coco_url"]))
-        seen: set[int] = set()
-        kept = []
+            file = each["file_name"] or each["coco_url"]
+            if file_of.setdefault(each["id"], file) != file:
+                ambiguous.add(each["id"])
+        kept: dict[int, dict[str, Any]] = {}
         for each in self._kept:
             own = each["id"]
-            same = own in twice and len(names[own]) == 1
-            if own not in twice or (same and own not in seen):
-                kept.append(each)
+            if own not in kept and own not in ambiguous:
+                kept[own] = each
             else:
-                what = f"image id {own} is given twice" + ("" if same else ", for different files")
-                self._drop(own, "image_id_twice", what, gone=not same)
-            seen.add(own)
-        return kept
+                what = f"image id {own} is given twice" + (", for different files" if own in ambiguous else "")
+                self._drop(own, "image_id_twice", what, gone=own in ambiguous)
+        return list(kept.values())
 
     def _take_size(self, entry: dict[str, Any], own: int) -> None:
         sides = []

@@ -68,17 +68,15 @@ def _is_labelme(path: Path) -> bool:
 
 def read_labelme(folder: LabelmeFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
     """Reads the images of a set, in the order of their files. Classes are those of the whole folder, for every set."""
-    own: list[NamedImage] = []
-    everything: list[NamedImage] = []
+    found: dict[str, list[NamedImage]] = {}
     counted: Counter[str] = Counter()
     for name, place in folder.sets.items():
         present = Folders(images or place)
         reported, counts = (problems, counted) if name == split else (Problems(), Counter[str]())
         files = [each for each in sorted(place.glob("*.json")) if each.name != "rtdetr.json"]
-        found = [image for each in files if (image := _read(each, present, reported, counts)) is not None]
-        everything += found
-        own = found if name == split else own
-    return document_of(own, class_names(folder.root, everything), problems, counted)
+        found[name] = [image for each in files if (image := _read(each, present, reported, counts)) is not None]
+    everything = [image for images in found.values() for image in images]
+    return document_of(found[split], class_names(folder.root, everything), problems, counted)
 
 
 def _read(path: Path, present: Folders, problems: Problems, counted: Counter[str]) -> NamedImage | None:
