@@ -33,7 +33,7 @@ from torchvision.transforms import v2
 from rtdetr.config import AugmentConfig
 from rtdetr.data import pixels, transforms
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.formats.coco import CocoDetection
+from rtdetr.data.formats.sources import open_set
 from rtdetr.data.preprocess import to_planes, to_tensor
 from rtdetr.data.shapes import CATEGORIES, draw_image
 
@@ -61,7 +61,7 @@ class Measurement:
 def opened(folder: Path | None, count: int) -> Iterator[DetectionSet]:
     """The images of a folder beside a COCO `annotations` folder, or `count` generated ones."""
     if folder is not None:
-        yield CocoDetection(folder, folder.parent / "annotations" / f"instances_{folder.name}.json")
+        yield open_set(folder.parent / "annotations" / f"instances_{folder.name}.json", folder)
         return
     with tempfile.TemporaryDirectory() as made:
         yield generated(Path(made), count)
@@ -82,7 +82,7 @@ def generated(folder: Path, count: int) -> DetectionSet:
             box = {"image_id": i + 1, "category_id": category, "bbox": [x1, y1, x2 - x1, y2 - y1]}
             document["annotations"].append(box | {"id": len(document["annotations"]) + 1})
     (folder / "boxes.json").write_text(json.dumps(document), encoding="utf-8")
-    return CocoDetection(folder, folder / "boxes.json")
+    return open_set(folder / "boxes.json", folder)
 
 
 def samples(source: DetectionSet, count: int, config: AugmentConfig) -> list[Sample]:

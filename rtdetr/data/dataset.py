@@ -14,7 +14,6 @@ from PIL import Image
 from rtdetr.data.box_checks import judge_boxes, judge_copies
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.defects import (
-    MOST_DROPPED,
     WITHOUT_AREA,
     Defect,
     Names,
@@ -26,7 +25,7 @@ from rtdetr.data.defects import (
 )
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.image_files import judge_names, unreadable
-from rtdetr.data.images import MAX_MEGAPIXELS, read_image, read_pixels, upright_size
+from rtdetr.data.images import read_image, read_pixels, upright_size
 from rtdetr.types import ImageInfo
 from rtdetr.wording import counted
 
@@ -49,20 +48,13 @@ class BoxList(NamedTuple):
     record: Callable[[int], int | str] = int  # name of the i-th box in messages
 
 
-class JudgedRecords(NamedTuple):
-    """The reader's defects and record counts, from before the images and boxes were built."""
-
-    defects: Sequence[Defect]
-    tally: Totals  # counts of the whole file
-
-
 class DetectionSet:
     """Images, boxes and classes of one annotation file.
 
-    folder: the image folder. drop_empty: leave out images without boxes. max_megapixels: larger images are dropped if
-    their size has to be read from the file. Boxes are clipped to their image; those without area in it are dropped and
-    counted. judged: defects and counts of the reader. limit: the largest share of images and of boxes that may be
-    dropped; None: no limit. `defects` lists every defect found.
+    folder: the image folder. defects, tally: those of the reader, whose counts are of the whole file. drop_empty: leave
+    out images without boxes. max_megapixels: larger images are dropped if their size has to be read from the file.
+    limit: the largest share of images and of boxes that may be dropped; None: no limit. Boxes are clipped to their
+    image; those without area in it are dropped and counted. The attribute `defects` lists every defect found.
 
     All data is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every forked
     worker as soon as their reference counts change, and host memory would grow throughout the run. Raises DataError if
@@ -80,18 +72,18 @@ class DetectionSet:
         classes: Classes,
         images: ImageList,
         boxes: BoxList,
-        drop_empty: bool = False,
-        max_megapixels: float = MAX_MEGAPIXELS,
-        judged: JudgedRecords | None = None,
-        limit: float | None = MOST_DROPPED,
+        defects: Sequence[Defect],
+        tally: Totals,
+        drop_empty: bool,
+        max_megapixels: float,
+        limit: float | None,
     ) -> None:
         self.folder = folder
         self.annotation_file = annotation_file
         self.origin = annotation_file
         self.classes = classes
         self.max_megapixels = max_megapixels
-        judged = judged or JudgedRecords([], Totals(len(images.ids), len(boxes.labels)))
-        self.defects, self.tally = [*judged.defects], judged.tally
+        self.defects, self.tally = [*defects], tally
         images, kept = self._present(images)
         self._ids = np.array(images.ids, np.int64)
         self._sizes = np.array(images.sizes, np.int32).reshape(-1, 2)

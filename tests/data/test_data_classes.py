@@ -6,34 +6,33 @@ import logging
 from pathlib import Path
 
 import pytest
-from coco_set import SET, write_set
+from coco_set import SET, open_coco, write_set
 from messages import message
 
 from rtdetr.data.classes import NO_ID, Classes, DataError
-from rtdetr.data.formats.coco import CocoDetection
 
 
 def test_classes_of_the_model_decide_the_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     larger = Classes(("ant", "circle", "bee", "triangle", "x-shape"), (1, 2, 3, 5, 11))
     with caplog.at_level(logging.WARNING):
-        data = CocoDetection(*write_set(tmp_path), classes=larger)
+        data = open_coco(*write_set(tmp_path), classes=larger)
     assert data.classes == larger and data.targets(0)[1].tolist() == [1, 4]
     assert message("class names differ", "11", "'cross'", "'x-shape'").search(caplog.text)
 
 
 def test_categories_the_model_does_not_know(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message("unknown classes", "5 ('triangle')", "11 ('cross')", "2 ('circle')")):
-        CocoDetection(*write_set(tmp_path), classes=Classes(("circle",), (2,)))
+        open_coco(*write_set(tmp_path), classes=Classes(("circle",), (2,)))
     with pytest.raises(DataError, match=message("class ids differ", "'circle'", "2", "5")):
-        CocoDetection(*write_set(tmp_path), classes=Classes(("triangle", "circle", "cross"), (2, 5, 11)))
+        open_coco(*write_set(tmp_path), classes=Classes(("triangle", "circle", "cross"), (2, 5, 11)))
 
 
 def test_classes_matched_by_name_have_the_ids_of_the_file(tmp_path: Path) -> None:
     model = Classes(("Cross ", "ant", "circle", "CIRCLE", "triangle"), (2, 5, 11, 12, 13))
-    data = CocoDetection(*write_set(tmp_path), classes=model, match="name")
+    data = open_coco(*write_set(tmp_path), classes=model, match="name")
     assert data.classes == Classes(model.names, (11, NO_ID, 2, NO_ID, 5))
     assert data.targets(0)[1].tolist() == [2, 0]  # circle and cross
-    own = CocoDetection(*write_set(tmp_path), classes=data.classes, match="id")
+    own = open_coco(*write_set(tmp_path), classes=data.classes, match="id")
     assert own.targets(0)[1].tolist() == [2, 0]
 
 
@@ -53,7 +52,7 @@ def test_names_that_do_not_match_are_listed(
     categories = [{"id": i, "name": name} for i, name in zip((2, 5, 11), here)]
     with pytest.raises(DataError) as caught:
         classes = Classes(model, tuple(range(len(model))))
-        CocoDetection(*write_set(tmp_path, SET | {"categories": categories}), classes=classes, match="name")
+        open_coco(*write_set(tmp_path, SET | {"categories": categories}), classes=classes, match="name")
     assert message("unknown class names", "a.json", unknown).search(str(caught.value))
 
 
@@ -62,7 +61,7 @@ def test_matching_by_name_is_offered_where_all_names_agree(tmp_path: Path) -> No
     agree = Classes(("triangle", "Circle", "cross"), (1, 2, 3)), Classes(("triangle", "circle", "cross"), (2, 5, 11))
     for classes, offered in (*((each, True) for each in agree), (Classes(("circle", "dog"), (1, 2)), False)):
         with pytest.raises(DataError) as caught:
-            CocoDetection(*write_set(tmp_path), classes=classes)
+            open_coco(*write_set(tmp_path), classes=classes)
         assert (offer in str(caught.value)) == offered
 
 
@@ -70,8 +69,6 @@ def test_long_lists_of_classes_are_cut(tmp_path: Path, caplog: pytest.LogCapture
     many = [{"id": i, "name": f"name {i}"} for i in range(1203)]
     arguments = write_set(tmp_path, SET | {"categories": many})
     with pytest.raises(DataError, match=message("and more", "4 ('name 4')", "1198", "('a 9008')", "1193")):
-        CocoDetection(
-            *arguments, classes=Classes(tuple(f"a {i}" for i in range(9000, 10203)), tuple(range(9000, 10203)))
-        )
-    CocoDetection(*arguments, classes=Classes(tuple(f"a {i}" for i in range(1203)), tuple(range(1203))))
+        open_coco(*arguments, classes=Classes(tuple(f"a {i}" for i in range(9000, 10203)), tuple(range(9000, 10203))))
+    open_coco(*arguments, classes=Classes(tuple(f"a {i}" for i in range(1203)), tuple(range(1203))))
     assert len(caplog.records) == 1 and "by the model 'a 4' and 1198 more" in caplog.text

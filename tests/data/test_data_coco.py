@@ -12,24 +12,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coco_set import SET, write_set
+from coco_set import SET, open_coco, write_set
 from golden_files import shared_data
 from image_cases import STORED, UPRIGHT, camera_file
 from messages import message, says
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.formats.coco import CocoDetection, read_document
+from rtdetr.data.formats.coco import read_document
 
 
 def test_classes_are_the_categories_by_id(tmp_path: Path) -> None:
-    data = CocoDetection(*write_set(tmp_path))
+    data = open_coco(*write_set(tmp_path))
     assert data.classes == Classes(("circle", "triangle", "cross"), (2, 5, 11))
     assert len(data.classes) == 3
 
 
 def test_boxes_become_clipped_corners_with_contiguous_labels(tmp_path: Path) -> None:
-    data = CocoDetection(*write_set(tmp_path))
+    data = open_coco(*write_set(tmp_path))
     boxes, labels = data.targets(0)
     assert boxes.dtype == np.float32 and labels.dtype == np.int64
     assert boxes.tolist() == [[0, 30.5, 15, 40], [10, 10, 15.5, 16]] and labels.tolist() == [0, 2]
@@ -43,13 +43,13 @@ def test_boxes_become_clipped_corners_with_contiguous_labels(tmp_path: Path) -> 
 
 
 def test_targets_are_copies(tmp_path: Path) -> None:
-    data = CocoDetection(*write_set(tmp_path))
+    data = open_coco(*write_set(tmp_path))
     data.targets(0)[0][:] = 0
     assert data.targets(0)[0].sum() > 0
 
 
 def test_infos_and_images(tmp_path: Path) -> None:
-    data = CocoDetection(*write_set(tmp_path))
+    data = open_coco(*write_set(tmp_path))
     assert [tuple(data.info(i)) for i in range(3)] == [
         (40, "b.png", 40, 60),
         (7, "sub/ä.png", 50, 30),
@@ -60,7 +60,7 @@ def test_infos_and_images(tmp_path: Path) -> None:
 
 def test_images_without_boxes_can_be_dropped(tmp_path: Path) -> None:
     empty_first = SET | {"images": SET["images"][::-1]}
-    data = CocoDetection(*write_set(tmp_path, empty_first), drop_empty=True)
+    data = open_coco(*write_set(tmp_path, empty_first), drop_empty=True)
     assert [tuple(data.info(i)) for i in range(len(data))] == [(7, "sub/ä.png", 50, 30), (40, "b.png", 40, 60)]
     assert [data.targets(i)[1].tolist() for i in range(2)] == [
         [2],
@@ -133,14 +133,14 @@ def test_contradictions_are_named(
     tmp_path: Path, path: tuple[str | int, ...], value: Any, sentence: str | Pattern[str]
 ) -> None:
     with pytest.raises(DataError, match=sentence) as caught:
-        CocoDetection(*write_set(tmp_path, broken(path, value)))
+        open_coco(*write_set(tmp_path, broken(path, value)))
     assert "\n" not in str(caught.value) and "a.json" in str(caught.value)
 
 
 def test_ids_that_are_text_are_in_quotes(tmp_path: Path) -> None:
     document = broken(("annotations", 0), {"id": "12", "image_id": 7, "category_id": "11", "bbox": [1, 2, 3, 4]})
     with pytest.raises(DataError, match=message("unknown reference", "annotation '12'", "category", "'11'")):
-        CocoDetection(*write_set(tmp_path, document))
+        open_coco(*write_set(tmp_path, document))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_ids_that_are_text_are_in_quotes(tmp_path: Path) -> None:
 )
 def test_long_values_are_cut(tmp_path: Path, path: tuple[str | int, ...], value: Any) -> None:
     with pytest.raises(DataError) as caught:
-        CocoDetection(*write_set(tmp_path, broken(path, value)))
+        open_coco(*write_set(tmp_path, broken(path, value)))
     assert len(str(caught.value)) < 600 + 2 * len(str(tmp_path))
     twice = ("and 4998 more are given twice", "image id 0 is given twice; 4999 of 9999 images")
     assert "characters)" in str(caught.value) or any(each in str(caught.value) for each in twice)
@@ -168,14 +168,14 @@ def test_long_values_are_cut(tmp_path: Path, path: tuple[str | int, ...], value:
     ("crowd", "value"), [(0, each) for each in (None, 0, 0.0, False, "0")] + [(1, each) for each in (1, 1.0, True, "1")]
 )
 def test_crowds_in_every_spelling(tmp_path: Path, crowd: int, value: Any) -> None:
-    data = CocoDetection(*write_set(tmp_path, broken(("annotations", 0, "iscrowd"), value)))
+    data = open_coco(*write_set(tmp_path, broken(("annotations", 0, "iscrowd"), value)))
     assert (data.num_crowd, len(data.targets(1)[0])) == (1 + crowd, 1 - crowd)
 
 
 def test_a_crowd_without_a_box_is_left_out(tmp_path: Path) -> None:
     for box in (None, []):
         document = broken(("annotations", 2, "bbox"), box)
-        data = CocoDetection(*write_set(tmp_path, document))
+        data = open_coco(*write_set(tmp_path, document))
         assert data.num_crowd == 1 and len(data.targets(0)[0]) == 2
         assert [each["bbox"] for each in read_document(tmp_path / "a.json").annotations if each["iscrowd"]] == []
 
@@ -184,7 +184,7 @@ def test_the_default_area_and_numbers_as_text(tmp_path: Path) -> None:
     for area, expected in ((None, 200), ("150.5", 150.5), (150, 150)):
         write_set(tmp_path, broken(("annotations", 0, "area"), area))
         assert read_document(tmp_path / "a.json").annotations[0]["area"] == expected
-    data = CocoDetection(*write_set(tmp_path, broken(("images", 0, "width"), "60")))
+    data = open_coco(*write_set(tmp_path, broken(("images", 0, "width"), "60")))
     assert tuple(data.info(0)) == (40, "b.png", 40, 60)
 
 
@@ -194,27 +194,27 @@ def test_lvis_names_images_by_url(tmp_path: Path) -> None:
     document["images"][0] = {"id": 40, "coco_url": "http://images.cocodataset.org/b.png", "width": 60, "height": 40}
     document["images"][1] |= {"file_name": None, "coco_url": "http://images.cocodataset.org/coco/sub/ä.png?x=1"}
     document["images"][2]["coco_url"] = "http://images.cocodataset.org/nowhere.png"  # `file_name` wins
-    data = CocoDetection(*write_set(tmp_path, document))
+    data = open_coco(*write_set(tmp_path, document))
     assert [data.info(i).file_name for i in range(3)] == ["b.png", "sub/ä.png", "empty.png"]
     document["images"][0]["coco_url"] = "http://images.cocodataset.org/val2017/b.png"
-    assert CocoDetection(*write_set(tmp_path, document)).info(0).file_name == "b.png"
+    assert open_coco(*write_set(tmp_path, document)).info(0).file_name == "b.png"
     document["images"][0]["coco_url"] = "http://images.cocodataset.org/val2017/c.png"
     with pytest.raises(DataError, match=message("no such image", "val2017/c.png", "1", "3")):
-        CocoDetection(*write_set(tmp_path, document))
+        open_coco(*write_set(tmp_path, document))
 
 
 def test_missing_and_broken_files(tmp_path: Path) -> None:
     images, annotations = write_set(tmp_path)
     with pytest.raises(DataError, match=r"nowhere.json: no such annotation file"):
-        CocoDetection(images, tmp_path / "nowhere.json")
+        open_coco(images, tmp_path / "nowhere.json")
     with pytest.raises(DataError, match=r"nowhere: no such image folder"):
-        CocoDetection(tmp_path / "nowhere", annotations)
+        open_coco(tmp_path / "nowhere", annotations)
     annotations.write_text('{"images": [')
     with pytest.raises(DataError, match=r"a.json: not valid JSON"):
-        CocoDetection(images, annotations)
+        open_coco(images, annotations)
     annotations.write_text("[" * 200_000)
     with pytest.raises(DataError, match=r"a.json: not valid JSON"):
-        CocoDetection(images, annotations)
+        open_coco(images, annotations)
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_advice_on_missing_images(tmp_path: Path, name: str, at: str, advice: st
     (tmp_path / at).parent.mkdir(parents=True, exist_ok=True)
     (images / "b.png").rename(tmp_path / at)
     with pytest.raises(DataError) as caught:
-        CocoDetection(images, annotations)
+        open_coco(images, annotations)
     assert str(caught.value).startswith(f"{images / name}: no such image; 1 of the 3 in {annotations} are missing")
     assert advice.format(tmp_path) in str(caught.value)
 
@@ -290,12 +290,12 @@ def test_advice_on_missing_images(tmp_path: Path, name: str, at: str, advice: st
 def test_an_image_may_have_a_whole_path_in_its_folder(tmp_path: Path) -> None:
     whole = str(tmp_path / "images" / "b.png")
     images, annotations = write_set(tmp_path, broken(("images", 0, "file_name"), whole))
-    assert CocoDetection(images, annotations).image(0).size == (60, 40)
+    assert open_coco(images, annotations).image(0).size == (60, 40)
     images.rename(tmp_path / "moved")
     (tmp_path / "images").mkdir()
     (tmp_path / "moved" / "b.png").rename(whole)
     with pytest.raises(DataError, match=message("leaves the folder", "image 40", "file_name", "b.png")):
-        CocoDetection(tmp_path / "moved", annotations)
+        open_coco(tmp_path / "moved", annotations)
 
 
 @pytest.mark.parametrize("name", ["../b.png", "sub/../../b.png", "sub/../b.png", "/etc/passwd", "linked/../b.png"])
@@ -304,19 +304,19 @@ def test_names_that_leave_the_folder_are_not_opened(tmp_path: Path, name: str) -
     (images / "linked").symlink_to("/usr/lib")
     Image.new("RGB", (60, 40)).save(tmp_path / "b.png")
     with pytest.raises(DataError, match="leaves the image folder"):
-        CocoDetection(images, annotations)
+        open_coco(images, annotations)
 
 
 def test_links_in_the_folder_are_followed(tmp_path: Path) -> None:
     images, annotations = write_set(tmp_path)
     (images / "b.png").rename(tmp_path / "elsewhere.png")
     (images / "b.png").symlink_to("../elsewhere.png")
-    assert CocoDetection(images, annotations).image(0).size == (60, 40)
+    assert open_coco(images, annotations).image(0).size == (60, 40)
 
 
 def test_images_that_cannot_be_trusted(tmp_path: Path) -> None:
     images, annotations = write_set(tmp_path)
-    data = CocoDetection(images, annotations)
+    data = open_coco(images, annotations)
     Image.new("RGB", (40, 60)).save(images / "b.png")
     with pytest.raises(DataError, match=message("other size", "b.png", "40 x 60", "a.json", "60 x 40")):
         data.image(0)
@@ -336,13 +336,13 @@ def test_images_turn_as_the_annotated_size_asks(tmp_path: Path, orientation: int
     for size, expected in (((80, 48), UPRIGHT), ((height, width), stored), ((None, None), UPRIGHT)):
         document = broken(("images", 0), {"id": 40, "file_name": "b.png", "height": size[0], "width": size[1]})
         annotations.write_text(json.dumps(document))
-        data = CocoDetection(images, annotations)
+        data = open_coco(images, annotations)
         assert (data.info(0).height, data.info(0).width) == expected.shape[:2]
         assert np.array_equal(np.asarray(data.image(0)), expected)
         assert data.targets(0)[0][1].tolist() == [10, 10, 15.5, 16]
     annotations.write_text(json.dumps(broken(("images", 0, "height"), 81)))
     with pytest.raises(DataError, match=message("other size", "b.png", "48 x 80", "a.json", "60 x 81")):
-        CocoDetection(images, annotations).image(0)
+        open_coco(images, annotations).image(0)
 
 
 def test_no_image_is_opened_where_sizes_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,17 +350,17 @@ def test_no_image_is_opened_where_sizes_are_given(tmp_path: Path, monkeypatch: p
     opened = []
     original = Image.open
     monkeypatch.setattr(Image, "open", lambda path, formats: opened.append(Path(path).name) or original(path))
-    CocoDetection(*arguments)
+    open_coco(*arguments)
     assert opened == ["empty.png"]
 
 
 def test_too_large_images_are_named(tmp_path: Path) -> None:
-    data = CocoDetection(*write_set(tmp_path), max_megapixels=0.0023)
+    data = open_coco(*write_set(tmp_path), max_megapixels=0.0023)
     assert data.image(1).size == (30, 50)
     with pytest.raises(DataError, match=r"b.png: .* larger than data.max_megapixels=0.0023"):
         data.image(0)
     with pytest.raises(DataError, match=message("too large", "empty.png", "data.max_megapixels=0.0001")):
-        CocoDetection(*write_set(tmp_path), max_megapixels=0.0001)
+        open_coco(*write_set(tmp_path), max_megapixels=0.0001)
 
 
 def reachable_objects(root: object) -> int:
@@ -394,7 +394,7 @@ def test_annotations_are_held_in_flat_arrays(tmp_path: Path) -> None:
             "categories": [{"id": 1, "name": "thing"}],
         }
         (tmp_path / "a.json").write_text(json.dumps(document))
-        sets.append(CocoDetection(tmp_path / "p", tmp_path / "a.json"))
+        sets.append(open_coco(tmp_path / "p", tmp_path / "a.json"))
     small, large = sets
     assert reachable_objects(large) == reachable_objects(small)
     # 16 bytes of box and 4 of label per box; id 8, size 8, offset 8, name end 8 and some ten of name per image
@@ -404,17 +404,17 @@ def test_annotations_are_held_in_flat_arrays(tmp_path: Path) -> None:
 
 def test_real_sets_are_read() -> None:
     cells = shared_data("bccd")
-    train = CocoDetection(cells / "train", cells / "annotations" / "instances_train.json")
+    train = open_coco(cells / "train", cells / "annotations" / "instances_train.json")
     assert train.classes == Classes(("RBC", "WBC", "Platelets"), (1, 2, 3))
     counts = np.bincount(np.concatenate([train.targets(i)[1] for i in range(len(train))])).tolist()
     assert (len(train), counts, train.num_degenerate) == (205, [2381, 214, 209], 0)
-    val = CocoDetection(cells / "val", cells / "annotations" / "instances_val.json", train.classes)
+    val = open_coco(cells / "val", cells / "annotations" / "instances_val.json", train.classes)
     assert (len(val), len(val._boxes)) == (87, 1137) and val.image(0).size == (640, 480)
 
 
 def test_real_coco_ids_are_mapped() -> None:
     coco = shared_data("coco_mini")
-    data = CocoDetection(coco / "val2017", coco / "annotations" / "instances_val2017.json")
+    data = open_coco(coco / "val2017", coco / "annotations" / "instances_val2017.json")
     assert (len(data), len(data.classes), data.num_crowd, data.num_empty) == (41, 80, 2, 2)
     assert data.classes.category_ids[-1] == 90 and data.classes.names[-1] == "toothbrush"
     document = json.loads((coco / "annotations" / "instances_val2017.json").read_text())

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from coco_set import open_coco
 from fuzz_data import Tracer, make_sets, try_one
 from hostile_folders import VOC, YOLO, write_voc, write_yolo
 from hostile_named import Case as FolderCase
@@ -24,7 +25,6 @@ from rtdetr import cli
 from rtdetr.data.classes import DataError
 from rtdetr.data.doctor.examine import examine, plain
 from rtdetr.data.formats import json_lists
-from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.data.loader import build_train_loader
 from rtdetr.engine.evaluation.evaluator import score
 from rtdetr.engine.trainer import Trainer
@@ -308,7 +308,7 @@ def test_a_missing_image_is_left_out_of_the_figures(tmp_path: Path, images: Path
     annotations, folder = write_case(SOUND, tmp_path, images)
     whole = json.loads(annotations.read_text())
     (folder / "04.png").unlink()
-    data = CocoDetection(folder, annotations)
+    data = open_coco(folder, annotations)
     assert [len(data), [each.kind for each in data.defects]] == [23, ["picture_missing"]]
     sizes = {info.image_id: (info.height, info.width) for info in map(data.info, range(len(data)))}
     found = [{**box, "score": 0.5 + box["id"] / 100} for box in whole["annotations"] if box["image_id"] != 104]
@@ -327,7 +327,7 @@ def test_what_costs_nothing_takes_little_memory(tmp_path: Path, images: Path) ->
     annotations.write_text(json.dumps(document))
     found = [each.kind for each in examine(annotations, str(folder), fast=True).defects()]
     assert found == ["image_size_missing"] * 150
-    (only,) = CocoDetection(folder, annotations).defects
+    (only,) = open_coco(folder, annotations).defects
     assert only.kind == "image_size_missing" and "and 149 more of these" in only.what
 
 
@@ -343,7 +343,7 @@ def test_names_do_not_break_lines(tmp_path: Path, images: Path) -> None:
     annotations.write_text(json.dumps(document))
     assert all(line.isprintable() for line in examine(annotations, str(folder)).lines())
     with pytest.raises(DataError) as caught:
-        CocoDetection(folder, annotations)
+        open_coco(folder, annotations)
     assert str(caught.value).isprintable() and "a\\nerror: b\\x1b[31m" in str(caught.value)
 
 
@@ -398,12 +398,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, images: Path)
 MEASURED = """
 import sys
 from pathlib import Path
-from rtdetr.data.formats.coco import CocoDetection
+from rtdetr.data.formats.coco import DocumentSet, read_document
+from rtdetr.data.formats.records import DataSource
 def status(key):
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if key in line)
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
-data = CocoDetection(sys.argv[1], sys.argv[2])
+images, annotations = map(Path, sys.argv[1:])
+data = DocumentSet(read_document(annotations), DataSource("coco", annotations, "", images))
 print(len(data), data.num_boxes, len(data.defects), (status("VmHWM") - before) / 1024)
 """
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from coco_set import open_coco
 
 from rtdetr.config import load_config
 from rtdetr.data import shapes as S
 from rtdetr.data.classes import DataError
-from rtdetr.data.formats.coco import CocoDetection
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -107,7 +107,7 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_set_is_varied(tmp_path: Path) -> None:
     folder = S.make_shapes(tmp_path / "a", 80, 1, 128)
-    data = CocoDetection(folder / "train", folder / "annotations" / "instances_train.json")
+    data = open_coco(folder / "train", folder / "annotations" / "instances_train.json")
     assert data.classes.category_ids == (2, 3, 5, 7, 11) and data.num_degenerate == 0
     counts = [len(data.targets(i)[0]) for i in range(len(data))]
     assert min(counts) == 0 and max(counts) == S.MAX_SHAPES and 1 <= data.num_empty <= 12

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coco_set import open_coco
 from messages import message
 from PIL import Image
 from torch import Tensor, nn
 
 from rtdetr.config import EvalConfig
 from rtdetr.data.classes import NO_ID, Classes, DataError
-from rtdetr.data.formats.coco import CocoDetection
 from rtdetr.engine.evaluation.evaluator import (
     ClassAP,
     EvalResult,
@@ -176,7 +176,7 @@ def test_boxes_that_training_leaves_out_do_not_count(tmp_path: Path, evaluator: 
     Image.new("RGB", (500, 500)).save(tmp_path / "0.jpg")
     for i in range(1, 12):
         (tmp_path / f"{i}.jpg").hardlink_to(tmp_path / "0.jpg")
-    data = CocoDetection(tmp_path, path)
+    data = open_coco(tmp_path, path)
     assert data.num_degenerate == len(WITHOUT_AREA)
     assert sum(len(data.targets(i)[0]) for i in range(12)) == sum(each.num_boxes for each in result.classes)
 

@@ -8,6 +8,10 @@ from typing import Any
 
 from PIL import Image
 
+from rtdetr.data.formats.coco import DocumentSet, read_document
+from rtdetr.data.formats.records import DataSource
+from rtdetr.data.images import MAX_MEGAPIXELS
+
 SET: dict[str, Any] = {
     "images": [
         {"id": 40, "file_name": "b.png", "width": 60, "height": 40},
@@ -33,3 +37,9 @@ def write_set(root: Path, document: dict[str, Any] = SET) -> tuple[Path, Path]:
     path = root / "a.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return root / "images", path
+
+
+def open_coco(images: Path, annotations: Path, max_megapixels: float = MAX_MEGAPIXELS, **arguments: Any) -> DocumentSet:
+    """A COCO JSON and its image folder as a set. arguments: those of DocumentSet."""
+    source = DataSource("coco", annotations, "", images, max_megapixels)
+    return DocumentSet(read_document(annotations), source, **arguments)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes, Match, match_classes, shown, some
-from rtdetr.data.dataset import BoxList, DetectionSet, ImageList, JudgedRecords
+from rtdetr.data.dataset import BoxList, DetectionSet, ImageList
 from rtdetr.data.defects import MOST_DROPPED, Defect, Names, Refused, Totals, count_dropped, refusal
 from rtdetr.data.formats import lvis
 from rtdetr.data.formats.coco_records import Annotations, BoxTable, Images, as_table, is_id
@@ -22,7 +22,6 @@ from rtdetr.data.formats.json_lists import DuplicateKeys, one_object, read_lists
 from rtdetr.data.formats.records import Corners, DataSource
 from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 from rtdetr.data.image_files import Folders
-from rtdetr.data.images import MAX_MEGAPIXELS
 
 
 class CocoDocument(NamedTuple):
@@ -33,9 +32,9 @@ class CocoDocument(NamedTuple):
     annotations: list[dict[str, Any]]
     categories: list[dict[str, Any]]  # id, name; sorted by id
     num_boxless_crowds: int  # crowds without a bbox: unusable in evaluation, unneeded in training
-    notes: tuple[str, ...] = ()  # remarks for the user on how it was read
-    defects: Sequence[Defect] = ()  # of dropped records, and of some that were kept
-    tally: Totals | None = None  # counts of all records; None: of those in this document
+    notes: tuple[str, ...]  # remarks for the user on how it was read
+    defects: Sequence[Defect]  # of dropped records, and of some that were kept
+    tally: Totals  # counts of all records
 
     def add_image(self, file_name: str, size: tuple[int, int]) -> int:
         """Adds an image of `size` (h, w) and returns its id; ids count from 1."""
@@ -52,6 +51,12 @@ class CocoDocument(NamedTuple):
         width, height = round(x2 - x1, 9), round(y2 - y1, 9)
         box = {"image_id": image_id, "category_id": category_id, "bbox": [x1, y1, width, height]}
         self.annotations.append(box | {"area": width * height if area is None else area, "iscrowd": crowd})
+
+
+def new_document(classes: Mapping[int, str], notes: tuple[str, ...] = ()) -> CocoDocument:
+    """A document without images. classes: names by id."""
+    categories = [{"id": number, "name": name} for number, name in classes.items()]
+    return CocoDocument([], [], categories, 0, notes, (), Totals())
 
 
 class DocumentSet(DetectionSet):
@@ -85,10 +90,10 @@ class DocumentSet(DetectionSet):
             [(each["height"], each["width"]) for each in document.images],
         )
         boxes = _boxes(document, images.ids, used)
-        judged = JudgedRecords(document.defects, document.tally) if document.tally else None
         if isinstance(document.annotations, BoxTable):
             document.annotations.clear()
-        super().__init__(folder, path, used, images, boxes, drop_empty, max_megapixels, judged, limit)
+        defects, tally = document.defects, document.tally
+        super().__init__(folder, path, used, images, boxes, defects, tally, drop_empty, max_megapixels, limit)
         self.origin = source
         self.defects += _odd_names(own, path)
 
@@ -101,24 +106,6 @@ def _odd_names(classes: Classes, path: Path) -> list[Defect]:
             what = f"category {own} is called {shown(name)}" + (", as another one is" if name.strip() else "")
             found.append(Defect(str(path), own, "class_name", what, "kept"))
     return found
-
-
-class CocoDetection(DocumentSet):
-    """Images and boxes of one COCO detection JSON; images: the folder that its `file_name` entries are relative to.
-    max_megapixels: larger images are refused. The other arguments are as in DocumentSet."""
-
-    def __init__(
-        self,
-        images: str | Path,
-        annotations: str | Path,
-        classes: Classes | None = None,
-        drop_empty: bool = False,
-        max_megapixels: float = MAX_MEGAPIXELS,
-        match: Match = "id",
-        limit: float | None = MOST_DROPPED,
-    ) -> None:
-        source = DataSource("coco", Path(annotations), "", Path(images), max_megapixels)
-        super().__init__(read_document(annotations, limit), source, classes, drop_empty, match, limit)
 
 
 def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
@@ -153,7 +140,7 @@ def with_defects(document: CocoDocument, defects: Sequence[Defect], path: Path, 
 
 def refuse_bad(document: CocoDocument, path: Path, limit: float | None) -> None:
     """Raises DataError if more than `limit` of the records were dropped, or all boxes of a class."""
-    if limit is None or not document.defects or document.tally is None:
+    if limit is None or not document.defects:
         return
     left = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
     names = Names(str(path), "", {each["id"]: each["name"] for each in document.categories})

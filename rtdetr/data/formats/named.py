@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
 from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, names_given, read_bytes
@@ -45,7 +45,7 @@ def document_of(
     """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`. counted:
     counts by description, for the summary."""
     category_of = {name: number for number, name in enumerate(names, start=first_id)}
-    document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0)
+    document = new_document(dict(enumerate(names, start=first_id)))
     for path, line, file_name, size, boxes in images:
         if not is_file_name(file_name):
             problems.add(path, line, "image", f"expected the name of an image file, got {shown(file_name)}")

@@ -14,7 +14,7 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     SPLITS,
@@ -120,7 +120,7 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
     category_of = {name: number for number, name in enumerate(names, start=1)}
     folders = Folders(images or chosen.images)
     notes = () if first else ("boxes counted from pixel 0, as some begin there",)
-    document = CocoDocument([], [], [{"id": i, "name": name} for name, i in category_of.items()], 0, notes)
+    document = new_document(dict(enumerate(names, start=1)), notes)
     for path in _listed(chosen, problems):
         image, own = read[path]
         problems.found += own.found

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rtdetr.config_file import ConfigError, parse_yaml
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     SPLITS,
@@ -203,7 +203,7 @@ def read_yolo(
     names = folder.names or _numbered(folder, problems)
     sidecar = read_sidecar(folder.root)
     kept = {} if sidecar is None else sidecar.images.get(split, {})
-    document = CocoDocument([], [], [{"id": i, "name": name} for i, name in names.items()], 0)
+    document = new_document(names)
     paths = _images(folder.sets[split], root, problems)
     num_labelled = num_polygons = 0
     used = set()
