@@ -50,12 +50,7 @@ UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-SIDEWAYS_BACK = {
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
+SIDEWAYS_BACK = {5: UPRIGHT[5], 6: UPRIGHT[8], 7: UPRIGHT[7], 8: UPRIGHT[6]}  # undoes it
 
 JPEG_START = b"\xff\xd8\xff"
 BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # PIL may lack their pixel type, such as 12 bits

@@ -120,7 +120,7 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
     category_of = {name: number for number, name in enumerate(names, start=1)}
     folders = Folders(images or chosen.images)
     notes = () if first else ("boxes counted from pixel 0, as some begin there",)
-    document = new_document(dict(enumerate(names, start=1)), notes)
+    document = new_document({number: name for name, number in category_of.items()}, notes)
     for path in _listed(chosen, problems):
         image, own = read[path]
         problems.found += own.found
