@@ -24,7 +24,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import SPLITS, Corners, Problems, read_bytes
+from rtdetr.data.formats.records import SPLITS, Corners, DataSource, Problems, read_bytes
 from rtdetr.data.formats.xml import Node, parse_xml
 
 MOST_BYTES = 1_000_000_000
@@ -60,7 +60,7 @@ def find_cvat(path: Path) -> CvatFile | None:
     return CvatFile(file, found)
 
 
-def read_cvat(cvat: CvatFile, split: str, problems: Problems) -> CocoDocument:
+def read_cvat(cvat: CvatFile, source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set. The classes are those of the whole file, in the order of its labels, else by name."""
     root = parse_xml(read_bytes(cvat.path, MOST_BYTES), cvat.path)
     if root.tag != "annotations":
@@ -69,7 +69,8 @@ def read_cvat(cvat: CvatFile, split: str, problems: Problems) -> CocoDocument:
     if tracks:
         raise DataError(f"{cvat.path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
     counted: Counter[str] = Counter()
-    nodes = [each for each in root.all("image") if not split or each.attributes.get("subset") == cvat.subsets[split]]
+    subset = cvat.subsets[source.split]
+    nodes = [each for each in root.all("image") if not subset or each.attributes.get("subset") == subset]
     images = [found for each in nodes if (found := _image(cvat.path, each, problems, counted)) is not None]
     return document_of(images, _labels(root) or class_names(cvat.path.parent, images), problems, counted)
 

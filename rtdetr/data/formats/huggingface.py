@@ -27,10 +27,10 @@ from rtdetr.data.formats.named import (
     section,
     size_of,
 )
-from rtdetr.data.formats.records import SPLITS, Problems, read_bytes
+from rtdetr.data.formats.records import SPLITS, DataSource, Problems, read_bytes
 from rtdetr.data.formats.yolo import MOST_CLASSES
 from rtdetr.data.image_files import stays_in
-from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
+from rtdetr.data.images import upright_size
 
 NAME = "metadata.jsonl"
 CLASS_KEYS = ("category", "categories", "category_id", "label", "labels", "class", "classes")  # in order of preference
@@ -59,20 +59,18 @@ def find_image_folder(path: Path) -> ImageFolder | None:
     return None
 
 
-def read_image_folder(
-    folder: ImageFolder, split: str, problems: Problems, max_megapixels: float = MAX_MEGAPIXELS
-) -> CocoDocument:
+def read_image_folder(folder: ImageFolder, source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of its lines. Class numbers, from 0, get names from a classes.txt, else
     class0, class1, ...; the classes are those of the whole folder, the same for every set."""
     rows = {
-        name: _read(place / NAME, problems if name == split else Problems(), max_megapixels)
+        name: _read(place / NAME, problems if name == source.split else Problems(), source.max_megapixels)
         for name, place in folder.sets.items()
     }
     everything = [image for images in rows.values() for image in images]
     numbered = any(box.number is not None for image in everything for box in image.boxes)
     names = _numbered(folder.root, everything) if numbered else class_names(folder.root, everything)
     named = dict(enumerate(names)) if numbered else {}
-    images = [_with_names(image, named) for image in rows[split]]
+    images = [_with_names(image, named) for image in rows[source.split]]
     return document_of(images, names, problems, Counter(), first_id=0 if numbered else 1)
 
 

@@ -24,7 +24,7 @@ from rtdetr.data.formats.named import (
     section,
     size_of,
 )
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, Problems
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Problems
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 200_000_000  # including an embedded image
@@ -66,17 +66,17 @@ def _is_labelme(path: Path) -> bool:
     return b'"shapes"' in head and b'"imagePath"' in head
 
 
-def read_labelme(folder: LabelmeFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
+def read_labelme(folder: LabelmeFolder, source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of their files. Classes are those of the whole folder, for every set."""
     found: dict[str, list[NamedImage]] = {}
     counted: Counter[str] = Counter()
     for name, place in folder.sets.items():
-        present = Folders(images or place)
-        reported, counts = (problems, counted) if name == split else (Problems(), Counter[str]())
+        present = Folders(source.images or place)
+        reported, counts = (problems, counted) if name == source.split else (Problems(), Counter[str]())
         files = [each for each in sorted(place.glob("*.json")) if each.name != "rtdetr.json"]
         found[name] = [image for each in files if (image := _read(each, present, reported, counts)) is not None]
     everything = [image for images in found.values() for image in images]
-    return document_of(found[split], class_names(folder.root, everything), problems, counted)
+    return document_of(found[source.split], class_names(folder.root, everything), problems, counted)
 
 
 def _read(path: Path, present: Folders, problems: Problems, counted: Counter[str]) -> NamedImage | None:

@@ -1,4 +1,4 @@
-"""Shared by Label Studio, CVAT, LabelMe and Hugging Face: formats whose boxes contain class names instead of ids."""
+"""Shared by formats whose boxes contain class names: Label Studio, CVAT, LabelMe, Hugging Face and Pascal VOC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
-from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, names_given, read_bytes
+from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, read_bytes, read_lines
 from rtdetr.data.formats.sniff import kind_of_bytes
 
 NO_CLASSES = ("__ignore__", "_background_")  # first lines of LabelMe's labels.txt
@@ -70,6 +70,18 @@ def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
     if not found:
         raise DataError(f"{folder}: nothing in it names a class, so there is nothing to detect")
     return found
+
+
+def names_given(folder: Path, ignored: Sequence[str] = ()) -> list[str] | None:
+    """Class names, one per line, of a classes.txt or labels.txt; None if there is neither. Raises DataError if one is
+    there twice."""
+    path = next((folder / name for name in ("classes.txt", "labels.txt") if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    names = [line for line in read_lines(path) if line and line not in ignored]
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: a class is named twice")
+    return names
 
 
 def is_file_name(name: object) -> bool:

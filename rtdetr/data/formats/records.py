@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -93,18 +92,6 @@ def read_lines(path: Path) -> list[str]:
             f"{path}: line {line}: not text in UTF-8 (a byte 0x{content[error.start]:02x}); save it as UTF-8"
         ) from error
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
-
-
-def names_given(folder: Path, ignored: Sequence[str] = ()) -> list[str] | None:
-    """Class names, one per line, of a classes.txt or labels.txt; None if there is neither. Raises DataError if one is
-    there twice."""
-    path = next((folder / name for name in ("classes.txt", "labels.txt") if (folder / name).is_file()), None)
-    if path is None:
-        return None
-    names = [line for line in read_lines(path) if line and line not in ignored]
-    if len(set(names)) < len(names):
-        raise DataError(f"{path}: a class is named twice")
-    return names
 
 
 def below(root: Path, name: str | Path) -> bool:

@@ -53,31 +53,25 @@ class Layout(NamedTuple):
 
 LAYOUTS: dict[Format, Layout] = {  # tried in this order
     "yolo": Layout(
-        find_yolo,
-        lambda yolo, _: {split: (yolo.path, image_folder(yolo, split)) for split in yolo.sets},
-        lambda yolo, source, problems: read_yolo(yolo, source.split, problems, source.images, source.max_megapixels),
+        find_yolo, lambda yolo, _: {split: (yolo.path, image_folder(yolo, split)) for split in yolo.sets}, read_yolo
     ),
-    "cvat": Layout(
-        find_cvat,
-        lambda cvat, _: dict.fromkeys(cvat.subsets, (cvat.path, None)),
-        lambda cvat, source, problems: read_cvat(cvat, source.split, problems),
-    ),
+    "cvat": Layout(find_cvat, lambda cvat, _: dict.fromkeys(cvat.subsets, (cvat.path, None)), read_cvat),
     "voc": Layout(
         find_voc,
         lambda voc, path: {
             split: (path if path.is_file() else voc.root, each.images) for split, each in voc.sets.items()
         },
-        lambda voc, source, problems: read_voc(voc, source.split, problems, source.images),
+        read_voc,
     ),
     "labelme": Layout(
         find_labelme,
         lambda labelme, path: {split: (path, images) for split, images in labelme.sets.items()},
-        lambda labelme, source, problems: read_labelme(labelme, source.split, problems, source.images),
+        read_labelme,
     ),
     "huggingface": Layout(
         find_image_folder,
         lambda folder, path: {split: (path, images) for split, images in folder.sets.items()},
-        lambda folder, source, problems: read_image_folder(folder, source.split, problems, source.max_megapixels),
+        read_image_folder,
     ),
 }
 
@@ -185,7 +179,7 @@ def read_document(source: DataSource | str | Path, split: str = "", limit: float
 
 def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:
     if source.format == "labelstudio":
-        folders = [source.images] if source.images else _folders_near(source.path, source.split)
+        folders = [source.images] if source.images else _folders_near(source)
         return read_labelstudio(source.path, folders, problems)
     layout = LAYOUTS.get(source.format)
     found = layout and layout.find(source.path)
@@ -239,7 +233,7 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
         return Path(images)
     if source.format not in ONE_FILE and source.images is not None:
         return source.images
-    candidates = _folders_near(source.path, source.split)
+    candidates = _folders_near(source)
     if images:
         candidates.insert(0, Path(images))
     some_images = document.images[:20]  # a few may be missing
@@ -254,10 +248,12 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
     )
 
 
-def _folders_near(path: Path, split: str) -> list[Path]:
+def _folders_near(source: DataSource) -> list[Path]:
+    """Folders that may hold the images of a file, likely ones first."""
+    path = source.path
     root = path.parent.parent if path.parent.name.lower() in ("annotations", "labels") else path.parent
     own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
-    names = [own, *SPLITS.get(split or split_named(path), ())]
+    names = [own, *SPLITS.get(source.split or split_named(path), ())]
     nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
     inside = sorted(each for folder in {root, path.parent} if folder.is_dir() for each in folder.iterdir())
     around = [each for each in inside if each.is_dir()]

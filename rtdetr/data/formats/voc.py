@@ -15,16 +15,8 @@ from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument, new_document
-from rtdetr.data.formats.records import (
-    IMAGE_SUFFIXES,
-    SPLITS,
-    Corners,
-    Problems,
-    below,
-    names_given,
-    read_bytes,
-    read_lines,
-)
+from rtdetr.data.formats.named import names_given
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Problems, below, read_bytes, read_lines
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
 from rtdetr.data.image_files import Folders
@@ -48,7 +40,7 @@ class VocFolder(NamedTuple):
 class VocObject(NamedTuple):
     line: int
     name: str
-    corners: Corners  # as written in the file
+    corners: tuple[float, float, float, float]  # as written in the file
     crowd: int
     area: float | None
 
@@ -104,10 +96,10 @@ def has_xml(folder: Path) -> bool:
     return any(True for _ in folder.rglob("*.xml"))
 
 
-def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | None = None) -> CocoDocument:
+def read_voc(folder: VocFolder, source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
     so that all its sets agree: in the order of rtdetr.json or classes.txt, else by name."""
-    chosen = folder.sets[split]
+    chosen = folder.sets[source.split]
     read: dict[Path, tuple[VocImage | None, Problems]] = {}
     for place in {each.annotations: None for each in folder.sets.values()}:
         for path in sorted(place.rglob("*.xml")):
@@ -118,7 +110,7 @@ def read_voc(folder: VocFolder, split: str, problems: Problems, images: Path | N
     names = _class_names(folder.root, everything) if sidecar is None else sidecar.labels()
     first = _first_pixel(everything) if sidecar is None else 1
     category_of = {name: number for number, name in enumerate(names, start=1)}
-    folders = Folders(images or chosen.images)
+    folders = Folders(source.images or chosen.images)
     notes = () if first else ("boxes counted from pixel 0, as some begin there",)
     document = new_document({number: name for name, number in category_of.items()}, notes)
     for path in _listed(chosen, problems):

@@ -16,14 +16,14 @@ from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     SPLITS,
     WHOLE_PIXEL,
-    Corners,
+    DataSource,
     Problems,
     below,
     read_lines,
     to_pixels,
 )
 from rtdetr.data.formats.sidecar import read_sidecar
-from rtdetr.data.images import MAX_MEGAPIXELS, upright_size
+from rtdetr.data.images import upright_size
 
 NAME_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
 MOST_CLASSES = 10_000
@@ -40,7 +40,7 @@ class YoloFolder(NamedTuple):
 
 class _Line(NamedTuple):
     label: int
-    sides: Corners  # relative to the image size
+    sides: tuple[float, float, float, float]  # x1, y1, x2, y2 relative to the image size
     is_polygon: bool
 
 
@@ -190,16 +190,10 @@ def undeclared_sets(root: Path) -> dict[str, list[Path]]:
     return found
 
 
-def read_yolo(
-    folder: YoloFolder,
-    split: str,
-    problems: Problems,
-    images: Path | None = None,
-    max_megapixels: float = MAX_MEGAPIXELS,
-) -> CocoDocument:
+def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of their paths, with ids from 1, in the size and orientation that
     `upright_size` finds in their headers. Polygons become their bounding boxes."""
-    root = images or image_folder(folder, split)
+    split, root = source.split, source.images or image_folder(folder, source.split)
     names = folder.names or _numbered(folder, problems)
     sidecar = read_sidecar(folder.root)
     kept = {} if sidecar is None else sidecar.images.get(split, {})
@@ -211,7 +205,7 @@ def read_yolo(
         label_file = label_file_of(path)
         used.add(label_file)
         try:
-            size = upright_size(path, max_megapixels)
+            size = upright_size(path, source.max_megapixels)
         except DataError as error:
             problems.failed(path, "picture", error)
             continue
@@ -299,11 +293,11 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
     for number, line in enumerate(read_lines(path), start=1):
         if not line:
             continue
-        if "\0" in line or not (below(root, line) or below(path.parent, line)):
+        places = [folder / line for folder in (path.parent, root) if "\0" not in line and below(folder, line)]
+        if not places:
             what = f"{shown(line)} lies outside {root}; set `path` to a folder that holds all images"
             problems.add(path, number, "file", what)
             continue
-        places = [folder / line for folder in (path.parent, root) if below(folder, line)]
         there = [place for place in places if os.path.isfile(place)]
         if there:
             yield Path(os.path.normpath(there[0]))
@@ -316,9 +310,9 @@ def label_file_of(image: Path) -> Path:
     parts = list(image.parts)
     if "images" in parts[:-1]:
         place = len(parts) - 2 - parts[-2::-1].index("images")
-        label = Path(*parts[:place], "labels", *parts[place + 1 :]).with_suffix(".txt")
-        if os.path.exists(label) or Path(*parts[:place], "labels").is_dir():
-            return label
+        labels = Path(*parts[:place], "labels")
+        if labels.is_dir():
+            return labels.joinpath(*parts[place + 1 :]).with_suffix(".txt")
     return image.with_suffix(".txt")
 
 
