@@ -101,10 +101,7 @@ def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
 def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
     """File names of images of `second` whose path or content is also in `first`. Compares paths only if too many files
     would have to be read: this check runs before every training."""
-    one, two = (
-        {os.path.normpath(os.path.join(os.path.realpath(data.folder), name)): name for name in _names(data)}
-        for data in (first, second)
-    )
+    one, two = _by_path(first), _by_path(second)
     shared = {two[path] for path in two.keys() & one.keys()}
     if len(one) + len(two) <= MOST_SIZES:
         sizes, others = _by_size(one), _by_size(two)
@@ -115,8 +112,11 @@ def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
     return sorted(shared)
 
 
-def _names(data: DetectionSet) -> Iterator[str]:
-    return (data.info(index).file_name for index in range(len(data)))
+def _by_path(data: DetectionSet) -> dict[str, str]:
+    """File names of the images by their absolute paths."""
+    folder = os.path.realpath(data.folder)
+    names = (data.info(index).file_name for index in range(len(data)))
+    return {os.path.normpath(os.path.join(folder, name)): name for name in names}
 
 
 def _by_size(paths: Iterable[str]) -> dict[int, list[str]]:
