@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 
 from rtdetr.config import Config, ConfigError, config_to_dict
 from rtdetr.data.classes import DataError
@@ -167,11 +165,6 @@ def _by_torchvision(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels
 def _by_albumentations(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:
     made = transform(image=pixels, bboxes=boxes, labels=labels)
     return made["image"], made["bboxes"], made["labels"]
-
-
-def as_read(pixels: Pixels, image: Image.Image | NDArray[np.uint8]) -> Image.Image | NDArray[np.uint8]:
-    """Converts the pixels to the type of `image`."""
-    return Image.fromarray(pixels) if isinstance(image, Image.Image) else pixels
 
 
 def without_custom(cfg: Config, weights: Path | None) -> dict[str, Any]:

@@ -58,15 +58,10 @@ class Defect(NamedTuple):
 
 
 class Refused(DataError):
-    """The error for a set that cannot be used at all, with its defect."""
+    """The error for a set that cannot be used at all, with its defect. others: defects found before."""
 
     def __init__(
-        self,
-        file: object,
-        kind: str,
-        what: str,
-        record: int | str | None = None,
-        others: Sequence[Defect] = (),  # defects found before
+        self, file: object, kind: str, what: str, record: int | str | None = None, others: Sequence[Defect] = ()
     ) -> None:
         super().__init__(one_line(f"{file}: {what}"))
         self.defect = Defect(str(file), record, kind, what, "refused")

@@ -89,12 +89,8 @@ class Folders:
     def __contains__(self, name: str) -> bool:
         folder, file = os.path.split(name)
         if folder not in self._present:
-            self._present[folder] = _listed(self.root / folder)
+            try:
+                self._present[folder] = set(os.listdir(self.root / folder))
+            except OSError:  # no such folder, a loop of links, too long a name: nothing in it can be opened
+                self._present[folder] = set()
         return file in self._present[folder]
-
-
-def _listed(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except OSError:  # no such folder, a loop of links, too long a name: nothing in it can be opened
-        return set()

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from rtdetr.boxes import xyxy_to_cxcywh
 from rtdetr.config import Config, DataConfig, Resize, settled
 from rtdetr.data.classes import Classes, DataError, Match
-from rtdetr.data.custom import CustomAugmentation, as_read
+from rtdetr.data.custom import CustomAugmentation
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import open_set
 from rtdetr.data.pasting import paste
@@ -90,7 +90,8 @@ class TrainingSamples(Dataset[LoadedImage]):
         if self.custom is not None:  # no draw without a custom augmentation
             seed, num_classes = int(rng.integers(2**32)), len(self.source.classes)
             made, boxes, labels = self.custom(np.asarray(image), boxes, labels, seed, info.file_name, num_classes)
-            (height, width), image = made.shape[:2], as_read(made, image)
+            height, width = made.shape[:2]
+            image = Image.fromarray(made) if isinstance(image, Image.Image) else made
         recipe = self.augmentation.draw((height, width), boxes, rng, key.epoch)
         size = (key.size, key.size)
         if isinstance(image, Image.Image):

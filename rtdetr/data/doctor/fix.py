@@ -45,12 +45,12 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
 
 def clean_document(part: Examined) -> dict[str, Any]:
     """The COCO document of the usable records of a set. Other keys of a COCO JSON are preserved."""
-    data = part.data
+    data, source = part.data, part.asked.source
     if data is None:
-        raise Refused(part.asked.source.path, "unusable", "cannot be read, and so not repaired")
+        raise Refused(source.path, "unusable", "cannot be read, and so not repaired")
     document = read_document(data.origin, limit=None)
     table = as_table(document.annotations)
-    raw = _raw(part)
+    raw = json.loads(source.path.read_bytes()) if source.format in ("coco", "lvis") else {}
     raw_images = {
         each["id"]: each for each in raw.get("images", ()) if isinstance(each, dict) and is_id(each.get("id"))
     }
@@ -84,10 +84,3 @@ def clean_document(part: Examined) -> dict[str, Any]:
     rest = {key: value for key, value in raw.items() if key not in ("images", "annotations", "categories")}
     categories = raw["categories"] if raw else document.categories
     return {**rest, "images": images, "annotations": annotations, "categories": categories}
-
-
-def _raw(part: Examined) -> dict[str, Any]:
-    """The whole JSON; empty for other formats."""
-    if part.asked.source.format not in ("coco", "lvis"):
-        return {}
-    return json.loads(part.asked.source.path.read_bytes())
