@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
@@ -116,34 +116,24 @@ def read_voc(folder: VocFolder, source: DataSource, problems: Problems) -> CocoD
     for path in _listed(chosen, problems):
         image, own = read[path]
         problems.found += own.found
-        if any(each.kind == "image_size" for each in own.found):
+        if image is None or any(defect.kind == "image_size" for defect in own.found):
             continue
-        file_name = image and _image_of(path, image.file_name, chosen, folders, problems)
-        if image and file_name:
-            _add(document, file_name, path, image, first, category_of, problems)
+        file_name = _image_of(path, image.file_name, chosen, folders, problems)
+        if file_name is None:
+            continue
+        image_id = document.add_image(file_name, image.size)
+        for each in image.objects:
+            if each.name in category_of:
+                left, top, right, bottom = each.corners
+                corners = round(left - first, 9), round(top - first, 9), right, bottom
+                document.add_box(image_id, category_of[each.name], corners, each.crowd, each.area)
+            else:
+                known = some(map(repr, category_of), 10)
+                what = f"the class {each.name!r} is not among those of its folder, {known}"
+                problems.add(path, each.line, "class", what)
     if not names:
         raise DataError(f"{folder.root}: no XML in it names an object, so there is nothing to detect")
     return document
-
-
-def _add(
-    document: CocoDocument,
-    file_name: str,
-    path: Path,
-    image: VocImage,
-    first: int,
-    category_of: Mapping[str, int],
-    problems: Problems,
-) -> None:
-    image_id = document.add_image(file_name, image.size)
-    for each in image.objects:
-        if each.name not in category_of:
-            known = some(map(repr, category_of), 10)
-            problems.add(path, each.line, "class", f"the class {each.name!r} is not among those of its folder, {known}")
-            continue
-        left, top, right, bottom = each.corners
-        corners = round(left - first, 9), round(top - first, 9), right, bottom
-        document.add_box(image_id, category_of[each.name], corners, each.crowd, each.area)
 
 
 def _first_pixel(images: Iterable[VocImage]) -> int:

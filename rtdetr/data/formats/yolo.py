@@ -212,7 +212,7 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
         lines = _lines(label_file, names, problems, folder.num_more)
         if lines is None:  # its objects are unknown
             continue
-        name = _relative(path, root)
+        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
         image_id = document.add_image(name, size)
         num_labelled += os.path.exists(label_file)
         num_polygons += sum(each.is_polygon for each in lines)
@@ -260,11 +260,6 @@ def _restore(
         if label < len(labels):
             crowd = {"image_id": image_id, "category_id": labels[label], "bbox": box, "area": area, "iscrowd": 1}
             document.annotations.append(crowd)
-
-
-def _relative(path: Path, root: Path) -> str:
-    """The path relative to the root, or the absolute path if it is not below the root."""
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
 
 
 def _images(places: Iterable[Path], root: Path, problems: Problems) -> list[Path]:
