@@ -16,25 +16,22 @@ NEARLY_ALL = 0.98  # share of boxes that must look like another format
 
 def judge_boxes(
     file: str,
-    record: Callable[[int], int | str],
-    image: Callable[[int], str],
+    called: Callable[[int], tuple[int | str, str]],
     corners: NDArray[np.float64],
     sizes: NDArray[np.int32],
     has_area: NDArray[np.bool_],
 ) -> list[Defect]:
     """Defects of boxes (n, 4) xyxy in pixels, before clipping, in images of `sizes` (n, 2) h and w: boxes without area
-    in their image, which are dropped, and those that are clipped. record: name of the i-th box; image: its image
-    file."""
+    in their image, which are dropped, and those that are clipped. called: name of the i-th box, alone and for
+    messages."""
     found: list[Defect] = []
 
     def add(i: int, kind: str, what: str, action: Action) -> None:
-        name = record(i)
+        record, text = called(i)
         x1, y1, x2, y2 = corners[i].tolist()
         box = ", ".join(f"{value:g}" for value in (x1, y1, x2 - x1, y2 - y1))
         size = f"{sizes[i, 1]} x {sizes[i, 0]}"
-        found.append(
-            Defect(file, name, kind, f"annotation {name} of {image(i)}: box [{box}] {what} ({size} pixels)", action)
-        )
+        found.append(Defect(file, record, kind, f"{text}: box [{box}] {what} ({size} pixels)", action))
 
     sides = corners[:, 2:] - corners[:, :2]
     for i in np.flatnonzero(~has_area).tolist():
@@ -71,15 +68,14 @@ def judge_boxes(
 
 def judge_copies(
     file: str,
-    record: Callable[[int], int | str],
-    image: Callable[[int], str],
+    called: Callable[[int], tuple[int | str, str]],
     rows: NDArray[np.int64],
     owners: NDArray[np.int64],
     labels: NDArray[np.int32],
     boxes: NDArray[np.float32],
 ) -> list[Defect]:
     """Defects of boxes (n, 4) that equal an earlier one of the same class (n,) in the same image (n,). They are kept,
-    as they may be two objects. rows: the indices that `record` and `image` take."""
+    as they may be two objects. rows: the indices that `called` takes, see `judge_boxes`."""
     mixed = owners.astype(np.uint64)  # a hash, equal for equal boxes; sorting one number is faster than six
     for part in (labels, *boxes.view(np.uint32).T):
         mixed = (mixed * np.uint64(0x9E3779B97F4A7C15)) ^ (mixed >> np.uint64(29)) ^ part.astype(np.uint64)
@@ -91,6 +87,6 @@ def judge_copies(
     same &= (boxes[first] == boxes[second]).all(axis=1)
     what = "the same box of the same class is there already"
     return [
-        Defect(file, record(i), "box_copy", f"annotation {record(i)} of {image(i)}: {what}", "kept")
-        for i in np.sort(rows[second[same]]).tolist()
+        Defect(file, record, "box_copy", f"{text}: {what}", "kept")
+        for record, text in map(called, np.sort(rows[second[same]]).tolist())
     ]

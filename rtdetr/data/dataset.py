@@ -225,16 +225,14 @@ class DetectionSet:
         self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
         file = str(self.annotation_file)
 
-        def record(i: int) -> int | str:
-            return boxes.record(int(there[i]))
+        def called(i: int) -> tuple[int | str, str]:
+            record = boxes.record(int(there[i]))
+            return record, f"annotation {record} of {names[owner[i]]}"
 
-        def image(i: int) -> str:
-            return names[owner[i]]
-
-        self.defects += judge_boxes(file, record, image, corners, self._sizes[owner], keep)
+        self.defects += judge_boxes(file, called, corners, self._sizes[owner], keep)
         order = np.flatnonzero(keep)[np.argsort(owner[keep], kind="stable")]
         self._boxes, self._labels = clipped[order], labels[order]
-        self.defects += judge_copies(file, record, image, order, owner[order], self._labels, self._boxes)
+        self.defects += judge_copies(file, called, order, owner[order], self._labels, self._boxes)
         per_image = np.bincount(owner[keep], minlength=len(self._ids))
         self._offsets = np.concatenate(([0], np.cumsum(per_image)))
 

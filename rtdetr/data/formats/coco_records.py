@@ -202,17 +202,16 @@ class Annotations:
             else:
                 what = f"has category id {columns.category_ids[i]}, which is not among the categories"
                 self._add(names(i), "box_class_unknown", f"{where} {what}")
-        self._note_oddities(columns)
+        self._note_oddities(columns, names)
         sound = in_images & in_categories
         return (table if sound.all() else table.where(sound)), tally
 
-    def _note_oddities(self, columns: Columns) -> None:
+    def _note_oddities(self, columns: Columns, names: Callable[[int], int | str]) -> None:
         """Reports records that are kept. Invalid and duplicate annotation ids are a problem in other programs only."""
         own = columns.own_ids
         for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
-            record = int(own[i]) if own[i] != NO_ID else f"annotations[{columns.places[i]}]"
-            what = f"annotation {record}: `area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
-            self._add(record, "box_area_negative", what, "kept")
+            what = f"annotation {names(i)}: `area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
+            self._add(names(i), "box_area_negative", what, "kept")
         for place in columns.places[own == NO_ID].tolist():
             record = f"annotations[{place}]"
             self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")
