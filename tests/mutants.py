@@ -39,14 +39,14 @@ MUTANTS = (
     Mutant(
         "varifocal weight detached",
         "rtdetr/losses/functional.py",
-        "alpha * logits.sigmoid().pow(gamma)",
-        "alpha * logits.detach().sigmoid().pow(gamma)",
+        "rest.mul_(miss).mul_(GAMMA).add_(miss_slope).mul_(weight)",
+        "miss_slope.mul(weight)",
         f"{COMPONENTS}::TestLosses::test_varifocal_and_its_gradient",
     ),
     Mutant(
-        "varifocal weight without its gradient",
+        "varifocal weight detached, in training",
         "rtdetr/losses/functional.py",
-        "rest.mul_(miss).mul_(gamma).add_(miss_slope).mul_(weight)",
+        "rest.mul_(miss).mul_(GAMMA).add_(miss_slope).mul_(weight)",
         "miss_slope.mul(weight)",
         TRAIN,
     ),

@@ -7,12 +7,7 @@ from torch import Tensor
 
 from rtdetr.boxes import giou
 from rtdetr.losses.assigners import Assignment, assign_atss, assign_task_aligned
-from rtdetr.losses.functional import (
-    VarifocalOfMatches,
-    at_least_float32,
-    distribution_focal_loss,
-    mean_over_processes,
-)
+from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, distribution_focal_loss, mean_over_processes
 from rtdetr.types import DenseOutputs, Targets
 
 MOST_PAIRS = 2**27  # pairs of boxes and cells in a tensor; larger batches are assigned a few images at a time

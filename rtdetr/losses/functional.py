@@ -13,27 +13,21 @@ from torch.autograd.function import once_differentiable
 
 from rtdetr.ops.fused import varifocal
 
+ALPHA, GAMMA = 0.75, 2.0  # of the varifocal loss: weight of the background, and its power
+
 
 def at_least_float32(x: Tensor) -> Tensor:
     """Returns x unchanged if it is float32 or float64, else converted to float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def varifocal_loss(logits: Tensor, scores: Tensor, positive: Tensor, alpha: float = 0.75, gamma: float = 2.0) -> Tensor:
-    """Varifocal loss (..., C) of class logits (..., C) against IoU scores (..., C), where positive (..., C) bool marks
-    the class of a matched box and scores is 0 elsewhere.
-
-    The weight of the background has a gradient (official repo: ppdet/modeling/transformers/utils.py:496-508). It is
-    therefore multiplied explicitly: torch's `weight=` argument is not differentiable.
-    """
-    weight = torch.where(positive, scores, alpha * logits.sigmoid().pow(gamma))
-    return weight * F.binary_cross_entropy_with_logits(logits, scores, reduction="none")
-
-
 class VarifocalOfMatches(torch.autograd.Function):
     """Varifocal loss (K, ...), summed over classes, of logits (K, ..., C). Where matched (K, ...), the class labels
-    (K, ...) int64 has the target scores (K, ...); all other classes are background. Equals `varifocal_loss`, or if
-    bounded `varifocal_loss_of_probabilities`.
+    (K, ...) int64 has the target scores (K, ...); all other classes are background.
+
+    The loss of a class is the binary cross entropy of its logit and score, times the score if matched, else times ALPHA
+    * sigmoid(logit) ** GAMMA, whose gradient counts (official repo: ppdet/modeling/transformers/utils.py:496-508).
+    bounded: logarithms end at -100, as of probabilities (official repo: ppdet/modeling/heads/ppyoloe_head.py:299-306).
 
     The forward pass also computes the gradient and saves nothing else: a tenth of what autograd would save for the
     largest tensors of a step. Computed by one kernel, or by torch for one entry of the first axis at a time.
@@ -41,17 +35,10 @@ class VarifocalOfMatches(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        logits: Tensor,
-        labels: Tensor,
-        scores: Tensor,
-        matched: Tensor,
-        bounded: bool = False,
-        alpha: float = 0.75,
-        gamma: float = 2.0,
+        ctx: Any, logits: Tensor, labels: Tensor, scores: Tensor, matched: Tensor, bounded: bool = False
     ) -> Tensor:
-        if varifocal.why_not(logits, gamma) is None:
-            sums, gradient = varifocal.varifocal(logits, labels, scores, matched, bounded, alpha)
+        if varifocal.why_not(logits, GAMMA) is None:
+            sums, gradient = varifocal.varifocal(logits, labels, scores, matched, bounded, ALPHA)
             ctx.save_for_backward(gradient)
             return sums
         gradient, losses = torch.empty_like(logits), []
@@ -60,8 +47,8 @@ class VarifocalOfMatches(torch.autograd.Function):
             p = x.sigmoid()
             rest = 1 - p
             miss, miss_slope = _entropy(x, p, rest, bounded)
-            weight = p.pow(gamma).mul_(alpha)
-            slope.copy_(rest.mul_(miss).mul_(gamma).add_(miss_slope).mul_(weight))
+            weight = p.pow(GAMMA).mul_(ALPHA)
+            slope.copy_(rest.mul_(miss).mul_(GAMMA).add_(miss_slope).mul_(weight))
             x_hit, p_hit, miss_hit, miss_slope_hit = (t.gather(-1, label) for t in (x, p, miss, miss_slope))
             found, found_slope = _entropy(-x_hit, 1 - p_hit, p_hit, bounded)
             wanted = score * (score * found + (1 - score) * miss_hit)
@@ -76,31 +63,15 @@ class VarifocalOfMatches(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
-        return (gradient * grad_output[..., None], *[None] * 6)
+        return (gradient * grad_output[..., None], *[None] * 4)
 
 
 def _entropy(x: Tensor, p: Tensor, rest: Tensor, bounded: bool) -> tuple[Tensor, Tensor]:
-    """-log(rest), with p = sigmoid(x) and rest = 1 - p, and its derivative by x. bounded: as `_bounded_log`."""
+    """-log(rest), with p = sigmoid(x) and rest = 1 - p, and its derivative by x. bounded: -log is at most 100."""
     if not bounded:
         return F.softplus(x, threshold=40.0), p
     value = rest.log().neg_().clamp_(max=100.0)
     return value, p * (value < 100.0)
-
-
-def varifocal_loss_of_probabilities(
-    probabilities: Tensor, scores: Tensor, positive: Tensor, alpha: float = 0.75, gamma: float = 2.0
-) -> Tensor:
-    """`varifocal_loss` (..., C) of probabilities (..., C). Logarithms are clamped at -100, so loss and gradient of a
-    saturated class differ from those of logits (official repo: ppdet/modeling/heads/ppyoloe_head.py:299-306)."""
-    weight = torch.where(positive, scores, alpha * probabilities.pow(gamma))
-    return -weight * (scores * _bounded_log(probabilities) + (1 - scores) * _bounded_log(1 - probabilities))
-
-
-def _bounded_log(x: Tensor) -> Tensor:
-    """log(x), at least -100, with a finite gradient at 0. NaN stays NaN, whereas torch's binary_cross_entropy would
-    abort the CUDA context."""
-    is_zero = x == 0
-    return torch.where(is_zero, -100.0, torch.where(is_zero, 1.0, x).log().clamp(min=-100.0))
 
 
 def focal_class_cost(logits: Tensor, alpha: float = 0.25, gamma: float = 2.0, eps: float = 1e-8) -> Tensor:

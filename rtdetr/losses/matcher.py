@@ -19,22 +19,14 @@ from rtdetr.types import QueryOutputs, Targets
 
 
 @torch.no_grad()
-def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int = 1) -> Tensor:
-    """Index (K, G, B, Q) int64 of the box each query is matched to, counted within its image, or -1.
-
-    With `repeats` > 1 every box is matched up to that many times (one-to-many). See `match_together`.
-    """
-    return match_together([(outputs, repeats)], targets, cfg)[0][0]
-
-
-@torch.no_grad()
 def match_together(
     problems: Sequence[tuple[QueryOutputs, int]], targets: Targets, cfg: LossConfig
 ) -> tuple[list[Tensor], Tensor | None]:
-    """`match` for several (outputs, repeats); and (B,) bool: images with a non-finite cost, whose queries are not
-    matched. None on a CPU, where such a cost raises FloatingPointError immediately.
+    """For each of several (outputs, repeats), the index (K, G, B, Q) int64 of the box each query is matched to, counted
+    within its image, or -1. With `repeats` > 1 every box is matched up to that many times (one-to-many).
 
-    Does not wait for a GPU, unless kernels are plain: SciPy matches on the host.
+    And (B,) bool: images with a non-finite cost, whose queries are not matched. None on a CPU, where such a cost raises
+    FloatingPointError immediately. Does not wait for a GPU, unless kernels are plain: SciPy matches on the host.
     """
     indices: list[Tensor] = []
     non_finite: list[Tensor] = []  # (layers and groups, B)

@@ -18,11 +18,22 @@ def _golden(name: str) -> torch.Tensor:
     return torch.from_numpy(np.load(golden_dir() / "components.npz")[name])
 
 
+def _plain(logits: torch.Tensor, scores: torch.Tensor, positive: torch.Tensor, bounded: bool) -> torch.Tensor:
+    """Varifocal loss of every class. scores: 0 where not positive; bounded: logarithms of probabilities end at -100."""
+    p = logits.sigmoid()
+    if bounded:  # with finite gradients where a logarithm ends
+        found, missed = (torch.where(x == 0, -100.0, x.where(x > 0, 1.0).log().clamp(min=-100.0)) for x in (p, 1 - p))
+    else:
+        found, missed = F.logsigmoid(logits), F.logsigmoid(-logits)
+    return torch.where(positive, scores, 0.75 * p.pow(2)) * -(scores * found + (1 - scores) * missed)
+
+
 def test_varifocal_equals_official_value_and_gradient() -> None:
     logits = _golden("vfl/logit").requires_grad_()
-    label, score, normalizer = _golden("vfl/label"), _golden("vfl/score"), _golden("vfl/normalizer")
+    hit, score, normalizer = _golden("vfl/label").bool(), _golden("vfl/score"), _golden("vfl/normalizer")
+    matches = (hit.int().argmax(-1), (score * hit).sum(-1), hit.any(-1))
     # The official function averages over the queries of an image, sums the rest and divides by boxes per query.
-    loss = functional.varifocal_loss(logits, score, label.bool()).mean(1).sum() / normalizer
+    loss = functional.VarifocalOfMatches.apply(logits, *matches).mean(1).sum() / normalizer
     loss.backward()
     torch.testing.assert_close(loss, _golden("vfl/loss"), rtol=1e-13, atol=0)
     torch.testing.assert_close(logits.grad, _golden("vfl/grad_logit"), rtol=1e-12, atol=1e-15)
@@ -37,11 +48,7 @@ def test_varifocal_of_matches_is_varifocal_of_all_their_classes(bounded: bool) -
     labels, scores = torch.randint(5, matched.shape), torch.rand(matched.shape, dtype=torch.float64)
     is_class = matched[..., None] & (torch.arange(5) == labels[..., None])
     ours = functional.VarifocalOfMatches.apply(logits, labels, scores, matched, bounded)
-    if bounded:
-        of_all = functional.varifocal_loss_of_probabilities(logits.sigmoid(), is_class * scores[..., None], is_class)
-    else:
-        of_all = functional.varifocal_loss(logits, is_class * scores[..., None], is_class)
-    plain = of_all.sum(-1)
+    plain = _plain(logits, is_class * scores[..., None], is_class, bounded).sum(-1)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-15)
     weight = torch.rand(ours.shape, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((weight * ours).sum(), logits)
@@ -58,34 +65,16 @@ def test_varifocal_of_matches_at_the_ends() -> None:
     assert loss[0, 3].isnan() and logits.grad is not None and logits.grad[0, :3].isfinite().all()
 
 
-def test_varifocal_from_probabilities_equals_varifocal_from_logits() -> None:
-    torch.manual_seed(0)
-    logits = (3 * torch.randn(4, 7, 5, dtype=torch.float64)).requires_grad_()
-    positive = torch.rand(logits.shape) < 0.2
-    scores = torch.rand(logits.shape, dtype=torch.float64) * positive
-    ours = functional.varifocal_loss_of_probabilities(logits.sigmoid(), scores, positive)
-    plain = functional.varifocal_loss(logits, scores, positive)
-    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-15)
-    (gradient,) = torch.autograd.grad(ours.sum(), logits)
-    (expected,) = torch.autograd.grad(plain.sum(), logits)
-    torch.testing.assert_close(gradient, expected, rtol=1e-11, atol=1e-15)
-
-
-def test_varifocal_from_probabilities_at_the_ends() -> None:
-    logits = torch.tensor([-200.0, 30.0, 200.0], requires_grad=True)
-    loss = functional.varifocal_loss_of_probabilities(
-        logits.sigmoid(), torch.zeros(3), torch.zeros(3, dtype=torch.bool)
-    )
-    torch.testing.assert_close(loss, torch.tensor([0.0, 75.0, 75.0]))  # 0.75 * 1 * 100: the logarithm stops
-    loss.sum().backward()
-    assert logits.grad is not None and logits.grad.isfinite().all()
-    far = torch.tensor([-70.0, -120.0], dtype=torch.float64).sigmoid()
-    missed = functional.varifocal_loss_of_probabilities(far, torch.ones_like(far), torch.ones(2, dtype=torch.bool))
-    torch.testing.assert_close(missed, torch.tensor([70.0, 100.0], dtype=torch.float64))
-    nan = functional.varifocal_loss_of_probabilities(
-        torch.tensor([math.nan]), torch.zeros(1), torch.zeros(1, dtype=torch.bool)
-    )
-    assert nan.isnan().all()
+def test_bounded_varifocal_of_matches_at_the_ends() -> None:
+    logits = torch.tensor([[-200.0, 30.0, 200.0, math.nan]]).unsqueeze(-1).requires_grad_()
+    label, no = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.bool)
+    loss = functional.VarifocalOfMatches.apply(logits, label, torch.zeros(1, 4), no, True)
+    torch.testing.assert_close(loss[0, :3], torch.tensor([0.0, 75.0, 75.0]))  # 0.75 * 1 * 100: the logarithm stops
+    loss[0, :3].sum().backward()
+    assert loss[0, 3].isnan() and logits.grad is not None and logits.grad[0, :3].isfinite().all()
+    far = torch.tensor([[-70.0, -120.0]], dtype=torch.float64).unsqueeze(-1)
+    missed = functional.VarifocalOfMatches.apply(far, label[:, :2], torch.ones_like(far[..., 0]), ~no[:, :2], True)
+    torch.testing.assert_close(missed, torch.tensor([[70.0, 100.0]], dtype=torch.float64))
 
 
 def test_giou_and_iou_equal_official_value_and_gradient() -> None:

@@ -12,11 +12,15 @@ from torch import Tensor
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import LossConfig
-from rtdetr.losses.matcher import match, match_together, matching_cost
+from rtdetr.losses.matcher import match_together, matching_cost
 from rtdetr.ops.kernels import Kernels, using
 from rtdetr.types import QueryOutputs, Targets
 
 CONFIG = LossConfig()
+
+
+def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int = 1) -> Tensor:
+    return match_together([(outputs, repeats)], targets, cfg)[0][0]
 
 
 def _targets(labels: list[Tensor], boxes: list[Tensor]) -> Targets:

@@ -20,8 +20,8 @@ from rtdetr.boxes import giou, iou
 from rtdetr.config import LossConfig, SupervisionConfig
 from rtdetr.losses.assigners import assign_atss
 from rtdetr.losses.criterion import Criterion, denoising_index
-from rtdetr.losses.functional import varifocal_loss
-from rtdetr.losses.matcher import match
+from rtdetr.losses.functional import VarifocalOfMatches
+from rtdetr.losses.matcher import match_together
 from rtdetr.models.decoder import make_anchors
 from rtdetr.models.denoising import noise_targets
 from rtdetr.models.dense_head import cell_centres
@@ -44,6 +44,10 @@ def tensor(key: str) -> Tensor:
 
 def checks(where: str) -> Checks:
     return Checks("components", where, COMPONENTS)
+
+
+def match(outputs: QueryOutputs, targets: Targets, cfg: LossConfig, repeats: int = 1) -> Tensor:
+    return match_together([(outputs, repeats)], targets, cfg)[0][0]
 
 
 class TestGeometry:
@@ -131,7 +135,8 @@ class TestLosses:
     def test_varifocal_and_its_gradient(self) -> None:
         logits = tensor("vfl/logit").requires_grad_()
         positive = tensor("vfl/label").bool()
-        loss = varifocal_loss(logits, tensor("vfl/score") * positive, positive)
+        scores = (tensor("vfl/score") * positive).sum(-1)
+        loss = VarifocalOfMatches.apply(logits, positive.int().argmax(-1), scores, positive.any(-1))
         # the official function takes the mean over queries, sums the rest and divides by `normalizer`
         total = loss.mean(1).sum() / float(components()["vfl/normalizer"])
         total.backward()
