@@ -76,12 +76,7 @@ class ResNetVd(nn.Module):
     """
 
     def __init__(
-        self,
-        depth: Depth,
-        width: float,
-        norm: str,
-        freeze_stages: int = 0,
-        zero_init_residual: bool = False,
+        self, depth: Depth, width: float, norm: str, freeze_stages: int = 0, zero_init_residual: bool = False
     ) -> None:
         super().__init__()
         if depth not in STAGE_BLOCKS:

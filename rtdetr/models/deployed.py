@@ -29,16 +29,16 @@ from rtdetr.models.decoder import (
 )
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.deployed_layers import (
+    DeployedLinearReLU,
     ExactLinear,
     FirstInFloat32,
     FoldedBlock,
-    FusedLinearReLU,
     MergedAttention,
     MergedCSPBlock,
     Remembered,
-    SummedLinearReLU,
     TopDownBlock,
     folded,
+    summed_relu,
     with_relu,
 )
 from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
@@ -51,6 +51,7 @@ from rtdetr.models.portable import (
     PortableSelector,
     constant_position_code,
 )
+from rtdetr.ops.conv_relu import linear_relu
 from rtdetr.ops.fused.top_k import top_k
 from rtdetr.types import Predictions, as_floats
 
@@ -188,7 +189,7 @@ class DeployedDecoder(nn.Module):
         self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
         self.selector = deployed_selector(decoder.selector, options)
         first, last = decoder.query_pos.linears()
-        hidden = SummedLinearReLU(first) if options.for_compiler else linear_with_relu(first, options)
+        hidden = DeployedLinearReLU(first, summed_relu) if options.for_compiler else linear_with_relu(first, options)
         self.query_pos = MLP([hidden, last])
         self.layers = nn.ModuleList(deployed_layer(layer, options) for layer in decoder.layers)
         self.box_heads = nn.ModuleList(deployed_box_head(head, options) for head in decoder.box_heads)
@@ -268,4 +269,4 @@ def deployed_box_head(head: nn.Module, options: DeployOptions) -> MLP:
 
 
 def linear_with_relu(layer: nn.Module, options: DeployOptions) -> nn.Module:
-    return FusedLinearReLU(layer) if options.fuse_linear else layer
+    return DeployedLinearReLU(layer, linear_relu) if options.fuse_linear else layer

@@ -13,7 +13,7 @@ from rtdetr.models.backbone import BasicBlock, Bottleneck, Shortcut
 from rtdetr.models.encoder import CSPBlock
 from rtdetr.models.folding import fold_norm, merge_branches, merge_repvgg, move_bias, pad_channels, split_branches
 from rtdetr.models.layers import ConvNorm, Group, LinearReLU, SelfAttention
-from rtdetr.ops.conv_relu import conv_relu, linear_relu
+from rtdetr.ops.conv_relu import conv_relu
 from rtdetr.ops.fused.batch_norm import BiasSilu
 
 
@@ -103,19 +103,6 @@ class FirstInFloat32(nn.Module):
         return self.first(images).to(self.dtype)
 
 
-class FoldedShortcut(nn.Module):
-    """A Shortcut without its norm."""
-
-    def __init__(self, shortcut: Shortcut) -> None:
-        super().__init__()
-        self.stride, self.project = shortcut.stride, Conv(fold_norm(shortcut.project), shortcut.project.activation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.stride > 1:
-            x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
-        return self.project(x)
-
-
 class FoldedBlock(nn.Module):
     """A residual block of the backbone without its norms. fuse_relu: the last convolution adds the shortcut."""
 
@@ -125,12 +112,16 @@ class FoldedBlock(nn.Module):
         convs = [fold_norm(block.conv1), fold_norm(block.conv2)]
         if isinstance(block, Bottleneck):
             convs.append(fold_norm(block.conv3))
-        shortcut = FoldedShortcut(block.shortcut) if isinstance(block.shortcut, Shortcut) else nn.Identity()
-        if fuse_relu and isinstance(shortcut, FoldedShortcut):
-            move_bias(shortcut.project.conv, convs[-1])
+        self.shortcut = nn.Sequential()
+        if isinstance(block.shortcut, Shortcut):
+            stride, project = block.shortcut.stride, fold_norm(block.shortcut.project)
+            if fuse_relu:
+                move_bias(project, convs[-1])
+            if stride > 1:
+                self.shortcut.append(nn.AvgPool2d(stride, ceil_mode=True))
+            self.shortcut.append(project)
         self.conv1, self.conv2 = (with_relu(conv, fuse_relu) for conv in convs[:2])
         self.conv3 = with_relu(convs[2], fuse_relu) if len(convs) > 2 else None
-        self.shortcut = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv1(x)
@@ -203,28 +194,16 @@ class MergedAttention(nn.Module):
         return self.out_proj(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2))
 
 
-class FusedLinearReLU(nn.Module):
-    """A linear layer and its ReLU in one cuBLAS call."""
+class DeployedLinearReLU(nn.Module):
+    """A linear layer and its ReLU by `compute`: `linear_relu`, one cuBLAS call, or `summed_relu`, for torch.compile."""
 
-    def __init__(self, linear: nn.Module) -> None:
+    def __init__(self, linear: nn.Module, compute: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         assert isinstance(linear, LinearReLU)
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight, self.bias, self.compute = linear.weight, linear.bias, compute
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear_relu(x, self.weight, self.bias)
-
-
-class SummedLinearReLU(nn.Module):
-    """A linear layer of few columns and its ReLU, for torch.compile: see `sums`."""
-
-    def __init__(self, linear: nn.Module) -> None:
-        super().__init__()
-        assert isinstance(linear, LinearReLU)
-        self.weight, self.bias = linear.weight, linear.bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(sums(x, self.weight, self.bias))
+        return self.compute(x, self.weight, self.bias)
 
 
 class ExactLinear(nn.Module):
@@ -242,3 +221,8 @@ class ExactLinear(nn.Module):
 def sums(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """x @ weight.T + bias as a sum of products, which torch.compile fuses with neighbouring operators."""
     return (x.unsqueeze(-2) * weight).sum(dim=-1) + bias
+
+
+def summed_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """ReLU of `sums`."""
+    return F.relu(sums(x, weight, bias))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +74,7 @@ class ConvNorm(nn.Module):
         stride: int = 1,
         activation: Callable[[Tensor], Tensor] | None = None,
         norm: str = "train",
-        init: str = "he",
+        init: Literal["he", "xavier", "uniform"] = "he",
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(
@@ -86,8 +86,7 @@ class ConvNorm(nn.Module):
             nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
         elif init == "xavier":
             nn.init.xavier_uniform_(self.conv.weight)
-        elif init != "uniform":  # torch's default is U(1 / sqrt(fan_in))
-            raise ValueError(f"init: expected he, xavier or uniform, got {init!r}")
+        # uniform: torch's default, U(1 / sqrt(fan_in))
 
     def forward(self, x: Tensor, plus: Tensor | None = None) -> Tensor:
         return norm_activation(self.norm, self.conv(x), self.activation, plus)

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy
+from rtdetr.models.backbone import STRIDES
 from rtdetr.models.decoder import Memory, QuerySelector, Shapes, make_anchors
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import Linear, in_weight_type, position_code
 from rtdetr.types import Detections, Predictions
 
-STRIDES = (8, 16, 32)
 Sampling = Literal["gather", "products"]
 
 
@@ -168,12 +168,8 @@ class PortableSelector(nn.Module):
     def __init__(self, selector: QuerySelector, box_head: nn.Module, sampling: Sampling) -> None:
         super().__init__()
         self.num_queries, self.sampling = selector.num_queries, sampling
-        self.proj, self.norm, self.score_head, self.box_head = (
-            selector.proj,
-            selector.norm,
-            selector.score_head,
-            box_head,
-        )
+        self.proj, self.norm, self.score_head = selector.proj, selector.norm, selector.score_head
+        self.box_head = box_head
 
     def forward(self, memory: Memory) -> tuple[Tensor, Tensor]:
         features = self.norm(self.proj(memory.tokens * memory.valid))
