@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from rtdetr.config import config_to_dict
 from rtdetr.engine import distributed
-from rtdetr.engine.failures import StepFailed, TrainingFailed
-from rtdetr.engine.run_files.crash_record import fail_step
-from rtdetr.engine.run_files.replay import random_state
+from rtdetr.engine.failures import StepFailed, TrainingFailed, writing
+from rtdetr.engine.run_files.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
+from rtdetr.weights.checkpoint import save_checkpoint
 from rtdetr.wording import counted
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # limits beyond which float16 training has failed
@@ -97,8 +98,40 @@ class StepChecks:
         batches: list[Batch],
         random: list[Tensor] | None = None,
     ) -> NoReturn:
-        """Calls `fail_step`. random: None: the present step's."""
-        fail_step(self.state, self.output_dir, self.device, iteration, what, losses, batches, random or self._random)
+        """Writes failed_batch.pth, which determines the step, finds the first module with non-finite output and raises
+        StepFailed. what: the defect; random: state of the generators before the step, None: before the present one."""
+        state, rank = self.state, distributed.rank()
+        path = self.output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
+        model = state.model.state_dict()
+        step = FailedStep(state.cfg, len(state.classes), state.epoch, random or self._random, batches, model)
+        infos = [info for batch in batches for info in batch.infos]
+        content = {
+            "config": config_to_dict(state.cfg),
+            "num_classes": step.num_classes,
+            "iteration": iteration,
+            "epoch": step.epoch,
+            "losses": losses,
+            "random": step.random,
+            "pictures": [tuple(info) for info in infos],
+            "batches": [(batch.images, tuple(batch.targets)) for batch in batches],
+            "model": model,
+        }
+        with writing(path):
+            save_checkpoint(path, content)
+        try:
+            found = diagnose(step, self.device)
+        except torch.cuda.OutOfMemoryError:
+            closer = "the GPU has no room to look for the module here"
+        else:
+            closer = found.text()
+            with writing(path):
+                save_checkpoint(path, {**content, "module": found.module})
+        names = ", ".join(info.file_name for info in infos)
+        raise StepFailed(
+            f"iteration {iteration} (epoch {state.epoch}): {what.rstrip('.')}; {closer}; images {names}; "
+            f"`rtdetr train --replay {path}` repeats the step",
+            losses,
+        )
 
     def skip(self, error: StepFailed, batches: list[Batch]) -> StepRecord:
         """Returns the record of a failed step that is skipped. Raises TrainingFailed if there have been too many."""
