@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.compile import compile_step, why_not_compile
-from rtdetr.engine.acceleration.data_parallel import AveragedLast
 from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
 from rtdetr.engine.acceleration.graphs import StepGraphs, why_not_capture
-from rtdetr.engine.acceleration.mixed_precision import CastTogether, autocast_type, hand_over
-from rtdetr.engine.step import Step, training_step
+from rtdetr.engine.acceleration.mixed_precision import autocast_type, cast_together, hand_over
+from rtdetr.engine.step import Losses, Part, Step, training_step
 from rtdetr.losses.criterion import Criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import Network
+from rtdetr.types import Targets
 
 
 class Accelerated(NamedTuple):
@@ -57,7 +58,7 @@ def accelerate(
         distributed.take_from_main(model.state_dict().values())
     elif parallel:
         together = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        step = AveragedLast(partial(plain, partial(together, **options)), together)
+        step = averaged_last(partial(plain, partial(together, **options)), together)
     sizes = len(set(cfg.data.augment.batch_sizes))
     why_not_compiled = why_not_compile(cfg.train, device, iterations, sizes, cfg.kernels)
     if why_not_compiled is None:
@@ -66,7 +67,7 @@ def accelerate(
     by_autocast = cfg.kernels == "plain" or why_not_compiled is None or cfg.train.checkpoint_activations
     if dtype is not None and device.type == "cuda" and not parallel and not by_autocast:
         gather = partial(hand_over, parameters) if gradients is None else gradients.collect
-        step = CastTogether(plain, model, dtype, gather, options)
+        step = cast_together(plain, model, dtype, gather, options)
     elif gradients is not None:
         step = gradients.behind(step)
     graphs = None
@@ -74,3 +75,13 @@ def accelerate(
         turn = cfg.loss.atss_epochs
         step = graphs = StepGraphs(step, gradients, lambda part: part.epoch >= turn)
     return Accelerated(step, graphs, why_not_compiled)
+
+
+def averaged_last(step: Step, model: DistributedDataParallel) -> Step:
+    """Wraps `step` so that gradients are averaged once per optimiser step, in the backward pass of its last batch."""
+
+    def averaged(images: Tensor, targets: Targets, part: Part) -> Losses:
+        with nullcontext() if part.last else model.no_sync():
+            return step(images, targets, part)
+
+    return averaged

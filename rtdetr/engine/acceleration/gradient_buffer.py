@@ -54,8 +54,7 @@ class GradientBuffer:
         return collected
 
     def average(self) -> None:
-        """Averages the gradients over all processes, as DistributedDataParallel does. Raises ConfigError if a parameter
-        has no gradient."""
+        """Averages the gradients over all processes. Raises ConfigError if a parameter has none."""
         missing = sum(parameter.grad is None for parameter in self.parameters)
         if missing:
             raise ConfigError(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rtdetr.config import Precision
-from rtdetr.engine.step import Losses, Part
+from rtdetr.engine.step import Losses, Part, Step
 from rtdetr.types import Targets
 
 # Linear layers that stay in their own type, see models.layers.in_weight_type.
@@ -59,28 +59,26 @@ def call_cast(model: nn.Module, copies: dict[nn.Parameter, Tensor], *arguments: 
     return functional_call(model, weights, arguments, options)
 
 
-class CastTogether:
-    """`step(model, images, targets, part)` with a model whose weights are cast beforehand.
+def cast_together(
+    step: Callable[..., Losses],
+    model: nn.Module,
+    dtype: torch.dtype,
+    gather: Callable[[Sequence[Tensor]], None],
+    options: dict[str, Any],
+) -> Step:
+    """Wraps `step(model, images, targets, part)` so that the weights of the model are cast beforehand.
 
     gather: moves the gradients of the copies, or of uncast parameters, to the parameters. options: of the model.
     """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def __init__(
-        self,
-        step: Callable[..., Losses],
-        model: nn.Module,
-        dtype: torch.dtype,
-        gather: Callable[[Sequence[Tensor]], None],
-        options: dict[str, Any],
-    ) -> None:
-        self.step, self.model, self.dtype, self.gather, self.options = step, model, dtype, gather, options
-        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-
-    def __call__(self, images: Tensor, targets: Targets, part: Part) -> Losses:
-        copies = copies_in(self.dtype, self.model)
-        losses = self.step(partial(call_cast, self.model, copies, **self.options), images, targets, part)
-        self.gather([copies.get(each, each) for each in self.parameters])
+    def cast(images: Tensor, targets: Targets, part: Part) -> Losses:
+        copies = copies_in(dtype, model)
+        losses = step(partial(call_cast, model, copies, **options), images, targets, part)
+        gather([copies.get(each, each) for each in parameters])
         return losses
+
+    return cast
 
 
 def hand_over(parameters: Sequence[nn.Parameter], leaves: Sequence[Tensor]) -> None:
