@@ -35,17 +35,16 @@ def learning_curve(
     cfg: Config, folder: Path, device: torch.device, tuning: Path | None = None, signals: StopSignal | None = None
 ) -> int | None:
     """Trains on every other image, then on all, for the same number of iterations, in FOLDER/half and FOLDER/whole;
-    prints both AP and an estimate, and writes them to FOLDER/learning_curve.json. Returns the signal that stopped it,
-    if any.
+    prints both AP and an estimate, and writes them to FOLDER/learning_curve.json.
 
-    Raises what Trainer raises.
+    Returns the signal that stopped it, if any. Raises what Trainer raises.
     """
     distributed.refuse_several("a learning curve")
     cfg, automatic = settle(cfg, device, tuning=tuning)
     say(*automatic)
     source = open_train_set(cfg)
     total = len(source)
-    iterations = _iterations(cfg, total)
+    iterations = Pace.of(cfg, total).total(cfg.train.max_iterations)
     if total // 2 < settled(cfg.data.train_batch_size):
         raise DataError(
             f"{source.annotation_file}: half of {total} images does not fill a batch of {cfg.data.train_batch_size}; "
@@ -58,15 +57,9 @@ def learning_curve(
         folder.mkdir(parents=True, exist_ok=True)
         half = write_subset(source, spread(range(total), total // 2), folder / "half.json")
     points = []
-    for name, number in (("half", total // 2), ("whole", total)):
-        train = half if name == "half" else cfg.data.train
-        trainer = Trainer(
-            _for_as_long(replace(cfg, data=replace(cfg.data, train=train)), iterations, number, total),
-            folder / name,
-            device,
-            tuning=tuning,
-            signals=signals,
-        )
+    for name, split, number in (("half", half, total // 2), ("whole", cfg.data.train, total)):
+        own = _for_as_long(replace(cfg, data=replace(cfg.data, train=split)), iterations, number, total)
+        trainer = Trainer(own, folder / name, device, tuning=tuning, signals=signals)
         trainer.advise = name == "whole"
         stopped_by = trainer.run()
         if stopped_by is not None:
@@ -104,16 +97,9 @@ def estimate(half: Point, whole: Point) -> str:
     )
 
 
-def _iterations(cfg: Config, num_images: int) -> int:
-    epochs = settled(cfg.train.epochs)
-    batch_size, accumulate = settled(cfg.data.train_batch_size), settled(cfg.train.accumulate)
-    steps = Pace(batch_size, 1, accumulate, num_images, epochs).steps(epochs, 0)
-    return min(steps, cfg.train.max_iterations or steps)
-
-
 def _for_as_long(cfg: Config, iterations: int, num_images: int, of: int) -> Config:
     """The config for that many iterations on `num_images` `of` all; what counts in epochs keeps its iterations."""
-    per_epoch = max(1, _iterations(replace(cfg, train=replace(cfg.train, epochs=1, max_iterations=0)), num_images))
+    per_epoch = max(1, Pace.of(cfg, num_images).steps(1, 0))
     times = round(of / max(1, num_images))
     train = replace(
         cfg.train,

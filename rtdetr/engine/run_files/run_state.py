@@ -34,6 +34,12 @@ class Pace(NamedTuple):
     num_images: int
     epochs: int
 
+    @classmethod
+    def of(cls, cfg: Config, num_images: int) -> Pace:
+        """The pace of a run of the present processes."""
+        batch_size, accumulate = settled(cfg.data.train_batch_size), settled(cfg.train.accumulate)
+        return cls(batch_size, distributed.world_size(), accumulate, num_images, settled(cfg.train.epochs))
+
     @property
     def global_batch(self) -> int:
         return self.batch_size * self.num_processes
@@ -48,30 +54,26 @@ class Pace(NamedTuple):
         per_epoch = math.ceil(self.batches / self.accumulate)
         return (epoch + 1) * per_epoch - math.ceil((self.batches - start_batch) / self.accumulate)
 
+    def total(self, most: int) -> int:
+        """Optimiser steps of the run; at most `most`, unless that is 0."""
+        steps = self.steps(self.epochs, 0)
+        return min(steps, most or steps)
+
     def changes(self, before: Pace) -> str:
         names = ("data.train_batch_size", "processes", "train.accumulate", "training images", "train.epochs")
         return ", ".join(f"{name} {old} -> {new}" for name, old, new in zip(names, before, self) if old != new)
 
 
 class RunState:
-    """The state of a run of `model`: `content` returns it and `load` restores it. A new state is that before the first
-    step.
+    """The state of a run of `model`, at first that before its first step; `content` returns it and `load` restores it.
 
     A run is at batch `start_batch` of `epoch`; `iteration` follows from that and the present settings.
     """
 
     def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_images: int) -> None:
         self.cfg, self.classes, self.model = cfg, classes, model
-        train = cfg.train
-        self.pace = Pace(
-            settled(cfg.data.train_batch_size),
-            distributed.world_size(),
-            settled(train.accumulate),
-            num_images,
-            settled(train.epochs),
-        )
-        steps = self.pace.steps(self.pace.epochs, 0)
-        self.total_iterations = min(steps, train.max_iterations or steps)
+        self.pace = Pace.of(cfg, num_images)
+        self.total_iterations = self.pace.total(cfg.train.max_iterations)
         self.optimizer = build_optimizer(model, cfg.optimizer)
         device = next(model.parameters()).device
         self.scaler = torch.amp.GradScaler(device.type, enabled=cfg.train.precision == "fp16")
@@ -79,12 +81,12 @@ class RunState:
         self.iteration = self.epoch = self.start_batch = 0
         self.saved_iteration = 0  # iteration stored in the resumed checkpoint
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
-        self.early_stop = EarlyStop(train.patience)
+        self.early_stop = EarlyStop(cfg.train.patience)
         self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
     def content(self) -> dict[str, Any] | None:
-        """Returns the content of a checkpoint, sharing the tensors of the run; None except on the main process. Every
-        process must call it."""
+        """Returns the content of a checkpoint, with the run's tensors; None except on the main process. Every process
+        must call it."""
         generators = distributed.gather_objects(rng_state())
         if not distributed.is_main():
             return None
