@@ -203,7 +203,7 @@ def _kind(overlaps: NDArray[np.float64], same: NDArray[np.bool_]) -> tuple[str, 
 
 def _calibration(scores: NDArray[Any], right: NDArray[np.bool_]) -> tuple[list[tuple[float, float, int]], float]:
     bins = []
-    place = np.minimum((scores * BINS).astype(int), BINS - 1) if len(scores) else np.zeros(0, int)
+    place = np.minimum((scores * BINS).astype(int), BINS - 1)
     for number in range(BINS):
         inside = place == number
         if inside.any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -80,18 +81,18 @@ class EvalResult(NamedTuple):
 
     def table(self) -> str:
         """The figures and the AP of every class, for a terminal."""
-        lines = [f"  {FIGURE_NAMES[key]:20s} {_shown(value)}" for key, value in self.figures.items()]
+        lines = [f"  {FIGURE_NAMES[key]:20s} {shown(value)}" for key, value in self.figures.items()]
         width = max([5, *(len(each.name) for each in self.classes)])
         more = " ".join(f"{name:>9s}" for name in OperatingPoint._fields) if self.points else ""
         lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s} {more}".rstrip())
         for each in self.classes:
-            figures = [_shown(each.ap), _shown(each.ap50)]
-            figures += [f"{_shown(value):>9s}" for value in self.points.get(each.category_id, ())]
+            figures = [shown(each.ap), shown(each.ap50)]
+            figures += [f"{shown(value):>9s}" for value in self.points.get(each.category_id, ())]
             lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {' '.join(figures)}")
         return "\n".join(lines)
 
 
-def _shown(figure: float) -> str:
+def shown(figure: float) -> str:
     """Formats four digits, or a dash if the value is undefined: -1 or NaN."""
     return f"{figure:7.4f}" if figure >= 0 else "      -"
 
@@ -186,15 +187,19 @@ def score(
         run = _run_lvis if is_federated(truth.images) else _run
         figures, precision, category_ids = run(truth._replace(annotations=boxes), results, evaluator)
     names = {each["id"]: each["name"] for each in truth.categories}
-    counts = dict.fromkeys(category_ids, 0)
-    for box in boxes:
-        counts[box["category_id"]] += not box["iscrowd"]
+    counts = Counter(box["category_id"] for box in boxes if not box["iscrowd"])
     per_class = []
     for k, category_id in enumerate(category_ids):
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
-        ap, ap50 = (float(v[v > -1].mean()) if (v > -1).any() else math.nan for v in (values, values[0]))
+        ap, ap50 = mean_measured(values), mean_measured(values[0])
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
     return EvalResult(figures, per_class, detections, precision, sizes or {})
+
+
+def mean_measured(values: np.ndarray, nothing: float = math.nan) -> float:
+    """The mean of the values that are not -1; `nothing` if all are."""
+    measured = values[values > -1]
+    return float(measured.mean()) if measured.size else nothing
 
 
 def counted_truth(annotations: str | Path | DataSource, sizes: Mapping[int, tuple[int, int]]) -> CocoDocument:
@@ -258,9 +263,7 @@ def _run_lvis(
     parts = [ap[..., 0], ap[0, ..., 0], ap[5, ..., 0], *(ap[..., area] for area in (1, 2, 3))]
     parts += [ap[..., frequencies == each, 0] for each in FREQUENCIES]
     parts += [recall[..., area] for area in (0, 1, 2, 3)]
-    figures = {
-        name: float(part[part > -1].mean()) if (part > -1).any() else -1.0 for name, part in zip(LVIS_FIGURES, parts)
-    }
+    figures = {name: mean_measured(part, nothing=-1.0) for name, part in zip(LVIS_FIGURES, parts)}
     return figures, precision, [int(i) for i in run.params.catIds]
 
 

@@ -55,9 +55,8 @@ def overfit(
     source, useful = open_images(cfg)
     chosen = spread(useful, number)
     split = write_subset(source, chosen, folder / "images.json")
-    trainer = Trainer(
-        overfit_config(cfg, split, len(chosen), tuning is None), folder, device, None, tuning, signals=signals
-    )
+    own = overfit_config(cfg, split, len(chosen), tuning is None)
+    trainer = Trainer(own, folder, device, tuning=tuning, signals=signals)
     trainer.state.early_stop.goal, trainer.advise = GOAL, False
     stopped_by = trainer.run()
     state = trainer.state
@@ -72,8 +71,7 @@ def overfit(
 
 
 def overfit_config(cfg: Config, images: SplitConfig, number: int, from_random: bool) -> Config:
-    """The config of the self-test: no augmentation, one size, constant rate, short ramps, one set for training and
-    evaluation."""
+    """The config of the check: no augmentation, one size, constant rate, short ramps, evaluation on the same images."""
     side, batch_size = max(cfg.data.image_size), min(number, MOST_IMAGES)
     augment = replace(
         cfg.data.augment,
@@ -93,12 +91,7 @@ def overfit_config(cfg: Config, images: SplitConfig, number: int, from_random: b
     return replace(
         cfg,
         data=replace(
-            cfg.data,
-            train=images,
-            val=images,
-            image_size=(side, side),
-            train_batch_size=batch_size,
-            augment=augment,
+            cfg.data, train=images, val=images, image_size=(side, side), train_batch_size=batch_size, augment=augment
         ),
         optimizer=replace(cfg.optimizer, flat_ratio=1.0, warmup_iterations=WARMUP, backbone_lr_multiplier=multiplier),
         ema=replace(cfg.ema, decay=0.99, warmup=WARMUP),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from PIL import Image, ImageDraw
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine.evaluation.error_analysis import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
-from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES, EvalResult, countable
+from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES, EvalResult, countable, mean_measured, shown
 from rtdetr.engine.evaluation.operating_points import OperatingPoint
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 
 
 def write_report(path: Path, title: str, result: EvalResult, source: DetectionSet) -> None:
-    """Writes the file. source: the evaluated set, for its images. Raises OSError, and DataError for an unreadable
-    image."""
+    """Writes the file. source: the evaluated set. Raises OSError, and DataError for an unreadable image."""
     truth = read_document(source.origin)
     sizes = {info.image_id: (info.height, info.width) for info in map(source.info, range(len(source)))}
     mistakes = find_mistakes(truth._replace(annotations=countable(truth, sizes)), result.detections)
@@ -55,7 +53,7 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
     album = _Album(source, names)
     parts = [
         _heading("Figures", "Those of `rtdetr eval`, to the digit; a dash where there is nothing to measure."),
-        _figures(result),
+        _table(("figure", ""), [(FIGURE_NAMES[key], shown(value).strip()) for key, value in result.figures.items()]),
         _heading("Classes", "AP at IoU .50:.95, also by size (32 and 96 pixels square); F1 at the threshold."),
         _class_table(result),
         _heading(
@@ -83,28 +81,18 @@ def _heading(title: str, text: str) -> str:
     return f"<h2>{title}</h2><p class=note>{html.escape(text)}</p>"
 
 
-def _number(value: float) -> str:
-    """Formats a number as `rtdetr eval` does."""
-    return f"{value:.4f}" if value >= 0 else "-"
-
-
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], kind: str = "") -> str:
     cells = ["".join(f"<th>{html.escape(each)}</th>" for each in head)]
     cells += ["".join(f"<td>{html.escape(str(each))}</td>" for each in row) for row in rows]
     return f"<table class='{kind}'>" + "".join(f"<tr>{row}</tr>\n" for row in cells) + "</table>"
 
 
-def _figures(result: EvalResult) -> str:
-    return _table(("figure", ""), [(FIGURE_NAMES[key], _number(value)) for key, value in result.figures.items()])
-
-
 def _class_table(result: EvalResult) -> str:
     rows = []
     for k, each in enumerate(result.classes):
-        by_size = [result.precision[:, :, k, size, -1] for size in (1, 2, 3)]
-        aps = [float(part[part > -1].mean()) if (part > -1).any() else math.nan for part in by_size]
+        aps = [mean_measured(result.precision[:, :, k, size, -1]) for size in (1, 2, 3)]
         figures = (each.ap, each.ap50, *result.points.get(each.category_id, ()), *aps)
-        rows.append((each.name, each.category_id, each.num_boxes, *map(_number, figures)))
+        rows.append((each.name, each.category_id, each.num_boxes, *(shown(value).strip() for value in figures)))
     more = OperatingPoint._fields if result.points else ()
     return _table(("class", "id", "boxes", "AP", "AP50", *more, "AP small", "AP medium", "AP large"), rows)
 
