@@ -112,13 +112,10 @@ def choose_device(device: str) -> torch.device:
         several = "; for several GPUs, torchrun --nproc_per_node=N tools/train.py ..." if "," in device else ""
         raise DeviceError(f"device {device}: expected cpu, cuda or cuda:N{several}")
     if chosen.type == "cuda":
-        index = int(os.environ.get("LOCAL_RANK", chosen.index or 0))
-        if index >= torch.cuda.device_count():
-            count = torch.cuda.device_count()
-            raise DeviceError(
-                f"device {device}: no GPU number {index}, this machine has {count}; use "
-                + option("--device cpu", "device='cpu'")
-            )
+        index, count = int(os.environ.get("LOCAL_RANK", chosen.index or 0)), torch.cuda.device_count()
+        if index >= count:
+            cpu = option("--device cpu", "device='cpu'")
+            raise DeviceError(f"device {device}: no GPU number {index}, this machine has {count}; use {cpu}")
         chosen = torch.device("cuda", index)
     return chosen
 

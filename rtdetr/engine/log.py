@@ -5,8 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +50,12 @@ class TrainingLog:
     def open(self) -> None:
         if not distributed.is_main():
             return
+        state = self.state
         with writing(self.output_dir):
-            resume_at, due = self.state.iteration or None, self.state.evaluation_due
-            self._metrics = MetricsLog(self.output_dir, resume_at, self.state.saved_iteration, due)
+            resume_at, due = state.iteration or None, state.evaluation_due
+            self._metrics = MetricsLog(self.output_dir, resume_at, state.saved_iteration, due)
             if (aside := self._metrics.aside) is not None:
                 say(f"{self._metrics.path}: was not written by a run; renamed to {aside.name}, and a new one started")
-        state = self.state
-        rows = read_rows(self._metrics.path)
-        renumbered = state.iteration != state.saved_iteration
         run = Run(
             state.cfg.name,
             self.output_dir,
@@ -66,13 +63,13 @@ class TrainingLog:
             self.loader.classes.names,
             state.iteration,
             state.total_iterations,
-            rows,
-            renumbered,
+            read_rows(self._metrics.path),
+            renumbered=state.iteration != state.saved_iteration,
         )
         self.listeners.tell("on_start", run)
         self._bar = tqdm(
-            total=self.state.total_iterations,
-            initial=self.state.iteration,
+            total=state.total_iterations,
+            initial=state.iteration,
             unit="step",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,  # few lines in a log file
             dynamic_ncols=True,
@@ -133,8 +130,8 @@ class TrainingLog:
         if self.listeners.want_images:
             from rtdetr.engine.run_files.tensorboard import album  # here, because it imports tensorboard
 
-            shown = enumerate(album(source, classes, result.detections))
-            images = {f"images/{number}": image for number, image in shown}
+            drawn = album(source, classes, result.detections)
+            images = {f"images/{number}": image for number, image in enumerate(drawn)}
             self.listeners.tell("on_images", self.state.iteration, images)
 
     def _log(self, kind: str, iteration: int, values: Mapping[str, float | None]) -> None:
@@ -142,20 +139,15 @@ class TrainingLog:
         if self._metrics is None:
             return
         named = {short_name(name): value for name, value in values.items()}
-        with self._waiting_for_room():
-            self._metrics.write(kind, iteration, self.state.epoch, named)
-        existing = {name: value for name, value in named.items() if value is not None}
-        event = "on_step" if kind == "train" else "on_evaluation"
-        self.listeners.tell(event, iteration, self.state.epoch, existing)
-
-    @contextmanager
-    def _waiting_for_room(self) -> Iterator[None]:
         try:
-            yield
+            self._metrics.write(kind, iteration, self.state.epoch, named)
         except OSError as error:
             if not self._log_waits:
-                path = self.output_dir / "metrics.csv"
-                say(f"{path}: cannot be written ({error.strerror or error}); rows are kept until there is room")
+                why = f"cannot be written ({error.strerror or error}); rows are kept until there is room"
+                say(f"{self._metrics.path}: {why}")
             self._log_waits = True
         else:
             self._log_waits = False
+        existing = {name: value for name, value in named.items() if value is not None}
+        event = "on_step" if kind == "train" else "on_evaluation"
+        self.listeners.tell(event, iteration, self.state.epoch, existing)

@@ -69,10 +69,8 @@ class StopSignal:
         if self._remembers and self._interrupts < 2:
             self.received = self.received or number
             if self._promise:
-                _tell(
-                    f"{signal_name(number)}: {self._promise}"
-                    + ("; press Ctrl-C again to stop now" if interrupt else "")
-                )
+                again = "; press Ctrl-C again to stop now" if interrupt else ""
+                _tell(f"{signal_name(number)}: {self._promise}{again}")
             return
         self.received = number
         _tell(f"stopped by {signal_name(number)}")

@@ -213,9 +213,8 @@ class Trainer:
         state.evaluation_due = ended or (every > 0 and state.epoch % every == 0)
         # Before an evaluation, so that its failure loses nothing; else every save_seconds: epochs may last a second.
         if state.evaluation_due or self.saver.due():
-            self.saver.save(
-                background=not state.evaluation_due
-            )  # workers of the evaluation start while nothing is being written
+            # Workers of the evaluation start while nothing is being written.
+            self.saver.save(background=not state.evaluation_due)
         if state.evaluation_due and not self._stopping():
             self._evaluate()
 
@@ -318,14 +317,14 @@ class Trainer:
     def _stopping(self) -> bool:
         return distributed.any_process(self.signals.asked())
 
-    def _warm_start(self, path: str | Path) -> None:
+    def _warm_start(self, path: Path) -> None:
         report = warm_start(self.model, path, self.classes)
         say(f"{path}: {report.text()}")
-        self._load_report += f"{path}: {report.text(shown=sys.maxsize)}\n"
+        self._load_report = f"{path}: {report.text(shown=sys.maxsize)}\n"
 
 
 def _check_boxes(source: DetectionSet) -> None:
-    if not any(len(source.targets(index)[0]) for index in range(len(source))):
+    if not source.boxes_per_image().any():
         raise DataError(
             f"{source.annotation_file}: {counted(len(source), 'image')} but no box to learn from (left out: "
             f"{counted(source.num_crowd, 'crowd box')}, {source.num_degenerate} without area); is it the right file?"

@@ -200,8 +200,7 @@ ROUNDS, PARTS = 6, 32  # the k-th largest value is enclosed to 2^-30 of the rang
 
 
 def best_places(values: Tensor, k: int) -> Tensor:
-    """Indices (B, k), as floats in ascending order, of the k largest values of each row of (B, N). Among equal values
-    the first are taken.
+    """Indices (B, k), as floats in ascending order, of the k largest values of each row of (B, N), the first of equals.
 
     Searches by counting: the k-th largest value is above `low` and at most `high`.
     """

@@ -81,8 +81,8 @@ def settle(
         lines.append(f"data.train_batch_size: auto is {size}; optimizer.lr {rate}")
     if cfg.train.epochs == "auto":
         samples = samples_per_epoch(repeat_factors(source, cfg.data), len(source))
-        batches = samples // (settled(cfg.data.train_batch_size) * distributed.world_size())
-        batches = max(1, batches)  # no batch at all is refused with the loader
+        # No batch at all is refused with the loader.
+        batches = max(1, samples // (settled(cfg.data.train_batch_size) * distributed.world_size()))
         epochs = settled(stored.train.epochs) if stored else epochs_for(math.ceil(batches / given))
         cfg = _with(cfg, "train.epochs", epochs)
         steps = epochs * math.ceil(batches / accumulate)
@@ -134,8 +134,7 @@ def _with(config: Any, key: str, value: Any) -> Any:
 
 
 def _learnt_in_full(weights: Path) -> bool:
-    """Whether a weight file comes from a run from random weights, or from those of such a run, that froze nothing of
-    the backbone."""
+    """Whether a weight file comes, by one run or several, from random weights, with nothing of the backbone frozen."""
     content = stored_content(weights)
     if content is None:
         return False

@@ -51,8 +51,7 @@ class MemoryNeed(NamedTuple):
 
 def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[str]:
     """Trains on the worst-case batch of the set on a GPU and returns a line with the estimated memory, and a warning if
-    less is free. Every process must call it. Raises ConfigError if the batch does not fit on the GPU of any
-    process."""
+    less is free. Every process must call it. Raises ConfigError if the batch does not fit on every GPU."""
     size, side = settled(cfg.data.train_batch_size), max(cfg.data.augment.batch_sizes)
     boxes = int(source.boxes_per_image().max())
     batch = f"the worst batch of the set ({size} images of {side} x {side}, up to {boxes} boxes in one)"
@@ -73,8 +72,7 @@ def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
 
 
 def what_to_lower(cfg: Config, captured: bool) -> str:
-    """Returns advice on the settings that reduce GPU memory, with their values. captured: steps run as CUDA
-    graphs."""
+    """Returns advice on the settings that reduce GPU memory, with their values. captured: as CUDA graphs."""
     accumulated = f"{cfg.data.train_batch_size}; with train.accumulate a step keeps its images"
     advice = [
         f"data.train_batch_size ({accumulated})",
@@ -88,9 +86,10 @@ def what_to_lower(cfg: Config, captured: bool) -> str:
 
 def out_of_memory(cfg: Config, iteration: int, last: Path, evaluating: bool, captured: bool) -> TrainingFailed:
     """Builds the error for CUDA running out of memory, with advice on settings and on resuming."""
-    fewer = f"lower data.train_batch_size ({cfg.data.train_batch_size}) below the {evaluated_together(cfg.data)} images"
-    fewer += " that evaluation takes at a time"
-    what = fewer if evaluating else what_to_lower(cfg, captured)
+    what = what_to_lower(cfg, captured)
+    if evaluating:
+        most = f"the {evaluated_together(cfg.data)} images that evaluation takes at a time"
+        what = f"lower data.train_batch_size ({cfg.data.train_batch_size}) below {most}"
     resume = f"; continue with {option(f'-r {last}', f'resume={str(last)!r}')}" if last.is_file() else ""
     return TrainingFailed(
         f"iteration {iteration}: CUDA out of memory{' in the evaluation' if evaluating else ''}; {what}, or stop what "
@@ -163,11 +162,8 @@ def train_on_worst(cfg: Config, source: DetectionSet, batch_size: int, device: t
     start = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     model = build_model(cfg.model, len(source.classes)).to(device).to(memory_format=layout_of(device)).train()
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    criterion, optimizer, average = (
-        build_criterion(cfg, len(source.classes)),
-        build_optimizer(model, cfg.optimizer),
-        ModelEma(model, cfg.ema),
-    )
+    criterion, optimizer = build_criterion(cfg, len(source.classes)), build_optimizer(model, cfg.optimizer)
+    average = ModelEma(model, cfg.ema)
     model.decoder.recompute = cfg.train.checkpoint_activations
     dtype = autocast_type(device, cfg.train.precision)
     batch = worst_batch(source, batch_size, max(cfg.data.augment.batch_sizes))

@@ -34,8 +34,7 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Event files in FOLDER/tensorboard. On a full disk rows and images are lost; writing resumes when there is
-    space."""
+    """Event files in FOLDER/tensorboard. While the disk is full, rows and images are lost."""
 
     def __init__(self) -> None:
         self._has_gap = False

@@ -45,8 +45,8 @@ class RemoteLogger(Callback):
         self._notes = run.folder / NOTES
         self._waiting: list[Row] = []
         rows = [_from_csv(row) for row in run.rows]
-        mine = _read(self._notes).get(self.name, {"id": None, "rows": 0})
-        if run.renumbered or mine["rows"] > len(rows):
+        mine = _read(self._notes).get(self.name)
+        if mine is None or run.renumbered or mine["rows"] > len(rows):
             mine = {"id": None, "rows": 0}
         self.sent = mine["rows"]
         self._id = self.begin(run, mine["id"])

@@ -45,8 +45,7 @@ class Saver:
         self._saved, self._place = time.perf_counter(), ExitStack()
 
     def begin(self) -> None:
-        """Locks the folder and removes unfinished files of a killed run. Raises ConfigError if another training is
-        running in it."""
+        """Locks the folder and removes unfinished files of a killed run. Raises ConfigError if another run holds it."""
         self._place.enter_context(run_lock(self.folder))
         for each in self.folder.glob(".*.pth.*.part"):
             each.unlink(missing_ok=True)

@@ -66,8 +66,7 @@ def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str,
                 continue
             left, top, width, height = (zoom * each for each in found["bbox"])
             pen.rectangle((left, top, left + max(0, width), top + max(0, height)), outline=FOUND, width=2)
-            text = f"{names[found['category_id']]} {found['score']:.2f}"
-            pen.text(
-                (left + 3, top + 1), text.encode("latin-1", "replace"), fill=FOUND
-            )  # Pillow's font has no more characters
+            # Pillow's font has no characters beyond Latin-1.
+            text = f"{names[found['category_id']]} {found['score']:.2f}".encode("latin-1", "replace")
+            pen.text((left + 3, top + 1), text, fill=FOUND)
         yield shown
