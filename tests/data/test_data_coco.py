@@ -408,7 +408,7 @@ def test_real_sets_are_read() -> None:
     assert train.classes == Classes(("RBC", "WBC", "Platelets"), (1, 2, 3))
     counts = np.bincount(np.concatenate([train.targets(i)[1] for i in range(len(train))])).tolist()
     assert (len(train), counts, train.num_degenerate) == (205, [2381, 214, 209], 0)
-    val = open_coco(cells / "val", cells / "annotations" / "instances_val.json", train.classes)
+    val = open_coco(cells / "val", cells / "annotations" / "instances_val.json", classes=train.classes)
     assert (len(val), len(val._boxes)) == (87, 1137) and val.image(0).size == (640, 480)
 
 
