@@ -122,7 +122,8 @@ class QueryGroups(nn.Module):
         first_logits = torch.stack([s.logits for s in selected])[None]  # (1, G, B, Q, C)
         first_boxes = torch.stack([s.box_logits.sigmoid() for s in selected])[None]
         one_to_one = QueryOutputs(torch.cat((first_logits, logits)), torch.cat((first_boxes, boxes)))
-        denoising = DenoisingOutputs(noised_logits, noised_boxes, queries.num_copies, queries.crowd) if n else None
+        noised = DenoisingOutputs(noised_logits, noised_boxes, queries.num_copies, queries.crowd)
+        denoising = noised if n else None
         one_to_many = None
         if self.cfg.num_one_to_many_queries:
             last = queries.selections[-1]
