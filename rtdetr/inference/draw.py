@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import os
 from collections.abc import Sequence
 from functools import cache
 from math import ceil, floor
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from PIL import Image, ImageDraw
 
+from rtdetr.atomic_write import atomic_write
 from rtdetr.foreign_names import no_attribute
 from rtdetr.inference.fonts import RenderedText, rendered
 
@@ -108,15 +108,8 @@ def save_drawn(
 
 
 def save_jpeg(image: Image.Image, target: Path) -> None:
-    """Writes a whole file or none, and replaces an existing one; the target of a symbolic link is not changed."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.part")
-    try:
+    with atomic_write(target) as beside:
         image.save(beside, format="JPEG", quality=92)
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def save_crops(image: Image.Image, detections: Sequence[Detection], folder: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.serialization import config as serialization
 
+from rtdetr.atomic_write import atomic_write
 from rtdetr.config import Config, config_to_dict
 from rtdetr.data.classes import Classes
 
@@ -75,25 +76,19 @@ def make_checkpoint(
 
 
 def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = None) -> None:
-    """Writes a temporary file next to `path`, then renames it: a reader of `path` finds the old file or the new one,
-    never a part.
+    """Writes a checkpoint, of which a reader never finds a part, and waits until it is on the disk.
 
     before: where the old file is kept, in the same folder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        checksums = serialization.patch("save.compute_crc32", True)  # type: ignore[attr-defined]
+    checksums = serialization.patch("save.compute_crc32", True)  # type: ignore[attr-defined]
+    with atomic_write(path) as beside:
         with open(beside, "wb") as file, checksums:  # even if they are switched off
             torch.save(content, file)
             file.flush()
             os.fsync(file.fileno())
         if before is not None and path.is_file():
             _keep(path, before)
-        os.replace(beside, path)
-        _sync_folder(path.parent)
-    finally:
-        beside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
 
 
 def _keep(path: Path, before: Path) -> None:

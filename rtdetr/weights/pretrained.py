@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from rtdetr import __version__
+from rtdetr.atomic_write import atomic_write
 from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import DAMAGE, FORMAT, CheckpointError, checked, warn_unverified, why_no_weight_file
 from rtdetr.weights.digest import json_sha256, weights_sha256
@@ -180,8 +180,8 @@ def _check_target(folder: Path) -> None:
 def write_folder(folder: Path, weights: bytes, settings: Mapping[str, Any]) -> None:
     """Writes WEIGHTS, then the settings, by file name. Raises CheckpointError."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_whole(folder / WEIGHTS, weights)
+        with atomic_write(folder / WEIGHTS) as beside:
+            beside.write_bytes(weights)
         for name, content in settings.items():
             _write_json(folder / name, content)
     except OSError as error:
@@ -190,13 +190,5 @@ def write_folder(folder: Path, weights: bytes, settings: Mapping[str, Any]) -> N
 
 def _write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    _write_whole(path, text.encode("utf-8", "surrogatepass"))
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with atomic_write(path) as beside:
+        beside.write_bytes(text.encode("utf-8", "surrogatepass"))

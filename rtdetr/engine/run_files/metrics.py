@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rtdetr.atomic_write import atomic_write
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -93,13 +95,10 @@ class MetricsLog:
         self.columns += [name for name in new_columns if name not in self.columns]
         if not self.columns:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(".csv.part")  # a process killed here leaves the old file
-        with open(beside, "w", newline="", encoding="utf-8") as file:
+        with atomic_write(self.path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
-        beside.replace(self.path)
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rtdetr.atomic_write import atomic_write
 from rtdetr.engine.callbacks import Callback, Run
 from rtdetr.weights.checkpoint import LAST
 
@@ -74,9 +74,8 @@ class RemoteLogger(Callback):
 
     def _keep_notes(self) -> None:
         notes = _read(self._notes) | {self.name: {"id": self._id, "rows": self.sent}}
-        beside = self._notes.with_suffix(".json.part")  # a process killed here leaves the old file
-        beside.write_text(json.dumps(notes, indent=1) + "\n", encoding="utf-8")
-        os.replace(beside, self._notes)
+        with atomic_write(self._notes) as beside:
+            beside.write_text(json.dumps(notes, indent=1) + "\n", encoding="utf-8")
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Saver:
     def begin(self) -> None:
         """Locks the folder and removes unfinished files of a killed run. Raises ConfigError if another run holds it."""
         self._place.enter_context(run_lock(self.folder))
-        for each in self.folder.glob(".*.pth.*.part"):
+        for each in self.folder.glob(".*.part"):
             each.unlink(missing_ok=True)
 
     def due(self) -> bool:
