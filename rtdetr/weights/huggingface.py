@@ -140,7 +140,8 @@ def _config(about: Mapping[str, Any], file: Path, data: dict[str, Any]) -> Confi
     """The config of the model. Raises CheckpointError."""
     _check_fixed(about, FIXED, file)
     frozen = about.get(FROZEN, True)
-    _check_fixed({FROZEN: frozen is True or frozen is False}, {FROZEN: True}, file)
+    if not isinstance(frozen, bool):
+        raise CheckpointError(f"{file}: {FROZEN}: expected true or false, got {frozen!r:.60}")
     backbone = _backbone(about.get("backbone_config"), file)
     sections: dict[str, dict[str, Any]] = {"backbone": backbone, "encoder": {}, "decoder": {}, "supervision": {}}
     sections["backbone"] |= {"norm": "frozen" if frozen else "train", "freeze_stages": int(frozen)}

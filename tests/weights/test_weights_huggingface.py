@@ -244,7 +244,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"id2label": {}}, "id2label: expected names"),
     ({"category_ids": [1, 2]}, "category_ids: expected 3 whole numbers"),
     ({"anchor_image_size": [640, 640]}, r"anchor_image_size: expected null or \[64, 96\]"),
-    ({"freeze_backbone_batch_norms": "no"}, "freeze_backbone_batch_norms"),
+    ({"freeze_backbone_batch_norms": "no"}, "freeze_backbone_batch_norms: expected true or false, got 'no'"),
 ]
 
 
