@@ -230,7 +230,7 @@ def measure_op(args: argparse.Namespace) -> int:
     backends = args.backends or benchmark_op.backends_for(device)
     environment = printed(benchmark_op.environment(device))
     copy_rate = benchmark_op.copy_speed(device)
-    if on_gpu:
+    if copy_rate:
         print(f"device copy, read and written: {copy_rate / 1e12:.2f} TB/s")
     measurements = []
     cases = [case for case in benchmark_op.CASES if case.name in wanted]

@@ -66,12 +66,12 @@ class Measurement:
     dtype: str
     forward_us: float
     backward_us: float  # gradients of value, locations and weights
-    forward_mib: float
-    backward_mib: float
+    forward_mib: float | None  # None on a CPU
+    backward_mib: float | None
     output_error: float
     gradient_error: float  # the worst of the three
-    share_of_copy: float  # time of forward at the speed of a device copy, over its time; nan on a CPU
-    share_of_gather: float  # the same for the rows it must gather out of L2
+    share_of_copy: float | None  # time of forward at the speed of a device copy, over its time; None on a CPU
+    share_of_gather: float | None  # the same for the rows it must gather out of L2
 
 
 def make_inputs(case: Case, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
@@ -116,8 +116,10 @@ def backends_for(device: torch.device) -> list[Backend]:
     return (compiled if why_not_compiled(probe) is None else []) + ["torch"]
 
 
-def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float) -> Measurement:
-    """Times, memory and errors of one backend. `copy_rate`: bytes per second, read and written, from `copy_speed`."""
+def measure(
+    case: Case, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float | None
+) -> Measurement:
+    """Times, memory and errors of one backend. copy_rate: from `copy_speed`."""
     first = make_inputs(case, dtype, device, 0)
     size = sum(t.numel() * t.element_size() for t in first)
     cold = device.type == "cuda" and case.batch > 1
@@ -140,8 +142,8 @@ def measure(case: Case, backend: Backend, dtype: torch.dtype, device: torch.devi
         backward_mib=backward_mib,
         output_error=_error(output, exact_output),
         gradient_error=max(map(_error, gradients, exact_gradients)),
-        share_of_copy=size / copy_rate * 1e6 / forward_us,
-        share_of_gather=gathered / GATHER_BYTES_PER_SECOND * 1e6 / forward_us,
+        share_of_copy=size / copy_rate * 1e6 / forward_us if copy_rate else None,
+        share_of_gather=gathered / GATHER_BYTES_PER_SECOND * 1e6 / forward_us if copy_rate else None,
     )
 
 
@@ -174,10 +176,10 @@ def _time(calls: list[Callable[[], Any]], device: torch.device, repeats: int = 2
         return 1e3 * median_time(graph.replay, True, repeats) / (len(calls) * rounds)
 
 
-def _with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """The tensors that a call returns, and its peak memory beyond them in MiB (nan on a CPU)."""
+def _with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, float | None]:
+    """The tensors that a call returns, and its peak memory beyond them in MiB, None on a CPU."""
     if device.type != "cuda":
-        return call(), float("nan")
+        return call(), None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -200,10 +202,10 @@ def _error(result: Tensor, exact: Tensor) -> float:
     return float((result.double() - exact).norm() / exact.norm())
 
 
-def copy_speed(device: torch.device) -> float:
-    """Bytes per second that a large copy reads and writes; nan on a CPU."""
+def copy_speed(device: torch.device) -> float | None:
+    """Bytes per second that a large copy reads and writes; None on a CPU."""
     if device.type != "cuda":
-        return float("nan")
+        return None
     source = torch.randn(2**28, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() * 4 / _time([lambda: torch.mul(source, 1.0, out=target)] * 2, device) * 1e6
@@ -227,6 +229,6 @@ def table(measurements: list[Measurement]) -> str:
 def _show(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
-    if value != value:
+    if value is None:
         return "-"
     return f"{value:.1e}" if name.endswith("error") else f"{value:.2f}" if name.startswith("share") else f"{value:.1f}"

@@ -152,6 +152,17 @@ def test_assignment_beside_scipy_and_without_kernels(
     assert all(row["same_as_scipy"] == 1 and len(row["apart_ms"]) == 2 for row in rows)
 
 
+def test_what_a_cpu_cannot_measure_of_the_op_is_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    benchmark, op = tool("benchmarks.__main__"), tool("benchmarks.op")
+    monkeypatch.setattr(op, "CASES", (op.Case("R1", 1, 4, ((6, 6), (3, 3)), heads=2, channels=8, points=2),))
+    file = tmp_path / "op.json"
+    assert benchmark.main(["op", "--device", "cpu", "--backends", "torch", "--json", str(file)]) == 0
+    content = json.loads(file.read_text(), parse_constant=pytest.fail)  # NaN is not JSON
+    (row,) = content["measurements"]
+    assert content["copy_bytes_per_second"] is row["forward_mib"] is row["share_of_copy"] is None
+    assert row["forward_us"] > 0 and 0 < row["output_error"] < 1e-5
+
+
 @pytest.mark.slow  # two more processes import and build everything
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     train = tool("benchmarks.train")
