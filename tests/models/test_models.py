@@ -200,6 +200,12 @@ def test_train_mode_without_targets_says_so() -> None:
         nano().train()(torch.rand(1, 3, 64, 64))
 
 
+@pytest.mark.parametrize("train", [True, False])
+def test_images_with_fewer_cells_than_queries_are_refused(train: bool) -> None:
+    with pytest.raises(ValueError, match=message("expected", "60 queries", 21)):
+        nano().train(train)(torch.rand(2, 3, 32, 32), targets_of(2, 1) if train else None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_float_types_run_in_eval(dtype: torch.dtype) -> None:
     model = nano().eval().to(dtype)
