@@ -31,7 +31,6 @@ DIGITS = {
     **{"AP": ".4f", "AP50": ".4f", "megabytes": ".1f", "latency_ms": ".1f", "images_per_second": ".1f"},
     **{"score": ".2g", "box": ".2g"},
 }
-CERTIFICATE = ".certificate.json"
 CALLS = 9  # timed calls, after two that are not timed
 BATCH = 8  # batch size for images/s
 
@@ -71,6 +70,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def exports_beside(weights: Path) -> list[Path]:
     """Returns the exports in a checkpoint's folder that have its name and a certificate."""
+    from rtdetr.export.targets import CERTIFICATE
+
     certificates = sorted(weights.parent.glob(f"*{CERTIFICATE}"))
     files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
     beginnings = tuple(f"{weights.stem}{mark}" for mark in ".-_")
@@ -138,6 +139,7 @@ def certified(file: Path) -> Row:
     """Returns the largest differences from PyTorch in the certificate of a file, None without one. Raises
     CheckpointError if the file has changed or was not certified, or if the certificate is damaged."""
     from rtdetr.export.certificate import read_stored_certificate
+    from rtdetr.export.targets import certificate_path
     from rtdetr.weights.checkpoint import CheckpointError
     from rtdetr.weights.digest import file_sha256
 
@@ -145,9 +147,8 @@ def certified(file: Path) -> Row:
     if stored is None:
         return {"score": None, "box": None}
     if stored.sha256 != file_sha256(file):
-        raise CheckpointError(
-            f"{file}: is not the file of {file.name}{CERTIFICATE}; `rtdetr export --check` compares it again"
-        )
+        name = certificate_path(file).name
+        raise CheckpointError(f"{file}: is not the file of {name}; `rtdetr export --check` compares it again")
     return {"score": stored.score, "box": stored.box}
 
 

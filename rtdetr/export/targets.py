@@ -19,6 +19,8 @@ FORMATS = {"onnx": ".onnx", "torch-export": ".pt2", "aot": ".aot.pt2", "openvino
 FORMATS |= {"transformers": "_transformers", "triton": "_triton", "ncnn": "_ncnn"}  # folders
 FORMATS |= {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}  # the last one is a folder, too
 
+CERTIFICATE = ".certificate.json"  # after the name of a file
+
 WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a checkpoint, or the model itself
 
 
@@ -69,7 +71,7 @@ def of(output: Path, format: str) -> list[Path]:
 
 
 def certificate_path(file: Path) -> Path:
-    return file.with_name(f"{file.name}.certificate.json")
+    return file.with_name(f"{file.name}{CERTIFICATE}")
 
 
 def op_library_path(package: Path) -> Path:
