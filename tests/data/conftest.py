@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hostile_sets import write_images
+from sound_set import write_images
 
 
 @pytest.fixture(scope="module")

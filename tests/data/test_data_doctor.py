@@ -17,9 +17,10 @@ from coco_set import open_coco
 from fuzz_data import Tracer, make_sets, try_one
 from hostile_folders import VOC, YOLO, write_voc, write_yolo
 from hostile_named import Case as FolderCase
-from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, config_of, sound_document, write_case
+from hostile_sets import CASES, SOUND, Case, config_of, write_case
 from messages import message
 from PIL import Image
+from sound_set import HEIGHT, WIDTH, sound_document
 
 from rtdetr import cli
 from rtdetr.data.classes import DataError

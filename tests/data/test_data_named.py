@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from format_cases import recognise
 from hostile_named import HOSTILE, Case
-from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
 from messages import message
 from named_cases import everything
 from named_sets import CLASSES, WRITERS, link, tasks, write_coco, write_huggingface
+from sound_set import HEIGHT, NUM_IMAGES, WIDTH
 
 from rtdetr import cli
 from rtdetr.data.classes import Classes, DataError
@@ -282,7 +282,7 @@ import fiftyone as fo
 from fiftyone.utils.coco import COCODetectionDatasetExporter
 from fiftyone.utils.yolo import YOLOv5DatasetExporter
 from named_sets import CLASSES, boxes_of
-from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
+from sound_set import HEIGHT, NUM_IMAGES, WIDTH
 out, images = sys.argv[1:]
 def export(exporter):  # as Dataset.export does, which needs a MongoDB to have a Dataset
     with exporter:

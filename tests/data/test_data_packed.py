@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_sets import NUM_IMAGES
 from messages import message
 from named_cases import everything
 from named_sets import CLASSES, boxes_of, write_coco
+from sound_set import NUM_IMAGES
 
 from rtdetr import cli
 from rtdetr.data.classes import DataError

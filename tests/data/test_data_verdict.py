@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from format_sets import write_all
-from hostile_sets import CASES, HEIGHT, SOUND, WIDTH, Case, sound_document, write_case
+from hostile_sets import CASES, SOUND, Case, write_case
 from PIL import Image
+from sound_set import HEIGHT, WIDTH, sound_document
 
 from rtdetr import cli
 from rtdetr.data.classes import DataError

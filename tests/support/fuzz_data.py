@@ -25,8 +25,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hostile_folders import write_voc, write_yolo
-from hostile_sets import SOUND, write_case, write_images
+from hostile_sets import SOUND, write_case
 from named_sets import WRITERS
+from sound_set import write_images
 
 from rtdetr.data.doctor.examine import examine, plain
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hostile_named import BOMB, Case, Change, a_folder, each_of, edited, gone, whole
-from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
 from named_sets import link
+from sound_set import HEIGHT, NUM_IMAGES, WIDTH
 
 CLASSES = ("cup", "pen", "key")
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hostile_sets import HEIGHT, NUM_IMAGES, WIDTH
+from sound_set import HEIGHT, NUM_IMAGES, WIDTH
 
 CLASSES = ("cup", "key", "pen")  # by name, as all but CVAT order them
 
