@@ -246,7 +246,7 @@ class Predictor:
         """Builds a batch: from the tensors if all images are tensors on the device, else from pixels prepared on the
         host. A single array that needs no resize is copied to the device directly."""
         if (array := self._fitting(images)) is not None:
-            planes = torch.from_numpy(array)[None].permute(0, 3, 1, 2)
+            planes = torch.from_numpy(array.transpose(2, 0, 1)[None])
             return DeviceTensors(planes.to(self.device, non_blocking=True), self.cfg.data.image_size)
         if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
             there = images if isinstance(images, Tensor) else [each for each in images if isinstance(each, Tensor)]
