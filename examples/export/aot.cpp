@@ -1,16 +1,16 @@
 // Runs an AOTInductor package (`rtdetr export --format aot`) with libtorch alone: neither Python nor our code.
 //
 //   T=$(python -c "import torch; print(torch.__path__[0])")
-//   g++ -std=c++20 -O1 aot.cpp -I$T/include -I$T/include/torch/csrc/api/include -D_GLIBCXX_USE_CXX11_ABI=1
-//       -L$T/lib -Wl,-rpath,$T/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -ldl -o aot
+//   g++ -std=c++20 -O1 aot.cpp -I$T/include -L$T/lib -Wl,-rpath,$T/lib
+//       -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -ldl -o aot
 //   ./aot model.aot.pt2 model.aot.ops.so        (the second one where the export wrote it)
 //
 // It feeds one grey image and prints the best detection. Images of your own have to be contiguous: the package reads
 // them as they lie in memory and checks nothing.
 
+#include <ATen/ATen.h>
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
-#include <torch/torch.h>
 
 #include <iostream>
 
@@ -25,8 +25,8 @@ int main(int argc, char** argv) {
   }
   const c10::InferenceMode no_gradients;
   torch::inductor::AOTIModelPackageLoader model(argv[1]);
-  const auto images = torch::full({1, 3, 96, 128}, 127, torch::kUInt8);
-  const auto sizes = torch::tensor({{96, 128}}, torch::kInt64);
+  const auto images = at::full({1, 3, 96, 128}, 127, at::kByte);
+  const auto sizes = at::tensor({96, 128}, at::kLong).reshape({1, 2});
   const auto outputs = model.run({images, sizes});  // labels, boxes, scores
   std::cout << "label " << outputs[0][0][0].item<int64_t>() << " score " << outputs[2][0][0].item<float>() << " box "
             << outputs[1][0][0].reshape({1, 4}) << "\n";

@@ -59,9 +59,9 @@ def test_killed_anywhere_it_goes_on_to_the_same_weights(data: Path, whole: Path,
     assert_killed_and_finished(data, whole, tmp_path, random.Random(seed).sample(EVENTS, 2))
 
 
-@pytest.mark.slow  # ten runs
-def test_repeated_images_survive_five_kills(data: Path, whole_repeated: Path, tmp_path: Path) -> None:
-    assert_killed_and_finished(data, whole_repeated, tmp_path, random.Random(5).sample(EVENTS, 5), *REPEATED)
+@pytest.mark.parametrize("number", [2, pytest.param(5, marks=pytest.mark.heavy)])
+def test_repeated_images_survive_kills(data: Path, whole_repeated: Path, tmp_path: Path, number: int) -> None:
+    assert_killed_and_finished(data, whole_repeated, tmp_path, random.Random(5).sample(EVENTS, number), *REPEATED)
 
 
 @pytest.mark.heavy
@@ -70,7 +70,10 @@ def test_twenty_kills(data: Path, whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # three starts of torchrun
-@pytest.mark.parametrize("sampling", [(), REPEATED], ids=["uniform", "repeat_factor"])
+@pytest.mark.parametrize(
+    "sampling",
+    [pytest.param((), id="uniform", marks=pytest.mark.heavy), pytest.param(REPEATED, id="repeat_factor")],
+)
 def test_two_processes(data: Path, tmp_path: Path, sampling: tuple[str, ...]) -> None:
     """One of the two is killed, torchrun ends the other, and both go on."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_cases import write_checkpoint
+from export_cases import write_checkpoint
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from messages import message
 
@@ -58,16 +58,33 @@ def model_config() -> Any:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("model"))
+    folder = tmp_path_factory.mktemp("model")
+    write_checkpoint(folder)
+    return folder / "model.pth"
 
 
-@pytest.mark.parametrize("raw", [False, True])
-def test_the_configuration_fits_the_file(checkpoint: Path, tmp_path: Path, raw: bool) -> None:
-    runtime = pytest.importorskip("onnxruntime", reason="rtdetr[onnx] is not installed")
-    folder = tmp_path / "models"
-    options = ["--raw", "--input", "float"] if raw else []
+def repository(checkpoint: Path, name: str, *options: str) -> Path:
+    pytest.importorskip("onnxruntime", reason="rtdetr[onnx] is not installed")
+    folder = checkpoint.parent / name
     assert run([str(checkpoint), "--format", "triton", "-o", str(folder), *options]) == 0
-    assert (tmp_path / "models.certificate.json").is_file()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def usual(checkpoint: Path) -> Path:
+    return repository(checkpoint, "usual")
+
+
+@pytest.fixture(scope="module")
+def raw(checkpoint: Path) -> Path:
+    return repository(checkpoint, "raw", "--raw", "--input", "float")
+
+
+@pytest.mark.parametrize("kind", ["usual", "raw"])
+def test_the_configuration_fits_the_file(kind: str, request: pytest.FixtureRequest) -> None:
+    runtime = pytest.importorskip("onnxruntime", reason="rtdetr[onnx] is not installed")
+    folder: Path = request.getfixturevalue(kind)
+    assert folder.with_name(f"{kind}.certificate.json").is_file()
     config = text_format.Parse((folder / CONFIG_FILE).read_text(), model_config())
     assert (config.backend, config.max_batch_size) == ("onnxruntime", 8) and config.name == CONFIG_FILE.parent.name
     assert 0 < config.dynamic_batching.max_queue_delay_microseconds < 10_000
@@ -85,19 +102,16 @@ def test_the_configuration_fits_the_file(checkpoint: Path, tmp_path: Path, raw: 
     assert isinstance(session.get_inputs()[0].shape[0], str)  # the batch is open
 
 
-def test_a_flipped_bit_fails_the_check(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("onnxruntime", reason="rtdetr[onnx] is not installed")
-    folder = tmp_path / "models"
-    assert run([str(checkpoint), "--format", "triton", "-o", str(folder)]) == 0
-    check = ["export", str(checkpoint), "--check", str(folder)]
+def test_a_flipped_bit_fails_the_check(checkpoint: Path, usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check = ["export", str(checkpoint), "--check", str(usual)]
     for name in (CONFIG_FILE, TRITON_MODEL):
-        whole = (folder / name).read_bytes()
+        whole = (usual / name).read_bytes()
         content = bytearray(whole)
         content[len(content) // 2] ^= 1
-        (folder / name).write_bytes(content)
+        (usual / name).write_bytes(content)
         assert main(check) == 1
-        assert capsys.readouterr().err.startswith(f"error: {folder}: ")
-        (folder / name).write_bytes(whole)
+        assert capsys.readouterr().err.startswith(f"error: {usual}: ")
+        (usual / name).write_bytes(whole)
     assert main(check) == 0
 
 
