@@ -488,8 +488,8 @@ def test_aot_package_in_python_and_cpp(folder: Path, model: Network, tmp_path: P
     assert done.stdout.startswith(f"label {int(found.labels[0, 0])} score {float(found.scores[0, 0]):.3g}"[:-1])
 
 
-@pytest.mark.slow  # three exports
-@pytest.mark.parametrize("arguments", ["--raw --input float", "--half", "--int8 --calibrate shapes/train"])
+@pytest.mark.slow  # two exports
+@pytest.mark.parametrize("arguments", ["--raw --input float --half", "--int8 --calibrate shapes/train"])
 def test_other_onnx_files(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str
 ) -> None:

@@ -163,7 +163,7 @@ def test_what_a_cpu_cannot_measure_of_the_op_is_null(monkeypatch: pytest.MonkeyP
     assert row["forward_us"] > 0 and 0 < row["output_error"] < 1e-5
 
 
-@pytest.mark.slow  # two more processes import and build everything
+@pytest.mark.heavy  # two more processes import and build everything
 def test_the_training_step_in_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     train = tool("benchmarks.train")
     row = train.measure(NANO, "plain", 2, 64, torch.device("cpu"), 2, 4, False, TINY, gpus=2)
