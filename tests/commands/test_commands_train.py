@@ -76,7 +76,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tiny_data(folder / "shapes")
     content = json.loads((data / "annotations" / "instances_train.json").read_text())
     (folder / "nobox.json").write_text(json.dumps({**content, "annotations": []}))
-    save_config(tiny_config(Path("shapes"), "train.max_iterations=2"), folder / "small.yml")
+    cfg = tiny_config(Path("shapes"), "train.max_iterations=2", "train.loggers=[tensorboard]")
+    save_config(cfg, folder / "small.yml")
     (folder / "half").mkdir()
     (folder / "half" / "best.pth").write_text("of a run")
     with pytest.MonkeyPatch.context() as patch:

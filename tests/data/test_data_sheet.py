@@ -46,7 +46,8 @@ def test_batches_of_several_sizes_and_no_more_than_asked_for() -> None:
 
 
 def test_a_run_leaves_one_at_its_start(data: Path, tmp_path: Path) -> None:
-    Trainer(tiny_config(data, "train.max_iterations=2"), tmp_path, CPU).run()
+    cfg = tiny_config(data, "train.max_iterations=2", "train.loggers=[tensorboard]")
+    Trainer(cfg, tmp_path, CPU).run()
     written = (tmp_path / "train_batch.jpg").read_bytes()
     assert Image.open(tmp_path / "train_batch.jpg").size == (2 * (CELL + GAP), 2 * (CELL + GAP))
     Trainer(tiny_config(data, "train.max_iterations=3"), tmp_path, CPU, resume=tmp_path / "last.pth").run()

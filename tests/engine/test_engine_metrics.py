@@ -90,7 +90,12 @@ def test_tensorboard_of_a_folder_that_was_moved_away_is_made_again(tmp_path: Pat
 
 def test_tensorboard_shows_images_of_every_evaluation(tmp_path: Path) -> None:
     data = tiny_data(tmp_path / "shapes")
-    updates = ("train.max_iterations=6", "train.eval_every=1", "data.augment.crop_prob=0")
+    updates = [
+        "train.max_iterations=6",
+        "train.eval_every=1",
+        "data.augment.crop_prob=0",
+        "train.loggers=[tensorboard]",
+    ]
     trainer = Trainer(tiny_config(data, *updates), tmp_path / "run", torch.device("cpu"))
     trainer.run()
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()

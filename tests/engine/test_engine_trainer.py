@@ -55,7 +55,7 @@ def stop_after(trainer: Trainer, steps: int, number: int = signal.SIGTERM) -> No
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two epochs of three steps, in one go."""
     folder = tmp_path_factory.mktemp("whole")
-    assert Trainer(tiny_config(data), folder, CPU).run() is None
+    assert Trainer(tiny_config(data, "train.loggers=[tensorboard]"), folder, CPU).run() is None
     return folder
 
 

@@ -48,7 +48,7 @@ NEVER = "kill999"
 
 
 def first(data: Path, folder: Path, *updates: str) -> list[str]:
-    given = [*tiny_updates(data), *OFTEN, *updates]
+    given = [*tiny_updates(data), "train.loggers=[tensorboard]", *OFTEN, *updates]
     return ["train", "-c", str(NANO), "--device", "cpu", "--output-dir", str(folder), "--overwrite", "-u", *given]
 
 
