@@ -45,7 +45,7 @@ def parameter_groups(
     ]
 
 
-def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW:
+def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.Optimizer:
     """Builds the optimiser; it uses a fused kernel on a GPU, torch's plain loop elsewhere."""
     groups = parameter_groups(model.named_parameters(), cfg)
     if not groups:
@@ -53,6 +53,11 @@ def build_optimizer(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.AdamW
     on_cuda = next(model.parameters()).is_cuda
     kind = MuonAdamW if settled(cfg.muon_lr_multiplier) > 0 else torch.optim.AdamW
     return kind(groups, lr=cfg.lr, betas=cfg.betas, eps=1e-8, fused=on_cuda, foreach=False)
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step does nothing if the tensor `found_inf` is not 0: torch's fused optimisers."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ class OptimizerStep:
 
     def skip_unless_finite(self, values: Tensor) -> None:
         """Skips this and all later steps if a value is not finite. values: losses, gradient norm and, with a scaler,
-        its scale. The fused AdamW skips if found_inf is not 0; if float16 gradients overflow, the scaler skips."""
+        its scale. A fused optimiser skips if found_inf is not 0; if float16 gradients overflow, the scaler skips."""
         scaled = self.state.scaler.is_enabled()
         finite = torch.isfinite(values[:-2] if scaled else values).all()
         self._sound.copy_(torch.where(finite, self._sound, torch.nan))

@@ -1,7 +1,7 @@
 """Checks the losses and gradients of every step.
 
 On a GPU the losses of a step are copied to the host asynchronously and checked one step later, so that the GPU never
-waits. On a CPU they are checked before the weights change.
+waits. On a CPU, and with an optimiser that is not fused, they are checked before the weights change.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tqdm import tqdm
 from rtdetr.config import config_to_dict
 from rtdetr.engine import distributed
 from rtdetr.engine.failures import StepFailed, TrainingFailed, writing
+from rtdetr.engine.optim import skips_on_device
 from rtdetr.engine.run_files.replay import FailedStep, diagnose, random_state
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.losses.matcher import NON_FINITE
@@ -44,8 +45,10 @@ class StepChecks:
 
     def __init__(self, state: RunState, output_dir: Path, device: torch.device) -> None:
         self.state, self.output_dir, self.device = state, output_dir, device
-        # Steps between a step and its check. A step that may be skipped is checked before the weights change.
-        self.lag = 1 if device.type == "cuda" and state.cfg.train.max_skips == 0 else 0
+        # Steps between a step and its check. A step that may be skipped, or that the device cannot skip by itself, is
+        # checked before the weights change.
+        later = device.type == "cuda" and state.cfg.train.max_skips == 0 and skips_on_device(state.optimizer)
+        self.lag = 1 if later else 0
         self._moved = state.iteration - 1  # the last step that was not skipped
         self._skipped = 0  # steps
         self.begin()

@@ -11,10 +11,13 @@ import pytest
 import torch
 from engine_helpers import NANO, tiny_config, tiny_updates
 from run_cases import LAYER, ROOT, at_step, environment
+from torch import Tensor, nn
 
 from rtdetr import cli
+from rtdetr.config import OptimizerConfig
 from rtdetr.engine.acceleration.graphs import StepGraphs
 from rtdetr.engine.failures import StepFailed
+from rtdetr.engine.optim import parameter_groups
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch
@@ -103,7 +106,10 @@ def test_failed_steps_can_be_left_out(
 
 SCRIPT = """
 import sys
+from torch import Tensor, nn
+
 from rtdetr import cli
+from rtdetr.config import OptimizerConfig
 from rtdetr.engine.trainer import Trainer
 step, last = Trainer.train_step, int(sys.argv[1])
 def stopping(self, batches):
@@ -138,3 +144,23 @@ def test_a_deterministic_run_goes_on_bit_for_bit_and_saves_beside_its_steps(
             different = [key for key, tensor in whole[part].items() if not torch.equal(tensor, other[part][key])]
             assert not different, (name, part, different[:5])
     assert load_checkpoint(tmp_path / "again" / "last-1.pth")["training"]["iteration"] >= 1
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_another_optimiser_trains_and_changes_no_weight_in_a_failed_step(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    def sgd(model: nn.Module, cfg: OptimizerConfig) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameter_groups(model.named_parameters(), cfg), lr=cfg.lr, momentum=0.9, fused=fused)
+
+    monkeypatch.setattr("rtdetr.engine.run_files.run_state.build_optimizer", sgd)
+    trainer = Trainer(tiny_config(data, *ALIKE), tmp_path, GPU)
+    assert trainer.checks.lag == fused
+    before: list[Tensor] = []
+    parameters = [*trainer.model.parameters()]
+    at_step(trainer, 7, lambda: before.extend(each.detach().clone() for each in parameters))
+    spoil_box(trainer, {7})
+    with pytest.raises(StepFailed, match="iteration 7 "):
+        trainer.run()
+    assert len(read_rows(tmp_path / "metrics.csv")) == 7
+    assert all(map(torch.equal, before, parameters)) and before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from golden_files import golden_dir
 from torch import nn
 
 from rtdetr.config import OptimizerConfig, load_config
+from rtdetr.engine.muon import MuonAdamW
 from rtdetr.engine.optim import (
     build_optimizer,
     clip_grad_norm,
@@ -20,6 +22,7 @@ from rtdetr.engine.optim import (
     lr_at,
     parameter_groups,
     set_lr,
+    skips_on_device,
 )
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.official_names import official_names
@@ -107,10 +110,12 @@ def test_rate_reaches_each_group_with_its_multiplier() -> None:
     assert rates[id(model["backbone"]["stem"].weight)] == pytest.approx(3e-3)
 
 
-def test_fused_adamw_skips_the_step_when_told_of_a_non_finite_gradient() -> None:
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, MuonAdamW])
+def test_a_fused_optimiser_skips_the_step_when_told_of_a_non_finite_gradient(kind: Callable[..., Any]) -> None:
     """The trainer relies on this on GPUs, where it learns of a NaN one step late."""
     weight = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    optimizer = kind([weight], lr=0.1, fused=True)
+    assert skips_on_device(optimizer) and not skips_on_device(kind([weight], lr=0.1, fused=False))
     weight.grad = torch.full((3,), math.nan)
     optimizer.found_inf = torch.ones(())  # type: ignore[attr-defined]
     optimizer.step()
