@@ -15,11 +15,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from rtdetr.ops.kernels import FusedOperator
 from rtdetr.ops.reference import compute_dtype
 
 HERE = Path(__file__).parent
@@ -85,10 +86,9 @@ INFO = build_info(FOLDER)
 WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
 # _cpu.so declares the operators, _cuda.so only adds kernels to them.
 WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)
-FUSED = (  # kernels of rtdetr/ops/fused
-    "box_losses", "channel_norm", "column_sums", "matching_cost", "max_pool", "token_norm", "top_k", "varifocal"
-)  # fmt: skip
-BUILT = frozenset(name for name in FUSED if hasattr(torch.ops.rtdetr, name))  # older libraries lack some
+BUILT = frozenset(  # older libraries lack some
+    name for name in get_args(FusedOperator) if hasattr(torch.ops.rtdetr, name)
+)
 
 
 def _forward_fake(

@@ -13,7 +13,7 @@ from rtdetr.ops import kernels
 from rtdetr.ops.backend import why_not_compiled
 
 
-def why_not_fused(operator: str, x: Tensor, compiler_too: bool = False) -> str | None:
+def why_not_fused(operator: kernels.FusedOperator, x: Tensor, compiler_too: bool = False) -> str | None:
     """None if the kernels of torch.ops.rtdetr.<operator> may run on `x`, else a sentence with the reason.
 
     compiler_too: also under torch.compile, whose own code is as good for the other operators.
