@@ -192,7 +192,7 @@ class TrainConfig:
     checkpoint_activations: bool = False  # decoder layers recompute their activations in the backward pass: less memory
     # torch.compile of the step; auto: on a GPU, if the run is long enough to save more time than compiling takes
     compile: Switch = "auto"
-    eval_every: CountOrNone = 1  # epochs
+    eval_every: CountOrNone = 1  # epochs; 0: only at the end
     log_every: Count = 10  # optimiser steps
     # In addition to metrics.csv; wandb and mlflow need their packages. []: none.
     loggers: Annotated[tuple[Logger, ...], Range(0, 3)] = ("tensorboard",)
@@ -216,7 +216,7 @@ class EvalConfig:
 class Config:
     name: str = "rtdetrv3"
     # auto: this package's compiled operators and fused kernels, CUDA graphs and the compiler, wherever they can run.
-    # plain: PyTorch and SciPy only, on any device; slower, and the same within rounding.
+    # plain: PyTorch and SciPy only, on any device; slower, and each step the same within rounding.
     kernels: Kernels = "auto"
     model: ModelConfig = field(default_factory=ModelConfig)
     loss: LossConfig = field(default_factory=LossConfig)

@@ -65,7 +65,7 @@ class Criterion:
         repeats = min(self.one_to_many_repeats, max(1, offers // targets.labels.shape[1]))
         if one_to_many is not None:
             problems.append((one_to_many, repeats))
-        indices, non_finite = match_together(problems, targets, self.cfg)
+        indices, non_finite = match_together(problems, targets, self.cfg)  # of each problem, as for set_losses
 
         num_groups = one_to_one.logits.shape[1]
         sums = {"": set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)}

@@ -118,7 +118,9 @@ class QuerySelector(nn.Module):
 
     def _best(self, logits: Tensor) -> Tensor:
         if (cells := logits.shape[1]) < self.num_queries:
-            raise ValueError(f"images: expected a cell for each of {self.num_queries} queries, got {cells}; enlarge them")
+            raise ValueError(
+                f"images: expected a cell for each of {self.num_queries} queries, got {cells}; enlarge them"
+            )
         return top_k(logits.amax(dim=-1), self.num_queries)[1]
 
     def _selection(self, memory: Memory, cells: Tensor, content: Tensor, logits: Tensor) -> Selection:
