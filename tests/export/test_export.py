@@ -478,7 +478,8 @@ def test_aot_package_in_python_and_cpp(folder: Path, model: Network, tmp_path: P
     torch_folder = Path(torch.__path__[0])
     if not (torch_folder / "include/ATen/ATen.h").exists():
         pytest.skip("this torch has no C++ headers")
-    libraries = [f"-I{torch_folder / 'include'}", f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}", "-Wl,--no-as-needed"]
+    lib = torch_folder / "lib"
+    libraries = [f"-I{torch_folder / 'include'}", f"-L{lib}", f"-Wl,-rpath,{lib}", "-Wl,--no-as-needed"]
     libraries += ["-ltorch", "-ltorch_cpu", "-lc10", "-ldl"]
     program = str(tmp_path / "aot")
     subprocess.run(["g++", "-std=c++20", str(EXAMPLES / "aot.cpp"), *libraries, "-o", program], check=True)
