@@ -49,6 +49,10 @@ class Classes:
         chosen = {"thresholds": list(self.thresholds)} if self.thresholds else {}
         return {"names": list(self.names), "category_ids": list(self.category_ids), **chosen}
 
+    def listed(self) -> str:
+        """The ids and names of the first ten classes, for messages."""
+        return some((f"{i} ({name!r})" for i, name in zip(self.category_ids, self.names)), 10)
+
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Classes:
         """Builds the classes from `entries`. Raises KeyError, TypeError or ValueError if they are invalid."""
@@ -127,9 +131,8 @@ def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> N
     advice = f"; all names agree: {by_name} goes by them, training wants equal ids" if names_agree else ""
     unknown = [f"{i} ({name!r})" for i, name in zip(own.category_ids, own.names) if i not in name_of]
     if unknown:
-        known = some((f"{i} ({name!r})" for i, name in name_of.items()), 10)
         raise DataError(
-            f"{path}: category ids unknown to the model: {some(unknown)}; it was trained for {known}{advice}"
+            f"{path}: category ids unknown to the model: {some(unknown)}; it was trained for {model.listed()}{advice}"
         )
     renamed = [(i, name) for i, name in zip(own.category_ids, own.names) if name != name_of[i]]
     for category_id, name in renamed:

@@ -106,7 +106,7 @@ class TrainingLog:
             shown["unreadable"] = unreadable
         self._log("train", record.iteration + 1, {**values, **shown})
         self._bar.set_postfix_str(
-            f"epoch {self.state.epoch} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
+            f"epoch {self.state.epoch + 1} loss {values['loss']:.3f} lr {record.lr:.1e} {speed:.1f} img/s "
             f"(data {data_wait:.0%}) {memory:.1f} GiB"
         )
 

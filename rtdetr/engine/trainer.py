@@ -97,8 +97,8 @@ class Trainer:
         seed_everything(cfg.train.seed + distributed.rank())
         if resume is None:
             self.state.began = how_it_began(cfg, tuning, len(self.train_loader.source))
-        elif (changed := self.state.load(resume)) is not None:
-            say(changed)
+        else:
+            say(*self.state.load(resume))
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.update = OptimizerStep(self.state, device)
         criterion, left = build_criterion(cfg, len(self.classes)), self.total_iterations - self.state.iteration

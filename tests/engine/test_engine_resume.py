@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_helpers import NUM_TRAIN, tiny_config
+from messages import message
 
 from rtdetr import cli
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.trainer import Trainer
-from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 EPOCHS = 4
@@ -55,6 +57,28 @@ def go_on(path: Path, folder: Path, data: Path, *updates: str) -> list[tuple[int
     trainer.train_step = noted  # type: ignore[method-assign]
     assert trainer.run() is None
     return steps
+
+
+def test_each_changed_setting_is_printed(
+    stopped: dict[int, Path], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, epochs = stopped[6], f"train.epochs={EPOCHS}"
+    Trainer(tiny_config(data, epochs), tmp_path, CPU, resume=path)
+    assert capsys.readouterr().out.count(str(path)) == 0
+    Trainer(tiny_config(data, epochs, "optimizer.lr=3e-4", "train.seed=5"), tmp_path, CPU, resume=path)
+    lr = tiny_config(data).optimizer.lr
+    assert f"{path}: optimizer.lr {lr} -> 0.0003, train.seed 0 -> 5\n" in capsys.readouterr().out
+
+
+def test_other_classes_under_the_same_ids_are_refused(stopped: dict[int, Path], data: Path, tmp_path: Path) -> None:
+    renamed = shutil.copytree(data, tmp_path / "renamed")
+    for file in (renamed / "annotations").iterdir():
+        content = json.loads(file.read_text())
+        first, second = content["categories"][:2]
+        first["name"], second["name"] = second["name"], first["name"]
+        file.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message("other classes than the data's", first["name"], second["name"])):
+        Trainer(tiny_config(renamed, f"train.epochs={EPOCHS}"), tmp_path, CPU, resume=stopped[6])
 
 
 @pytest.mark.parametrize("after", SEEN)

@@ -86,6 +86,7 @@ MESSAGES = {
     "class names differ": ["is called"],
     "class ids differ": ["has id", "knows it as"],
     "other classes": ["not the detector"],
+    "other classes than the data's": ["other classes"],
     "and more": ["more"],
     "classes carried over": ["carried over by name|class names .* unknown"],
     "unnamed classes": ["class names", "unknown"],

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rtdetr.config import Config, settled
+from rtdetr.config import Config, config_to_dict, settled
 from rtdetr.data.classes import Classes
 from rtdetr.engine import distributed
 from rtdetr.engine.early_stop import EarlyStop
@@ -23,6 +23,8 @@ from rtdetr.engine.optim import build_optimizer, load_optimizer
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint
 from rtdetr.weights.load import load_exactly
 from rtdetr.wording import option
+
+PACE_KEYS = ("data.train_batch_size", "train.accumulate", "train.epochs")
 
 
 class Pace(NamedTuple):
@@ -106,9 +108,9 @@ class RunState:
         ema = self.ema.model.state_dict()
         return make_checkpoint(self.cfg, self.classes, self.model.state_dict(), ema, training, began=self.began)
 
-    def load(self, path: Path) -> str | None:
-        """Restores the run in a checkpoint, random generators included. Returns a sentence if settings that
-        affect the continuation changed. Raises CheckpointError if it does not fit."""
+    def load(self, path: Path) -> list[str]:
+        """Restores the run in a checkpoint, random generators included. Returns a sentence on the settings that
+        changed, and one on where the run continues if that changed. Raises CheckpointError if it does not fit."""
         content = load_checkpoint(path)
         state = content["training"]
         if state is None:
@@ -117,9 +119,12 @@ class RunState:
                 + option("start from them with -t", "train() the model that from_pretrained() makes of them")
                 + ", or resume last.pth"
             )
-        if tuple(content["classes"]["category_ids"]) != self.classes.category_ids:
+        classes = Classes.of(content["classes"])
+        if (classes.category_ids, classes.names) != (self.classes.category_ids, self.classes.names):
             raise CheckpointError(
-                f"{path}: trained for other category ids than those in {self.cfg.data.train.annotations}"
+                f"{path}: trained for other classes than those in {self.cfg.data.train.annotations}: "
+                f"{classes.listed()}, not {self.classes.listed()}; "
+                + option("start from its weights with -t", "train() the model that from_pretrained() makes of it")
             )
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
@@ -137,7 +142,9 @@ class RunState:
             self.early_stop.load(state["early_stop"])
         if distributed.rank() < len(state["rng"]):
             set_rng_state(state["rng"][distributed.rank()])
-        return self._find_position(content["config"], state, path)
+        changed = ", ".join(changed_keys(content["config"], config_to_dict(self.cfg)))
+        position = self._find_position(content["config"], state, path)
+        return [*([f"{path}: {changed}"] if changed else []), *([position] if position else [])]
 
     def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
         """Sets the position at which the run in a checkpoint stopped, in whole batches of the present size."""
@@ -157,7 +164,7 @@ class RunState:
         if before == self.pace:
             return None
         return (
-            f"{path}: {self.pace.changes(before)}; continues in epoch {self.epoch} after "
+            f"{path}: {self.pace.changes(before)}; continues in epoch {self.epoch + 1} after "
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_images} images, at iteration "
             f"{self.iteration} of {self.total_iterations}"
         )
@@ -174,6 +181,16 @@ def with_absolute_paths(cfg: Config) -> Config:
         for split in (cfg.data.train, cfg.data.val)
     )
     return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train=train, val=val))
+
+
+def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[str]:
+    """Yields "key old -> new" for each key of a stored config that has another value now, except those of `Pace`."""
+    for name, old in before.items():
+        key = f"{section}{name}"
+        if isinstance(old, dict):
+            yield from changed_keys(old, now.get(name, {}), f"{key}.")
+        elif name in now and now[name] != old and key not in PACE_KEYS:
+            yield f"{key} {old} -> {now[name]}"
 
 
 def seed_everything(seed: int) -> None:
