@@ -245,8 +245,10 @@ class RTDETRv3:
         from rtdetr.weights.load import read_checkpoint
 
         self._network("train")
-        given = settings | ({} if epochs is None else {"epochs": epochs})
         from_file = None if resume is None else path_of("resume", resume)
+        given = settings if epochs is None else {"epochs": epochs, **settings}
+        if epochs is not None and from_file is None:
+            given = {"max_iterations": 0, **given}  # that of an earlier run would end this one sooner
         base = read_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
         updates = [*data_updates(data), *keyword_updates(given)]
         if augment is not None:

@@ -23,6 +23,7 @@ from rtdetr.commands.predict import run as predict_command
 from rtdetr.config import ConfigError, keyword_updates
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.data_arguments import data_updates
+from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.extras import MissingPackage
 from rtdetr.shipped_configs import find_config
 from rtdetr.weights.checkpoint import CheckpointError
@@ -251,6 +252,18 @@ def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:
     pair = data / "val", data / "annotations" / "instances_val.json"
     again = model.evaluate(pair)
     assert again is not None and again.figures == evaluated.figures
+
+
+def test_epochs_are_whole_ones_whatever_the_last_training_was(checkpoint: Path, tmp_path: Path) -> None:
+    model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    model.train(max_iterations=1, output_dir=tmp_path / "first")
+    assert model.cfg.train.max_iterations == 1
+    run = model.train(epochs=1, output_dir=tmp_path / "second")
+    assert [row["iteration"] for row in read_rows(run.output_dir / "metrics.csv") if row["kind"] == "train"] == list(
+        "123"
+    )
+    model.train(epochs=3, max_iterations=2, output_dir=tmp_path / "third")
+    assert model.cfg.train.max_iterations == 2
 
 
 def test_data_is_whatever_knows_its_images(checkpoint: Path) -> None:
