@@ -1,7 +1,8 @@
 """Every setting with its default and its range, as frozen dataclasses; rtdetr/config_file.py reads them from YAML.
 
-A file may name others under `base:` (paths relative to itself); they are merged first, in order, key by key. A key
-that no dataclass declares, and a value out of its range, is an error that names the file and the dotted path.
+A file may name others under `base:` (shipped names, or paths relative to itself); they are merged first, in order, key
+by key. A key that no dataclass declares, and a value out of its range, is an error that names the file and the dotted
+path.
 """
 
 from __future__ import annotations

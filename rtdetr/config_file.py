@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, Union
 
 import yaml
 
+PACKAGE = Path(__file__).resolve().parent
 MAX_BYTES = 100_000  # of a file; ours have three thousand, and PyYAML needs a second for this many
 MAX_VALUES, MAX_DEPTH = 10_000, 20  # of a file, its aliases written out
 
@@ -49,6 +50,13 @@ class Range:
         return text if self.multiple_of is None else f"{text}, a multiple of {self.multiple_of}"
 
 
+def shipped_configs() -> dict[str, Path]:
+    """The name and file of each shipped config."""
+    in_wheel = PACKAGE / "configs"
+    folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "configs"
+    return {path.stem: path for path in sorted(folder.glob("*.yml"))}
+
+
 def read_config_file(
     path: Path, prepare: Callable[[dict[str, Any], str], None], asked_by: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], Origins]:
@@ -67,7 +75,8 @@ def read_config_file(
     merged: dict[str, Any] = {}
     origins: Origins = {"": str(path)}
     for base in bases:
-        merge(merged, origins, *read_config_file(path.parent / base, prepare, (*asked_by, path)))
+        file = shipped_configs().get(base, path.parent / base)
+        merge(merged, origins, *read_config_file(file, prepare, (*asked_by, path)))
     prepare(own, str(path))
     merge(merged, origins, own, {"": str(path)})
     return merged, origins

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rtdetr.config import Config, ConfigError
-
-PACKAGE = Path(__file__).resolve().parent
+from rtdetr.config_file import shipped_configs
 
 
 def find_config(text: str) -> Path:
@@ -25,13 +24,6 @@ def find_config(text: str) -> Path:
         near = difflib.get_close_matches(text, shipped, n=5) or list(shipped)
         raise ConfigError(f"{text}: no config of that name is shipped, the nearest are {', '.join(near)}")
     return path
-
-
-def shipped_configs() -> dict[str, Path]:
-    """The name and file of each shipped config."""
-    in_wheel = PACKAGE / "configs"
-    folder = in_wheel if in_wheel.is_dir() else PACKAGE.parent / "configs"
-    return {path.stem: path for path in sorted(folder.glob("*.yml"))}
 
 
 def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("train", "val")) -> None:

@@ -394,6 +394,13 @@ def test_a_stored_config_out_of_range_names_its_file() -> None:
     assert config_from_dict(stored, "runs/last.pth", ["train.epochs=3"]).train.epochs == 3
 
 
+def test_a_base_is_a_shipped_name_or_a_file_beside(tmp_path: Path) -> None:
+    write(tmp_path / "mine.yml", "base: rtdetrv3_r18vd_small\ntrain: {epochs: 7}\n")
+    cfg = load_config(write(tmp_path / "again.yml", "base: mine.yml\nname: again\n"))
+    shipped = load_config(ROOT / "configs" / "rtdetrv3_r18vd_small.yml")
+    assert cfg == dataclasses.replace(shipped, name="again", train=dataclasses.replace(shipped.train, epochs=7))
+
+
 def test_missing_and_circular_files(tmp_path: Path) -> None:
     assert refusal(path=tmp_path / "nowhere.yml") == f"{tmp_path}/nowhere.yml: no such config file"
     asks = write(tmp_path / "asks.yml", "base: nowhere.yml\n")

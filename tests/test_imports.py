@@ -18,6 +18,7 @@ FLOORS = {
     "boxes": 0,
     "garbage_collection": 0,
     "gpu_startup": 0,
+    "atomic_write": 0,
     "types": 0,
     "process_state": 0,
     "config": 0,

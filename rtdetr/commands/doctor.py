@@ -34,11 +34,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     from rtdetr.commands.progress import progress
+    from rtdetr.config_file import shipped_configs
     from rtdetr.data.defects import Defect
     from rtdetr.data.doctor.examine import examine, plain
     from rtdetr.data.doctor.fix import clean_document, clean_files
     from rtdetr.outputs import OutputError, check_outputs, writing
-    from rtdetr.shipped_configs import shipped_configs
 
     source = shipped_configs().get(args.source, Path(args.source))
     if args.fix and os.path.lexists(args.fix):

@@ -20,8 +20,8 @@ from messages import message
 from PIL import Image
 
 import rtdetr
-from rtdetr import cli
-from rtdetr import shipped_configs as configs
+from rtdetr import cli, config_file
+from rtdetr.shipped_configs import find_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -442,5 +442,5 @@ def test_a_wheel_carries_the_configs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.relative_to(carried) for path in carried.rglob("*.yml")} == {
         path.relative_to(own) for path in own.rglob("*.yml")
     }
-    monkeypatch.setattr(configs, "PACKAGE", carried.parent)
-    assert configs.find_config("rtdetrv3_nano_shapes") == carried / "rtdetrv3_nano_shapes.yml"
+    monkeypatch.setattr(config_file, "PACKAGE", carried.parent)
+    assert find_config("rtdetrv3_nano_shapes") == carried / "rtdetrv3_nano_shapes.yml"

@@ -92,7 +92,7 @@ def test_a_file_brought_by_hand_is_converted_once(tmp_path: Path, monkeypatch: p
 
 
 def test_every_official_file_is_that_of_a_shipped_config() -> None:
-    from rtdetr.shipped_configs import shipped_configs
+    from rtdetr.config_file import shipped_configs
 
     assert OFFICIAL.keys() <= shipped_configs().keys()
     assert all(each.sha256 and len(each.sha256) == 64 and each.url.startswith("https://") for each in OFFICIAL.values())
