@@ -139,6 +139,14 @@ def add_weights(parser: argparse.ArgumentParser, text: str) -> None:
     which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
 
 
+def add_training_data(parser: argparse.ArgumentParser) -> None:
+    """Adds DATA, also as --data: `args.data or args.named_data`."""
+    which = parser.add_mutually_exclusive_group()
+    text = "a folder or file with training and validation images, in any known format"
+    which.add_argument("data", nargs="?", metavar="DATA", help=text)
+    which.add_argument("--data", dest="named_data", metavar="DATA", help="the same")
+
+
 def add_validation(parser: argparse.ArgumentParser) -> None:
     """Adds `-c`, `--data` and `-u`, which change the config of a checkpoint for an evaluation."""
     text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_device, add_update
+from rtdetr.commands.arguments import Parser, add_device, add_training_data, add_update
+from rtdetr.commands.train import DEFAULT_CONFIG
 from rtdetr.wording import signal_name
 
 ABOUT = """Train on half of the images, then on all, for as many iterations; print both AP and whether labelling more
@@ -16,7 +17,9 @@ would pay. It takes twice the time of a training."""
 def run(arguments: Sequence[str] | None = None) -> int:
     """Estimates the gain from more images; see `rtdetr learning-curve --help`."""
     parser = Parser(prog="rtdetr learning-curve", description=ABOUT)
-    parser.add_argument("-c", "--config", required=True, help="YAML file, or the name of a shipped config")
+    add_training_data(parser)
+    text = f"YAML file, or the name of a shipped config; default with DATA: {DEFAULT_CONFIG}"
+    parser.add_argument("-c", "--config", help=text)
     parser.add_argument(
         "-t", "--tuning", type=Path, metavar="WEIGHTS", help="load all weights that match, and report the rest"
     )
@@ -27,8 +30,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output-dir", type=Path, help=text)
     add_device(parser)
     args = parser.parse_args(arguments)
+    data = args.data or args.named_data
+    if args.config is None and data is None:
+        parser.error("-c CONFIG or DATA is needed")
 
     from rtdetr.config import load_config
+    from rtdetr.data.data_arguments import data_updates
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.learning_curve import learning_curve
     from rtdetr.engine.signals import StopSignal
@@ -37,7 +44,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     signals = StopSignal()
     with signals.setting_up():
-        cfg = load_config(find_config(args.config), args.update)
+        cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data_updates(data), *args.update])
         folder = args.output_dir or unused_folder(Path("output") / f"{cfg.name}-learning-curve")
         check_folder(folder)
         taken = [name for name in ("half", "whole", "half.json", "learning_curve.json") if (folder / name).exists()]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rtdetr.commands.arguments import Parser, add_device, add_update, count
+from rtdetr.commands.arguments import Parser, add_device, add_training_data, add_update, count
 from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "--config",
         help="YAML file, or the name of a shipped config; default: the checkpoint's with -r, else rtdetrv3_r18vd_small",
     )
-    which = parser.add_mutually_exclusive_group()
-    text = "a folder or file with training and validation images, in any known format"
-    which.add_argument("data", nargs="?", metavar="DATA", help=text)
-    which.add_argument("--data", dest="named_data", metavar="DATA", help="the same")
+    add_training_data(parser)
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "-r", "--resume", type=Path, metavar="CHECKPOINT", help="resume a run from its last.pth (or last-1.pth)"

@@ -39,6 +39,8 @@ def test_both_runs_have_the_same_iterations(data: Path, tmp_path: Path, capsys: 
     for name in ("half", "whole"):
         rows = read_rows(tmp_path / "curve" / name / "metrics.csv")
         assert [int(row["iteration"]) for row in rows if row["kind"] == "eval"] == [4, 8]
+    assert cli.main(["learning-curve", "nowhere"]) == 2
+    assert message("no such path", "nowhere").search(capsys.readouterr().err)
     assert command(data, tmp_path / "curve") == 2
     assert message("already", "half", "whole", "half.json", "learning_curve.json").search(capsys.readouterr().err)
 
