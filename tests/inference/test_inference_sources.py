@@ -88,6 +88,23 @@ def test_a_generator_gives_an_iterator_that_asks_for_a_batch_at_a_time(model: RT
     assert len(list(results)) == 4
 
 
+def test_an_error_of_a_generator_comes_after_the_images_before_it(model: RTDETRv3, image: Path) -> None:
+    def images() -> Iterator[Path]:
+        yield from [image] * 5
+        raise RuntimeError("the camera is gone")
+
+    found = []
+    with pytest.raises(RuntimeError, match="the camera is gone"):
+        for each in model.predict(images(), batch_size=3):
+            found.append(each)
+    assert len(found) == 5
+    found.clear()
+    with pytest.raises(DataError, match=message("not an image", "none.jpg")):
+        for each in model.predict(path for path in (image, "none.jpg", image)):
+            found.append(each)
+    assert len(found) == 1
+
+
 def test_a_broken_image_of_a_folder_costs_itself_alone(model: RTDETRv3, image: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_bytes(b"no image")
     (tmp_path / "good.png").write_bytes(image.read_bytes())
