@@ -199,9 +199,8 @@ def _opened(path: Path, max_megapixels: float, content: io.BytesIO | None = None
             f"({str(error).rstrip('.')}); raise that if it really is, else replace it or remove it"
         ) from error
     except UNREADABLE as error:
-        raise DataError(
-            f"{path}: cannot be read as an image ({_reason(path, error)}); replace it or remove it"
-        ) from error
+        advice = "" if isinstance(error, PermissionError) else "; replace it or remove it"
+        raise DataError(f"{path}: cannot be read as an image ({_reason(path, error)}){advice}") from error
 
 
 @contextlib.contextmanager

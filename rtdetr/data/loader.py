@@ -299,9 +299,12 @@ def build_train_loader(
         len(source), batch_size, augment.batch_sizes, augment.interpolations, seed, rank, world_size, factors
     )
     if len(batches) == 0:
+        most = batches.num_samples // world_size
+        each = f" in each of {world_size} processes" if world_size > 1 else ""
+        advice = f"set data.train_batch_size to {most} or less" if most else "train with fewer processes"
         raise DataError(
             f"{source.annotation_file}: {batches.num_samples} images do not fill one batch of "
-            f"{data.train_batch_size} in each of {world_size} processes; lower data.train_batch_size"
+            f"{data.train_batch_size}{each}; {advice}"
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"
     custom = CustomAugmentation(augment.custom, function) if augment.custom else None

@@ -45,6 +45,14 @@ def enough_boxes(data: Path) -> None:
     path.write_text(json.dumps(content))
 
 
+def test_validation_without_a_box_is_named(data: Path) -> None:
+    enough_boxes(data)
+    file = data / "annotations" / "instances_val.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": []}))
+    (warning,) = warnings(data)
+    assert "no box" in warning and "no best.pth" in warning
+
+
 def test_sets_apart_with_many_boxes_are_met_with_silence(data: Path) -> None:
     enough_boxes(data)
     assert warnings(data) == []

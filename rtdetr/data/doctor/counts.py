@@ -40,10 +40,11 @@ def describe(data: DetectionSet) -> Iterator[str]:
         yield f"  class imbalance: the most frequent has {counts.max() / least:.0f} times the boxes of the rarest"
     sides = boxes[:, 2:] - boxes[:, :2]
     area = sides.prod(axis=1)
-    small, medium = (area < SMALL).mean(), ((area >= SMALL) & (area < MEDIUM)).mean()
+    small, large = (area < SMALL).mean(), (area >= MEDIUM).mean()
+    medium = ((area >= SMALL) & (area < MEDIUM)).mean()
     middle = np.median(sides, axis=0)
     yield (
-        f"  boxes: {small:.0%} small (below 32 x 32 pixels), {medium:.0%} medium, {1 - small - medium:.0%} large "
+        f"  boxes: {small:.0%} small (below 32 x 32 pixels), {medium:.0%} medium, {large:.0%} large "
         f"(from 96 x 96); median {middle[0]:.0f} x {middle[1]:.0f}, from {sides.min():.1f} to {sides.max():.0f} a side"
     )
     fullest, crowded, empty = int(per_image.argmax()), int((per_image > CROWDED).sum()), int((per_image == 0).sum())

@@ -149,7 +149,8 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
         if type(number) is not int or not 0 <= number < MOST_CLASSES or number in found:
             raise DataError(f"{path}: `names`: expected each number from 0 once, got {shown(key)}")
         if isinstance(name, (bool, float)) or not isinstance(name, (str, int)):
-            raise DataError(f"{path}: `names`: class {number} must be text, in quotes if need be, got {shown(name)}")
+            quotes = "; in YAML, yes, no, on, off and decimal numbers need quotes to be text"
+            raise DataError(f"{path}: `names`: class {number} must be text, got {shown(name)}{quotes}")
         found[number] = str(name)
     if count is not None and count != len(found):
         raise DataError(f"{path}: `nc` is {count}, but `names` has {len(found)}")

@@ -19,6 +19,11 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
             f"warning: {len(shared)} of {len(val)} validation images are in the training set too ({some(shared)}): "
             "AP is better than it would be on new images; take them out of one of the two"
         )
+    if not val.num_boxes:
+        warnings.append(
+            "warning: the validation images have no box: there will be no AP, and last.pth but no best.pth; label "
+            "them, or take some of the training images out for validation"
+        )
     counts = train.boxes_per_class()
     rare = [f"{name} {count}" for name, count in zip(train.classes.names, counts) if count < FEW_BOXES]
     if rare:
