@@ -79,12 +79,13 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
-    from rtdetr.outputs import check_outputs
+    from rtdetr.outputs import check_folder, check_outputs
     from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.thresholds import check_own
 
     if args.save_thresholds:
         check_own(args.weights)
+        check_folder(args.weights if args.weights.is_dir() else args.weights.parent)
     if args.kernels and is_exported(args.weights):
         raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
     updates = [*data_updates(args.data, ("val",)), *args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
