@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from rtdetr.ops import kernels
 
@@ -100,9 +101,14 @@ def check_readable(name: str, values: object, on_meta: bool = False) -> None:
 
 
 def run(operator: Any, *arguments: Any) -> Any:
-    """Calls a compiled operator. Raises ValueError for arguments that it refuses, with only its own message."""
+    """Calls a compiled operator. Raises ValueError for arguments that it refuses, with only its own message, and
+    NotImplementedError for forward-mode derivatives, which torch would take to be 0."""
     if torch.compiler.is_compiling():
         return operator(*arguments)
+    if any(isinstance(each, Tensor) and unpack_dual(each).tangent is not None for each in arguments):
+        raise NotImplementedError(
+            "the compiled backends of this operator have no forward-mode derivative; backend='torch' has one"
+        )
     try:
         return operator(*arguments)
     except RuntimeError as error:

@@ -119,6 +119,22 @@ def test_official_cuda_kernel(target: Target) -> None:
     assert (actual - expected.reshape(actual.shape)).abs().max() <= 1e-6
 
 
+def test_forward_mode_is_right_or_refused(target: Target) -> None:
+    """torch takes an operator without a formula for one whose result does not change."""
+    x = make_inputs(((4, 3), (2, 2)), 2, 3, 2, 3, 2, dtype=torch.float64).to(target[1])
+    value, locations, weights = x.leaves()
+
+    def call(weights: Tensor) -> Tensor:
+        return ms_deform_attn(value, x.shapes, None, locations, weights, backend=target[0])
+
+    if target[0] != "torch":
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            torch.func.jvp(call, (weights,), (weights,))
+        return
+    output, tangent = torch.func.jvp(call, (weights,), (weights,))
+    torch.testing.assert_close(tangent, output)  # the op is linear in the weights
+
+
 def test_gradcheck(target: Target) -> None:
     x = make_inputs(((4, 3), (2, 2)), 2, 3, 2, 3, 2, dtype=torch.float64).to(target[1])
     assert torch.autograd.gradcheck(
