@@ -50,13 +50,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         optional(module, "serve", "`rtdetr serve`")
 
     with collection_paused():
+        from rtdetr.config import ConfigError
         from rtdetr.engine.distributed import choose_device
         from rtdetr.inference.predictor import Predictor
+        from rtdetr.inference.runtimes import is_exported
         from rtdetr.inference.thresholds import lowest_scores
         from rtdetr.serve.app import Settings, build_app
 
     with listener(args.host, args.port) as socket_:
         options = {"kernels": args.kernels} if args.kernels else {}
+        if is_exported(args.weights):
+            raise ConfigError(f"{args.weights}: is an exported file, expected the checkpoint that it came from")
         predictor = Predictor(args.weights, choose_device(args.device), threshold=0.0, **options)
         limits = (args.max_batch, args.queue, args.max_megabytes, args.max_megapixels)
         lowest, classes = lowest_scores(predictor.classes, *thresholds(args.threshold)), predictor.classes

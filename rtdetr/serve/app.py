@@ -43,7 +43,7 @@ REFUSALS = {
     408: "the file did not arrive in time",
     413: "the file, or the image in it, is too large",
     415: "the file is no image that can be read",
-    422: "a threshold is no number from 0 to 1, or of no class",
+    422: "a threshold is no number from 0 to 1, or of no class; or the parameter has another name",
     500: "detection failed; the server's log says why",
     503: "too many requests, or files on their way, at once; Retry-After says in how many seconds to try again",
 }
@@ -213,6 +213,8 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         """Detects objects in one image: the body of the request, or a form with a file. Boxes are x1, y1, x2, y2 in
         pixels of the image, rotated upright by its EXIF orientation. threshold: lowest score of all classes, or of one;
         default: those of the server."""
+        if unknown := request.query_params.keys() - {"threshold"}:
+            raise HTTPException(422, f"{min(unknown)}: no such parameter, expected threshold")
         lowest = own.changed(threshold, settings.class_names)
         found = await handler.answer(request)
         shown = [each for each in found.detections if lowest.reached_by(each)]

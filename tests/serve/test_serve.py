@@ -120,6 +120,8 @@ def test_wrong_parameters_paths_and_methods(small_limits: str) -> None:
         assert reply.status == 422 and reply.body["detail"].startswith("threshold: "), reply
     reply = request(f"{small_limits}/detect?threshold=kat=0.5", image_bytes())
     assert (reply.status, reply.body["detail"]) == (422, "threshold: the model has no class 'kat'; did you mean 'cat'?")
+    reply = request(f"{small_limits}/detect?conf=0.1", image_bytes())
+    assert (reply.status, reply.body["detail"]) == (422, "conf: no such parameter, expected threshold")
     assert request(f"{small_limits}/detect").status == 405 and request(f"{small_limits}/../etc/passwd").status == 404
 
 
