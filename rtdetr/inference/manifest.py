@@ -22,7 +22,11 @@ class Done(NamedTuple):
 
 
 def manifest_paths(manifest: Path) -> Iterator[Path]:
-    """Yields the paths of a text file, one per line, unchanged; skips empty lines. Raises DataError."""
+    """Yields the paths of a text file, one per line, unchanged; skips empty lines. Raises DataError, also for a pipe,
+    which can be read only once."""
+    if manifest.exists() and not manifest.is_file():
+        what = "folder" if manifest.is_dir() else "pipe or device"
+        raise DataError(f"{manifest}: is a {what}, expected a text file, a path per line")
     try:
         with open(manifest, "rb") as file:
             for line in file:

@@ -217,6 +217,8 @@ class Predictor:
         width in pixels to which the boxes refer, default: H and W. Labels count from 0 in the order of `classes`.
         Raises ValueError for other shapes or types.
         """
+        if not isinstance(images, Tensor):
+            raise ValueError(f"images: expected a tensor (B, 3, H, W), got {type(images).__name__}")
         shape = images.shape
         if len(shape) != 4 or shape[1] != 3 or 0 in shape:
             raise ValueError(f"images: expected (B, 3, H, W), got {tuple(shape)}")
@@ -246,7 +248,7 @@ class Predictor:
         """Builds a batch: from the tensors if all images are tensors on the device, else from pixels prepared on the
         host. A single array that needs no resize is copied to the device directly."""
         if (array := self._fitting(images)) is not None:
-            planes = torch.from_numpy(array.transpose(2, 0, 1)[None])
+            planes = torch.from_numpy(array)[None].permute(0, 3, 1, 2)
             return DeviceTensors(planes.to(self.device, non_blocking=True), self.cfg.data.image_size)
         if self.plan.resize != "host" and all(map(self._stays, [images] if isinstance(images, Tensor) else images)):
             there = images if isinstance(images, Tensor) else [each for each in images if isinstance(each, Tensor)]

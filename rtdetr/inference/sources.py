@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -23,6 +22,7 @@ from rtdetr.inference import video
 from rtdetr.inference.fetch import IMAGE, VIDEO, fetch, host_of
 from rtdetr.inference.files import find_images, look_at
 from rtdetr.inference.images import AnyImage, pixels_of_array
+from rtdetr.wording import first_line
 
 EXPECTED = (
     "expected a path, URL, bytes of an image file, PIL image, array (H, W), (H, W, 3) or (H, W, 4), tensor (3, H, W), "
@@ -31,7 +31,7 @@ EXPECTED = (
 STREAMS = ("rtsp", "rtsps", "rtmp", "rtmps", "srt", "udp", "tcp", "rtp")
 PLAYLISTS = (".m3u8", ".mpd")
 # Iterable, but not a series of images.
-NO_SERIES = (np.ndarray, np.generic, Tensor, Image.Image, dict, bytes, bytearray, memoryview, io.IOBase)
+NO_SERIES = (np.ndarray, np.generic, Tensor, Image.Image, dict, bytes, bytearray, memoryview)
 
 
 class Item(NamedTuple):
@@ -75,7 +75,7 @@ class Opener(NamedTuple):
                 raise DataError(f"source: the list is empty; {EXPECTED}")
             files = tuple(map(Path, source)) if all(map(_is_path, source)) else ()
             return Source("list", map(self._listed, source), files)
-        if isinstance(source, Iterable) and not isinstance(source, NO_SERIES):
+        if isinstance(source, Iterable) and not isinstance(source, NO_SERIES) and not _is_open_file(source):
             return Source("stream", map(self._listed, source))
         return Source("one", iter([self._image(source)]))
 
@@ -144,8 +144,9 @@ class Opener(NamedTuple):
             return Item(name, read_pixels(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
         if isinstance(source, np.ndarray):
             return Item("array", pixels_of_array(source, self.bgr))
-        if isinstance(source, (bytes, bytearray, memoryview, io.IOBase)):
-            return Item(getattr(source, "name", "bytes"), read_bytes(_content(source), self.max_megapixels))
+        if isinstance(source, (bytes, bytearray, memoryview)) or _is_open_file(source):
+            name = getattr(source, "name", None)  # of a file without a name its number, or None
+            return Item(name if isinstance(name, str) else "bytes", read_bytes(_content(source), self.max_megapixels))
         if isinstance(source, Image.Image):
             return Item(getattr(source, "filename", "") or "image", _pixels_of_pil(source))
         if isinstance(source, Tensor):
@@ -201,6 +202,11 @@ def _is_path(source: Any) -> bool:
     return isinstance(source, (str, os.PathLike)) and "://" not in str(source)
 
 
+def _is_open_file(source: Any) -> bool:
+    """Also those of `tempfile`, some of which are no io.IOBase."""
+    return callable(getattr(source, "read", None))
+
+
 def _suffix(url: str) -> str:
     return Path(urlsplit(url).path).suffix.lower()
 
@@ -252,8 +258,13 @@ def _uint8_tensor(tensor: Tensor) -> Tensor:
 
 
 def _content(source: Any) -> bytes:
-    """Returns the bytes of an image file: as given, or the rest of an open file."""
-    content = source.read() if isinstance(source, io.IOBase) else bytes(source)
+    """Returns the bytes of an image file: as given, or the rest of an open file. Raises DataError."""
+    if not _is_open_file(source):
+        return bytes(source)
+    try:
+        content = source.read()
+    except (OSError, ValueError) as error:  # closed, not for reading, text
+        raise DataError(f"source: the open file cannot be read ({first_line(error)}); open it with 'rb'") from error
     if not isinstance(content, bytes):
         raise DataError("source: expected a file that was opened with 'rb', got one of text")
     return content

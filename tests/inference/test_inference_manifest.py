@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,13 @@ def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"a b.jpg\r\n\n \xff.jpg\nlast.png")
     names = [str(each) for each in manifest_paths(tmp_path / "list.txt")]
     assert names == ["a b.jpg", " \udcff.jpg", "last.png"]
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="is a folder, expected a text file"):
         list(manifest_paths(tmp_path))
+    with pytest.raises(DataError, match="cannot be read"):
+        list(manifest_paths(tmp_path / "none.txt"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="is a pipe or device, expected a text file"):
+        list(manifest_paths(tmp_path / "pipe"))
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}\n', '{"a": 1}\n{"b"', "x" * 9, '{"a": 1}\n' + "y" * 40])

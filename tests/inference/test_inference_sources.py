@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -44,6 +45,13 @@ def test_bytes_and_arrays_of_other_kinds(model: RTDETRv3, image: Path) -> None:
         np.testing.assert_array_equal(model.predict(source, threshold=0).boxes, expected)
     with open(image, "rb") as file:
         np.testing.assert_array_equal(model.predict(file, threshold=0).boxes, expected)
+    for kind in (tempfile.TemporaryFile, tempfile.NamedTemporaryFile, tempfile.SpooledTemporaryFile):
+        with kind() as file:  # type: ignore[operator]
+            file.write(content)
+            file.seek(0)
+            result = model.predict(file, threshold=0)
+            np.testing.assert_array_equal(result.boxes, expected)
+            assert isinstance(result.source, str)
     for source in (floats, floats.astype(np.float32), alpha, alpha / 255):
         np.testing.assert_array_equal(model.predict(source, threshold=0).boxes, expected)
     swapped = [PIXELS[..., ::-1], np.ascontiguousarray(PIXELS[..., ::-1]), alpha[..., [2, 1, 0, 3]], floats[..., ::-1]]
@@ -114,6 +122,12 @@ def test_a_broken_image_of_a_folder_costs_itself_alone(model: RTDETRv3, image: P
         assert json.loads(broken.to_json())["error"] == broken.error and broken._repr_png_() is None
 
 
+def closed_file() -> io.BytesIO:
+    file = io.BytesIO(b"bytes")
+    file.close()
+    return file
+
+
 WRONG: list[tuple[Any, str]] = [
     ("text.txt", "cannot be read as an image"),
     ("missing.jpg", "no image found"),
@@ -126,6 +140,7 @@ WRONG: list[tuple[Any, str]] = [
     (b"", r"^the file cannot be read as an image \(the file is empty\)"),
     (io.BytesIO(b"bytes"), "^the file cannot be read as an image"),
     (io.StringIO("words"), "expected a file that was opened with 'rb'"),
+    (closed_file(), "the open file cannot be read .*closed.*'rb'"),
     (np.array("a.jpg")[()], "a.jpg: no image found"),
     (np.float64(0.5), "got float64"),
     ("x" * 5000, "cannot be accessed .File name too long"),
