@@ -37,9 +37,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
-        self.seconds = Histogram(
-            "rtdetr_detect_seconds", "From request to detections of POST /detect, without refusals.", SECONDS
-        )
+        self.seconds = Histogram("rtdetr_detect_seconds", "From request to detections of POST /detect.", SECONDS)
         self.batches = Histogram("rtdetr_batch_size", "Images that were detected together.", SIZES)
         self.gauges: dict[str, tuple[str, Callable[[], int]]] = {}
         self.lock = threading.Lock()

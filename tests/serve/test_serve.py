@@ -142,8 +142,8 @@ def test_health_documentation_and_figures() -> None:
             'rtdetr_requests_total{path="other",status="404"} 1',
             "rtdetr_queue_depth 0",
             "rtdetr_requests_inside 0",
-            'rtdetr_detect_seconds_bucket{le="+Inf"} 2',
-            "rtdetr_detect_seconds_count 2",
+            'rtdetr_detect_seconds_bucket{le="+Inf"} 1',
+            "rtdetr_detect_seconds_count 1",
             'rtdetr_batch_size_bucket{le="1"} 1',
         ):
             assert line in figures.splitlines()
