@@ -38,7 +38,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     weights = args.weights or args.named_weights
 
+    from rtdetr.config import ConfigError
     from rtdetr.export import check_file, export_model, targets
+    from rtdetr.models.portable import Sampling
     from rtdetr.ops.kernels import Kernels, using
     from rtdetr.outputs import check_outputs, writing
 
@@ -52,7 +54,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if args.operators:
             _say_operators(args.check)
         return 0
-    portable = args.sampling if args.portable else None
+    if args.sampling and not args.portable:
+        raise ConfigError("--sampling needs --portable")
+    portable: Sampling | None = (args.sampling or "gather") if args.portable else None
     output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw, portable)
     targets.check(output, args.format)
     _check_operators(args.operators, output)
@@ -129,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "for one image of one size, without GridSample, TopK, GatherND, tensors of 5 axes, infinite numbers"
     parser.add_argument("--portable", action="store_true", help=text)
     text = "how --portable samples: gather, or products of matrices for runtimes without Gather; default: gather"
-    parser.add_argument("--sampling", choices=("gather", "products"), default="gather", help=text)
+    parser.add_argument("--sampling", choices=("gather", "products"), help=text)
     text = "ONNX opset of --portable: 13, 17 or 18; default: 17"
     parser.add_argument("--opset", type=int, metavar="N", help=text)
     parser.add_argument("--operators", action="store_true", help="list the operators of an ONNX file")

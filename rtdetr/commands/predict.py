@@ -67,7 +67,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     listing = find_images(files, args.recursive, folder) if files else Listing()
     names, video_names = _names(listing, addresses, videos)
     ids = image_ids(names, args.annotations) if "coco" in args.formats else {}
-    predict_video.check(args, videos)
+    predict_video.check(args, videos, [*names])
     targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, video_names.values())]
     sources = [*map(Path, listing.images), *(Path(each) for each in videos), args.weights]
     check_outputs(targets, sources, args.overwrite)
@@ -145,8 +145,8 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
         args.weights = Path(args.sources.pop(0))
     if bool(args.sources) == (args.manifest is not None):
         parser.error(f"expected a SOURCE ({SOURCES}) or a --manifest, {'not both' if args.sources else 'got none'}")
-    if args.manifest is not None and (args.formats or args.track or args.every > 1):
-        parser.error("--format, --track and --every do not go with --manifest, which writes results.jsonl of images")
+    if args.manifest is not None and (args.formats or args.track or args.every > 1 or args.recursive):
+        parser.error("--format, --track, --every and --recursive do not go with --manifest, a list of images")
     if args.annotations is not None and "coco" not in args.formats:
         parser.error("--annotations needs --format coco")
     in_threads = args.slices or (args.manifest and args.crops) or any("://" in each for each in args.sources)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 AHEAD = 4  # frames beyond a batch that are decoded, and written, while the network runs
 
 
-def check(args: argparse.Namespace, videos: Sequence[str]) -> None:
-    """Raises DataError if there are options for videos, but no video, and MissingPackage."""
+def check(args: argparse.Namespace, videos: Sequence[str], images: Sequence[Path | str]) -> None:
+    """Raises DataError if there are options for videos, but no video, or for images, but none, and MissingPackage."""
     from rtdetr.data.classes import DataError
     from rtdetr.extras import optional
 
@@ -30,6 +30,8 @@ def check(args: argparse.Namespace, videos: Sequence[str]) -> None:
                 "--track and --every: expected a video, a stream or the number of a camera among the sources"
             )
         return
+    if args.formats and not images:
+        raise DataError("--format: expected an image among the sources; of a video NAME.jsonl is written")
     optional("av", "video", f"{videos[0]}: reading and writing videos")
     if args.track:
         optional("trackers", "track", "--track")

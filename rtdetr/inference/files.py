@@ -58,8 +58,7 @@ def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path
         elif path.is_file():
             found.images[path] = Path(path.name)
         else:
-            matches = map(Path, sorted(glob.glob(source, recursive=True)))
-            found.images.update({each: Path(each.name) for each in matches if each.is_file()})
+            found.images.update({each: Path(each.name) for each in _matching(source)})
         if not found.images:
             left_out = f" ({found.left_out()})" if found.left_out() else ""
             raise DataError(f"{source}: no image found; expected an image, a folder of images or a glob{left_out}")
@@ -67,6 +66,15 @@ def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path
         listing.endings.update(found.endings)
         listing.folders += found.folders
     return listing
+
+
+def _matching(pattern: str) -> list[Path]:
+    """The files that match a glob, each folder under its shortest name, as links to folders may form a cycle."""
+    files: dict[str, Path] = {}
+    for each in sorted(map(Path, glob.glob(pattern, recursive=True)), key=lambda path: (len(path.parts), path)):
+        if each.is_file():
+            files.setdefault(os.path.join(os.path.realpath(each.parent), each.name), each)
+    return sorted(files.values())
 
 
 def look_at(path: Path) -> None:

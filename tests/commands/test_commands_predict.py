@@ -106,6 +106,8 @@ def test_a_video_keeps_its_frames_times_and_size(
     name: str, size: tuple[int, int], checkpoint: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     film = write_film(folder / name, 20, size)
+    assert run(checkpoint, name, "--format", "coco", "--output-dir", "none") == 2 and not (folder / "none").exists()
+    assert "--format: expected an image" in capsys.readouterr().err
     assert run(checkpoint, name, "--threshold", 0, "--every", 3, "--output-dir", "new", "--crops") == 0
     times = times_of(film, size)
     assert times_of(folder / "new" / "film.mp4", size) == pytest.approx(times, abs=1e-6) and len(times) == 20

@@ -182,6 +182,7 @@ def test_the_command_certifies_a_portable_file_and_lists_its_operators(
         ("--portable --format executorch", "portable: expected onnx, torch-export or openvino"),
         ("--format transformers --ap shapes", "ap: files of transformers are not run here"),
         ("--ap nowhere", "nowhere"),
+        ("--sampling products", "--sampling needs --portable"),
         ("--opset 17", "opset: expected one of 13, 17, 18 with portable and onnx, got 17"),
         ("--operators --format torch-export", "--operators: expected an ONNX file, got model.pt2"),
     ],

@@ -66,3 +66,13 @@ def test_a_source_without_images_is_refused(folder: Path) -> None:
         find_images([""])  # not the working directory
     with pytest.raises(DataError, match=r"nowhere.*no image found"):
         find_images(["nowhere"])
+
+
+def test_a_glob_takes_each_file_once_though_links_go_round(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    for file in (tmp_path / "a" / "1.jpg", inner / "2.jpg"):
+        file.touch()
+    (inner / "up").symlink_to(tmp_path / "a")
+    found = [*find_images([f"{tmp_path}/**/*.jpg"]).images]
+    assert found == [tmp_path / "a" / "1.jpg", inner / "2.jpg"]
