@@ -199,6 +199,12 @@ class RTDETRv3:
 
     __call__ = predict
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "RTDETRv3: cannot be pickled or copied, as its threads and CUDA graphs belong to one process; give the "
+            "file of its weights to from_pretrained() there, or use copy.deepcopy(model.model) for the network"
+        )
+
     def info(self) -> ModelInfo:
         """Parameters, GFLOPs, input size, classes and source of the weights; `print` shows them as lines."""
         from rtdetr.inference.model_info import model_info

@@ -33,5 +33,6 @@ def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("tr
         path = getattr(cfg.data, split).annotations
         if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):
             continue
-        why = f"data.{split}.annotations of {cfg.name} is {path}, which is not here" if path else f"{cfg.name} has none"
+        here = "not here" if os.path.isabs(path) else f"not here, in {os.getcwd()}"
+        why = f"data.{split}.annotations of {cfg.name} is {path}, which is {here}" if path else f"{cfg.name} has none"
         raise ConfigError(f"--data DATA is needed, a folder or file with images and their boxes ({why})")

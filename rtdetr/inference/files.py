@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rtdetr.data.classes import DataError
+from rtdetr.wording import option
 
 # Searched for in folders. A file that is named itself may have any suffix.
 ENDINGS = {
@@ -36,7 +37,8 @@ class Listing:
         if self.folders:
             names = ", ".join(str(folder) for folder in self.folders[:3])
             more = ", ..." if len(self.folders) > 3 else ""
-            parts.append(f"{len(self.folders)} sub-folders ({names}{more}; --recursive looks into them)")
+            into = option("--recursive looks", f"a glob such as {self.folders[0].parent}/**/*.jpg looks")
+            parts.append(f"{len(self.folders)} sub-folders ({names}{more}; {into} into them)")
         return f"left out: {' and '.join(parts)}" if parts else ""
 
 

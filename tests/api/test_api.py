@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import shutil
 import subprocess
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +255,13 @@ def test_train_evaluate_and_detect(checkpoint: Path, tmp_path: Path) -> None:
     pair = data / "val", data / "annotations" / "instances_val.json"
     again = model.evaluate(pair)
     assert again is not None and again.figures == evaluated.figures
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_model_is_not_copied(model: RTDETRv3, copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match=r"cannot be pickled or copied.* from_pretrained\(\)"):
+        copied(model)
+    copied(model.model)
 
 
 def test_epochs_are_whole_ones_whatever_the_last_training_was(checkpoint: Path, tmp_path: Path) -> None:

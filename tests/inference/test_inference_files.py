@@ -35,7 +35,7 @@ def test_a_folder_and_what_it_leaves_out(folder: Path) -> None:
     assert dict(listing.endings) == {".txt": 2, "": 1} and listing.folders == [folder / "out", folder / "sub"]
     text = listing.left_out()
     assert message("passed over", "3 files", ".txt 2", "none 1").search(text) and "\n" not in text
-    assert "2 sub-folders" in text and str(folder / "sub") in text and "--recursive" in text
+    assert "2 sub-folders" in text and str(folder / "sub") in text and "/**/*.jpg looks into them" in text
     assert find_images([str(folder / "a.png")]).left_out() == ""
 
 
@@ -60,7 +60,7 @@ def test_files_and_globs(folder: Path) -> None:
 
 def test_a_source_without_images_is_refused(folder: Path) -> None:
     (folder / "sub" / "c.jpg").unlink()
-    with pytest.raises(DataError, match=message("no image there", "sub", "1 sub-folder", "--recursive")):
+    with pytest.raises(DataError, match=message("no image there", "sub", "1 sub-folder", "sub/**/*.jpg")):
         find_images([str(folder), str(folder / "sub")])
     with pytest.raises(DataError, match="source: got an empty name"):
         find_images([""])  # not the working directory
