@@ -269,9 +269,8 @@ def test_epochs_are_whole_ones_whatever_the_last_training_was(checkpoint: Path, 
     model.train(max_iterations=1, output_dir=tmp_path / "first")
     assert model.cfg.train.max_iterations == 1
     run = model.train(epochs=1, output_dir=tmp_path / "second")
-    assert [row["iteration"] for row in read_rows(run.output_dir / "metrics.csv") if row["kind"] == "train"] == list(
-        "123"
-    )
+    rows = read_rows(run.output_dir / "metrics.csv")
+    assert [row["iteration"] for row in rows if row["kind"] == "train"] == ["1", "2", "3"]
     model.train(epochs=3, max_iterations=2, output_dir=tmp_path / "third")
     assert model.cfg.train.max_iterations == 2
 

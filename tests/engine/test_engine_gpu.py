@@ -106,10 +106,7 @@ def test_failed_steps_can_be_left_out(
 
 SCRIPT = """
 import sys
-from torch import Tensor, nn
-
 from rtdetr import cli
-from rtdetr.config import OptimizerConfig
 from rtdetr.engine.trainer import Trainer
 step, last = Trainer.train_step, int(sys.argv[1])
 def stopping(self, batches):

@@ -24,7 +24,7 @@ from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_che
 from rtdetr.weights.load import load_exactly
 from rtdetr.wording import option
 
-PACE_KEYS = ("data.train_batch_size", "train.accumulate", "train.epochs")
+PACE_NAMES = ("data.train_batch_size", "processes", "train.accumulate", "training images", "train.epochs")
 
 
 class Pace(NamedTuple):
@@ -62,8 +62,7 @@ class Pace(NamedTuple):
         return min(steps, most or steps)
 
     def changes(self, before: Pace) -> str:
-        names = ("data.train_batch_size", "processes", "train.accumulate", "training images", "train.epochs")
-        return ", ".join(f"{name} {old} -> {new}" for name, old, new in zip(names, before, self) if old != new)
+        return ", ".join(f"{name} {old} -> {new}" for name, old, new in zip(PACE_NAMES, before, self) if old != new)
 
 
 class RunState:
@@ -189,7 +188,7 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], section: str
         key = f"{section}{name}"
         if isinstance(old, dict):
             yield from changed_keys(old, now.get(name, {}), f"{key}.")
-        elif name in now and now[name] != old and key not in PACE_KEYS:
+        elif name in now and now[name] != old and key not in PACE_NAMES:
             yield f"{key} {old} -> {now[name]}"
 
 
