@@ -68,6 +68,8 @@ def test_each_changed_setting_is_printed(
     Trainer(tiny_config(data, epochs, "optimizer.lr=3e-4", "train.seed=5"), tmp_path, CPU, resume=path)
     lr = tiny_config(data).optimizer.lr
     assert f"{path}: optimizer.lr {lr} -> 0.0003, train.seed 0 -> 5\n" in capsys.readouterr().out
+    Trainer(tiny_config(data, "train.epochs=1"), tmp_path, CPU, resume=path)  # which is over
+    assert f"{path}: train.epochs {EPOCHS} -> 1\n" in capsys.readouterr().out
 
 
 def test_other_classes_under_the_same_ids_are_refused(stopped: dict[int, Path], data: Path, tmp_path: Path) -> None:

@@ -125,14 +125,14 @@ class RunState:
                 f"{classes.listed()}, not {self.classes.listed()}; "
                 + option("start from its weights with -t", "train() the model that from_pretrained() makes of it")
             )
+        changed = ", ".join(changed_keys(content["config"], config_to_dict(self.cfg)))
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
         try:
             load_optimizer(self.optimizer, state["optimizer"])
         except ValueError as error:
-            raise CheckpointError(
-                f"{path}: the optimiser state does not fit ({error}); were other layers frozen, or was Muon off?"
-            ) from error
+            since = f"now {changed}" if changed else "were other layers frozen?"
+            raise CheckpointError(f"{path}: the optimiser state does not fit ({error}); {since}") from error
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
         self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
@@ -141,7 +141,6 @@ class RunState:
             self.early_stop.load(state["early_stop"])
         if distributed.rank() < len(state["rng"]):
             set_rng_state(state["rng"][distributed.rank()])
-        changed = ", ".join(changed_keys(content["config"], config_to_dict(self.cfg)))
         position = self._find_position(content["config"], state, path)
         return [*([f"{path}: {changed}"] if changed else []), *([position] if position else [])]
 
@@ -162,6 +161,8 @@ class RunState:
         before = Pace(batch_size, num_processes, train["accumulate"], num_images, train["epochs"])
         if before == self.pace:
             return None
+        if self.iteration >= self.total_iterations:
+            return f"{path}: {self.pace.changes(before)}"
         return (
             f"{path}: {self.pace.changes(before)}; continues in epoch {self.epoch + 1} after "
             f"{self.start_batch * self.pace.global_batch} of {self.pace.num_images} images, at iteration "
