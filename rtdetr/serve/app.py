@@ -220,6 +220,7 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         shown = [each for each in found.detections if lowest.reached_by(each)]
         return JSONResponse({"width": found.width, "height": found.height, "detections": as_json(shown)})
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     async def health() -> dict[str, object]:
         """Status and limits of the server."""

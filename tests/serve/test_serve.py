@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -130,6 +131,8 @@ def test_health_documentation_and_figures() -> None:
         request(f"{url}/detect", image_bytes())
         request(f"{url}/detect", b"no")
         request(f"{url}/nowhere")
+        with urlopen(Request(f"{url}/health", method="HEAD"), timeout=60) as answer:
+            assert answer.status == 200 and not answer.read()
         health = request(f"{url}/health").body
         assert health["status"] == "ok" and health["max_megabytes"] == 20 and health["class_names"] == ["cat", "dog"]
         api = request(f"{url}/openapi.json").body
