@@ -53,11 +53,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.inference.files import Listing, find_images
         from rtdetr.inference.image_ids import image_ids
         from rtdetr.inference.results import ResultsFolder
-        from rtdetr.inference.slicing import Slices
+        from rtdetr.inference.slicing import OVERLAP, Slices
         from rtdetr.inference.sources import is_video
         from rtdetr.outputs import check_new_folder, check_outputs, unused_folder, writing
 
-    slices = Slices.of(args.slices, args.overlap) if args.slices else None
+    overlap = OVERLAP if args.overlap is None else args.overlap
+    slices = Slices.of(args.slices, overlap) if args.slices else None
     folder = args.output_dir or unused_folder(Path("output/predict"))
     if args.manifest is not None:
         return predict_manifest.run(args, folder, slices)
@@ -113,7 +114,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     text = "also search large images in overlapping tiles: side of a tile in pixels, or ROWSxCOLUMNS"
     parser.add_argument("--slices", metavar="640|2x2", help=text)
     text = "overlap of neighbouring tiles, as a share of a tile (default: 0.2)"
-    parser.add_argument("--overlap", type=overlap_share, default=0.2, help=text)
+    parser.add_argument("--overlap", type=overlap_share, help=text)
     add_device(parser)
     add_kernels(parser)
     parser.add_argument("--batch-size", type=count, default=8, help="images per batch (default: 8)")
@@ -152,6 +153,8 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
     in_threads = args.slices or (args.manifest and args.crops) or any("://" in each for each in args.sources)
     if args.processes and in_threads:
         parser.error("--processes cannot be used with URLs, with --slices, or with --manifest and --crops")
+    if args.overlap is not None and not args.slices:
+        parser.error("--overlap needs --slices")
     if args.resume and (args.manifest is None or args.output_dir is None or args.overwrite):
         parser.error("--resume needs --manifest and --output-dir, those of the run to resume, and no --overwrite")
     return args
