@@ -104,24 +104,17 @@ class QuerySelector(nn.Module):
 
     def forward(self, memory: Memory) -> Selection:
         features, logits = self._describe(memory.valid_tokens)
-        cells = self._best(logits)
+        cells = best_cells(logits, self.num_queries)
         return self._selection(memory, cells, gather_rows(features, cells), gather_rows(logits, cells))
 
     @torch.no_grad()
     def choose(self, memory: Memory) -> Tensor:
         """The best cells (B, Q)."""
-        return self._best(self._describe(memory.valid_tokens)[1])
+        return best_cells(self._describe(memory.valid_tokens)[1], self.num_queries)
 
     def start_from(self, memory: Memory, cells: Tensor, tokens: Tensor) -> Selection:
         """The queries of cells (B, Q) with valid tokens (B, Q, dim)."""
         return self._selection(memory, cells, *self._describe(tokens))
-
-    def _best(self, logits: Tensor) -> Tensor:
-        if (cells := logits.shape[1]) < self.num_queries:
-            raise ValueError(
-                f"images: expected a cell for each of {self.num_queries} queries, got {cells}; enlarge them"
-            )
-        return top_k(logits.amax(dim=-1), self.num_queries)[1]
 
     def _selection(self, memory: Memory, cells: Tensor, content: Tensor, logits: Tensor) -> Selection:
         box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
@@ -131,6 +124,13 @@ class QuerySelector(nn.Module):
         """Features (B, n, dim) and class logits (B, n, C) of tokens (B, n, dim)."""
         features = self.norm(self.proj(tokens))
         return features, in_weight_type(self.score_head, features)
+
+
+def best_cells(logits: Tensor, number: int) -> Tensor:
+    """The cells (B, number) with the best logits (B, S, C), best first. Raises ValueError if there are fewer."""
+    if (cells := logits.shape[1]) < number:
+        raise ValueError(f"images: expected a cell for each of {number} queries, got {cells}; enlarge them")
+    return top_k(logits.amax(dim=-1), number)[1]
 
 
 def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Selection], list[Tensor]]:

@@ -23,6 +23,7 @@ from rtdetr.models.decoder import (
     DecoderLayer,
     Memory,
     QuerySelector,
+    best_cells,
     decoder_step,
     gather_rows,
     make_anchors,
@@ -52,7 +53,6 @@ from rtdetr.models.portable import (
     constant_position_code,
 )
 from rtdetr.ops.conv_relu import linear_relu
-from rtdetr.ops.fused.top_k import top_k
 from rtdetr.types import Predictions, as_floats
 
 
@@ -239,7 +239,7 @@ class DeployedSelector(nn.Module):
     def forward(self, memory: Memory) -> tuple[Tensor, Tensor]:
         projected = torch.where(memory.valid, in_weight_type(self.proj, memory.tokens), self.proj.bias)
         features = self.norm(projected)
-        _, cells = top_k(in_weight_type(self.score_head, features).amax(dim=-1), self.num_queries)
+        cells = best_cells(in_weight_type(self.score_head, features), self.num_queries)
         content = gather_rows(features, cells)
         box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return content, box_logits
