@@ -78,12 +78,14 @@ class RTDETRv3:
         return None if self._predictors.exported else self._predictors.model
 
     @model.setter
-    def model(self, network: Network | None) -> None:
+    def model(self, network: Network) -> None:
+        if self._predictors.exported:
+            self._network("model")  # raises
         self._predictors.refresh(network)
 
     def refresh(self) -> None:
         """Makes `predict` use the current weights; call it after changing `model.model` in place."""
-        self._predictors.refresh(self.model)
+        self._predictors.refresh(self._network("refresh"))
 
     @classmethod
     def from_pretrained(

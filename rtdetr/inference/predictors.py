@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -43,7 +44,7 @@ class LoadCounter:
 class Predictors:
     """One predictor per input size and precision, created on demand; thread-safe.
 
-    They use folded copies of the model. Those of old weights are removed when a new one is created.
+    Those of one precision share a folded copy of the model. Those of old weights are removed when a new one is created.
     """
 
     def __init__(
@@ -77,11 +78,10 @@ class Predictors:
                 self.told.watch(self._model)
             return self._model
 
-    def refresh(self, model: Any) -> None:
+    def refresh(self, model: Network) -> None:
         """Notes that the weights have changed, or that they are in another network."""
+        self.told.watch(model)
         self._model, self._build = model, None
-        if model is not None:
-            self.told.watch(model)
         self.told()
 
     def get(self, size: Size = None, half: Half = "auto") -> Predictor:
@@ -113,12 +113,18 @@ class Predictors:
         cfg = self.cfg
         if sides != cfg.data.image_size:
             cfg = config_from_dict(config_to_dict(cfg), cfg.name, [f"data.image_size={[*sides]}"], "predict()")
-        first = self._build is not None and self._model is not None
-        made = Predictor.of(self.model, cfg, self.classes, self.device, in_place=first, half=half, compile=compile_)
-        if first:
-            self._model = None
-        made.processes = self.processes
-        self.made = {each: old for each, old in self.made.items() if each[0] == changes} | {key: made}
+        kept = {each: old for each, old in self.made.items() if each[0] == changes}
+        alike = next((old for each, old in kept.items() if (each[1], each[3]) == (compile_, half)), None)
+        if alike is not None:
+            made = copy.copy(alike)
+            made.cfg = cfg
+        else:
+            first = self._build is not None and self._model is not None
+            made = Predictor.of(self.model, cfg, self.classes, self.device, in_place=first, half=half, compile=compile_)
+            if first:
+                self._model = None
+            made.processes = self.processes
+        self.made = kept | {key: made}
         return made
 
 

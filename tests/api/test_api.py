@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from api_cases import IDS, NAMES
+import torch
+from api_cases import IDS, NAMES, PIXELS
 from engine_helpers import NANO
 from messages import message
+from torch import Tensor
 
 import rtdetr
 from rtdetr import RTDETRv3
@@ -28,7 +30,10 @@ from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.extras import MissingPackage
+from rtdetr.inference.predictors import Predictors
+from rtdetr.models.postprocess import EndToEnd
 from rtdetr.shipped_configs import find_config
+from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import CheckpointError
 
 
@@ -223,9 +228,23 @@ def test_a_shipped_config_with_classes_is_a_new_model(caplog: pytest.LogCaptureF
     assert len(RTDETRv3.from_pretrained(NANO).classes) == 80
     with pytest.raises(DataError, match="expected a list of names, got 'ab'"):
         RTDETRv3.from_pretrained(NANO, classes="ab")
-    with pytest.raises(CheckpointError, match="exported file, which can only detect"):
-        new.model = None
-        new.train()
+
+
+def test_an_exported_file_can_only_detect(model: RTDETRv3) -> None:
+    class Exported(EndToEnd):
+        def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+            number = len(images)
+            return Detections(torch.ones(number, 1), torch.zeros(number, 1).long(), torch.ones(number, 1, 4))
+
+    exported = RTDETRv3(Predictors(Exported(), model.cfg, model.classes, torch.device("cpu"), False, "auto"))
+    for method, call in {
+        "train": exported.train,
+        "refresh": exported.refresh,
+        "model": lambda: setattr(exported, "model", model.model),
+    }.items():
+        with pytest.raises(CheckpointError, match=rf"^{method}\(\): .* exported file, which can only detect"):
+            call()
+    assert exported.model is None and not len(exported.predict(PIXELS))
 
 
 def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:

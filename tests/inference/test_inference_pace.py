@@ -86,6 +86,17 @@ def test_another_network_and_another_part_are_seen(model: RTDETRv3, checkpoint: 
     assert len(pickle.dumps(model.model)) > 0 and len(model._predictors.made) == 1  # older ones are gone
 
 
+def test_predictors_of_other_sizes_share_the_folded_network(model: RTDETRv3) -> None:
+    made = model._predictors
+    assert made.get(64).model is made.get(96).model is made.get().model
+    found = model.predict(PIXELS, size=96, threshold=0)
+    alone = RTDETRv3.from_pretrained(model.weights, device="cpu").predict(PIXELS, size=96, threshold=0)
+    np.testing.assert_array_equal(found.boxes, alone.boxes)
+    before = made.get().model
+    model.refresh()
+    assert made.get(64).model is not before and len(made.made) == 1
+
+
 def test_a_network_is_built_when_first_asked_for(checkpoint: Path) -> None:
     """The first predictor folds the network of the file; `model`, and predictors of other sizes, have their own."""
     model, plain = (RTDETRv3.from_pretrained(checkpoint, device="cpu") for _ in range(2))
@@ -225,6 +236,7 @@ def test_predictors_are_made_once(model: RTDETRv3, monkeypatch: pytest.MonkeyPat
     of = Predictor.of
     monkeypatch.setattr(Predictor, "of", lambda *given, **options: made.append(options) or of(*given, **options))
     start = threading.Barrier(4)
+    model.refresh()
 
     def ask(_: int) -> Result:
         start.wait(60)
