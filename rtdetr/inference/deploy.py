@@ -39,6 +39,7 @@ Compile = bool | Literal["max"]
 PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy scalars
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # input shapes that are remembered
+MAX_COMPILED = 64  # shapes, of all models; torch gives up after 8 of them, silently
 RECORD_AT = 5  # calls of a shape until it is recorded, which does not pay for a few images
 WARM_UP = 3  # calls before a graph is recorded
 
@@ -137,6 +138,8 @@ def build_detector(
         detect = with_fast_products(detect)
     if plan.graphs:
         detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
+    elif device.type == "cuda":
+        detect = launched_alone(detect)
     return running, detect
 
 
@@ -183,6 +186,7 @@ class Compiled:
 
     def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED)
         self.detector = detector
         self.compiled = torch.compile(detector, dynamic=False, mode=mode, backend=backend)
         self.seen: set[torch.Size] = set()
@@ -198,6 +202,16 @@ class Compiled:
 # One lock for all models: `with_fast_products` changes settings of the process, which must not affect a float32 model
 # in another thread. It is held while kernels are launched, not while they run.
 _launching = threading.RLock()
+
+
+def launched_alone(detect: Detect) -> Detect:
+    """Returns a function that runs `detect` while no other model on a GPU launches kernels."""
+
+    def run(images: Tensor, sizes: Tensor) -> Detections:
+        with _launching:
+            return detect(images, sizes)
+
+    return run
 
 
 def with_fast_products(detect: Detect) -> Detect:

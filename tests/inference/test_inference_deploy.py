@@ -196,6 +196,29 @@ def test_a_size_is_compiled_once() -> None:
     assert len(graphs) == 1  # nor does anything break it in two
 
 
+class Brightest(EndToEnd):
+    """Detects the brightest pixel of each image."""
+
+    def forward(self, images: Tensor, sizes: Tensor) -> Detections:
+        best = images.flatten(1).amax(1, keepdim=True)
+        return Detections(best, best.long(), best[..., None] * sizes.repeat(1, 2)[:, None])
+
+
+def test_every_size_is_compiled() -> None:
+    """By default torch gives up after eight."""
+    shapes = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        shapes.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = Compiled(Detector(Brightest(), max_detections=1), None, backend)
+    for number in range(1, 13):
+        compiled(torch.zeros(number, 3, 4, 4, dtype=torch.uint8), torch.ones(number, 2))
+    assert len(shapes) == 12
+
+
 def test_settings_of_fast_products_are_left_as_they_were() -> None:
     def settings() -> tuple[str, bool]:
         return torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
