@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.images import AnyImage
 from rtdetr.inference.predictor import Predictor
+from rtdetr.inference.prefetch import batches
 from rtdetr.inference.result import Result
 from rtdetr.inference.slicing import predict_sliced
 from rtdetr.inference.sources import Item, Source
@@ -47,30 +47,13 @@ def results_of(
 def _one_by_one(
     detect: Callable[[list[AnyImage]], list[DetectionArrays]], items: Iterator[Item], batch_size: int, classes: Classes
 ) -> Iterator[Result]:
-    for batch in _batches(items, batch_size):
+    for batch in batches(items, batch_size):
         images = [item.image for item in batch if item.image is not None]
         found = iter(detect(images) if images else [])
         for item in batch:
             if item.image is None:
                 logger.warning(item.error)
             yield Result(item, DetectionArrays.of([], classes) if item.image is None else next(found))
-
-
-def _batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yields lists of `size` items, the last one shorter. An error is raised once the items before it were yielded."""
-    failed: Exception | None = None
-    while failed is None:
-        batch: list[Item] = []
-        try:
-            for item in islice(items, size):
-                batch.append(item)
-        except Exception as error:
-            failed = error
-        if batch:
-            yield batch
-        elif failed is None:
-            return
-    raise failed
 
 
 def _of_files(

@@ -106,9 +106,10 @@ def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing
             else:
                 listing.endings[ending] += 1
         if recursive:
-            unseen = {each: real for each in sorted(folders) if (real := (here / each).resolve()) not in seen}
-            folders[:] = unseen
-            seen.update(unseen.values())
+            for each in sorted(folders, key=lambda name: ((here / name).is_symlink(), name)):  # links after folders
+                if (real := (here / each).resolve()) in seen:
+                    folders.remove(each)
+                seen.add(real)
             continue
         named_as_images = [here / each for each in folders if os.path.splitext(each)[1].lower() in ENDINGS]
         found += named_as_images

@@ -42,7 +42,7 @@ def as_pixels(image: AnyImage) -> Pixels:
 
 
 def as_image(image: AnyImage) -> Image.Image:
-    """Converts an image to PIL, RGB."""
+    """Converts an image to PIL, RGB; a PIL image is returned as it is."""
     return image if isinstance(image, Image.Image) else Image.fromarray(as_pixels(image))
 
 

@@ -11,8 +11,6 @@ from typing import Any, Protocol, TypeVar, cast
 
 import cv2
 
-from rtdetr.data.classes import DataError
-
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 MadeThere = TypeVar("MadeThere", covariant=True)
@@ -56,16 +54,16 @@ def in_order(
 
 
 def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Yields lists of `size` items. If the items raise DataError, it is raised after the items before it."""
+    """Yields lists of `size` items, the last one shorter. An error is raised once the items before it were yielded."""
     batch: list[Item] = []
-    failed: DataError | None = None
+    failed: Exception | None = None
     try:
         for item in items:
             batch.append(item)
             if len(batch) == size:
                 yield batch
                 batch = []
-    except DataError as error:
+    except Exception as error:
         failed = error
     if batch:
         yield batch
@@ -95,7 +93,7 @@ def one_opencv_thread() -> Iterator[None]:
 
 class BackgroundCalls:
     """Runs calls in order in a thread; at most `number` of them wait. An exception of one is raised by a later call, or
-    at the end; calls that have not begun by then are cancelled."""
+    at the end, and cancels those after it."""
 
     def __init__(self, number: int) -> None:
         self.number = number

@@ -29,7 +29,7 @@ class Tracker:
             minimum_consecutive_frames=1,
         )
 
-    def update(self, detections: list[Detection], seconds: float) -> list[int | None]:
+    def update(self, detections: list[Detection]) -> list[int | None]:
         """Returns the track id of each detection of the next frame; None if it belongs to no track."""
         found = self.supervision.Detections(
             xyxy=np.array([each.box for each in detections], np.float32).reshape(-1, 4),

@@ -34,10 +34,10 @@ def search_frames(
     detect: Callable[[list[Image.Image]], list[list[Detection]]],
     batch_size: int = 8,
     every: int = 1,
-    track: Callable[[list[Detection], float], list[int | None]] | None = None,
+    track: Callable[[list[Detection]], list[int | None]] | None = None,
 ) -> Iterator[SearchedFrame]:
     """Yields all frames in order; every Nth is searched, beginning with the first. detect: for a batch of images;
-    track: returns the ids of the detections of one frame, given its seconds."""
+    track: returns the ids of the detections of one frame."""
     last: tuple[list[Detection], list[int | None]] = ([], [])
     for batch in batches(enumerate(frames), batch_size):
         chosen = [frame.image for number, frame in batch if number % every == 0]
@@ -46,7 +46,7 @@ def search_frames(
             searched = number % every == 0
             if searched:
                 detections = next(found)
-                last = detections, track(detections, frame.seconds) if track is not None else []
+                last = detections, track(detections) if track is not None else []
             yield SearchedFrame(number, frame, searched, *last)
 
 
@@ -60,8 +60,8 @@ class VideoResultsWriter:
         self.target = folder / f"{name}.mp4"
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self.listed = folder / f"{name}.jsonl"
-        self.lines = JsonLines(self.listed)
         self.video = VideoWriter(self.target, video.rate, video.tick)
+        self.lines = JsonLines(self.listed)
 
     def add(self, seen: SearchedFrame) -> None:
         tracks = seen.tracks or [None] * len(seen.detections)

@@ -47,6 +47,13 @@ def test_recursive_keeps_out_of_the_results(folder: Path) -> None:
     assert folder / "out" / "a.jpg" in find_images([str(folder)], recursive=True).images
 
 
+def test_a_folder_and_a_link_to_it_are_one(folder: Path) -> None:
+    (folder / "another").symlink_to(folder / "sub")
+    (folder / "yet another").symlink_to(folder / "sub")
+    names = [str(name) for name in find_images([str(folder)], recursive=True, except_in=folder / "out").images.values()]
+    assert names == ["a.png", "b.JPG", "sub/c.jpg", "sub/deep/a.png", "x.jpg/y.png"]
+
+
 def test_files_and_globs(folder: Path) -> None:
     sources = [
         str(folder / "notes.txt"),
