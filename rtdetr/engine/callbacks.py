@@ -56,7 +56,7 @@ class Callback:
         """Called after last.pth or best.pth has been written, with the state at that iteration."""
 
     def on_end(self, outcome: Outcome) -> None:
-        """Called once, when the run ends."""
+        """Called once, when the run ends; also after an earlier `on_start` has failed."""
 
 
 class CallbackFailed(TrainingFailed):

@@ -6,6 +6,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,8 @@ class Trainer:
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
         self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)
-        self.saver = Saver(self.state, output_dir, resume, lambda *file: self.listeners.tell("on_save", *file))
+        tell = self.listeners.tell  # without `self`, whose memory a cycle of references would keep
+        self.saver = Saver(self.state, output_dir, resume, lambda *file: tell("on_save", *file))
 
     def _open_data(self, cfg: Config, augment: Any) -> None:
         rank, world_size = distributed.rank(), distributed.world_size()
@@ -142,22 +144,22 @@ class Trainer:
                 say(f"not compiled: {self.why_not_compiled}")
             say(f"training   {self.train_loader.source.summary()}\nvalidation {self.val_loader.source.summary()}")
             outcome: Outcome = "failed"
-            try:
-                if distributed.is_main():
-                    say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
-                    self._save_settings()
-                self.log.open()
-                stopped = self._go_on()
-                outcome = "stopped" if stopped else "finished"
-            except torch.cuda.OutOfMemoryError as error:
-                last, evaluating = self.output_dir / LAST, self.state.evaluation_due
-                captured = self.graphs is not None
-                raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
-            finally:
-                self.saver.end()
-                self.log.close()
-                self.release()
-                self.listeners.end(outcome)
+            with ExitStack() as at_end:  # last in, first out; each even if another one fails
+                at_end.callback(lambda: self.listeners.end(outcome))
+                at_end.callback(self.release)
+                at_end.callback(self.log.close)
+                at_end.callback(self.saver.end)
+                try:
+                    if distributed.is_main():
+                        say(*(on_data(self.train_loader.source, self.val_loader.source) if self.advise else ()))
+                        self._save_settings()
+                    self.log.open()
+                    stopped = self._go_on()
+                    outcome = "stopped" if stopped else "finished"
+                except torch.cuda.OutOfMemoryError as error:
+                    last, evaluating = self.output_dir / LAST, self.state.evaluation_due
+                    captured = self.graphs is not None
+                    raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
             if distributed.is_main():
                 with writing(self.output_dir / "curves.png"):
                     draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
@@ -189,7 +191,8 @@ class Trainer:
         self.model.train()
         self.log.restart_clock()
         unfinished: list[StepRecord] = []
-        for batches in self._grouped(batches_left):
+        groups = iter(lambda: [*itertools.islice(batches_left, state.pace.accumulate)], [])  # the last may be smaller
+        for batches in groups:
             if state.iteration == 0:
                 self.log.show_batch(batches[0])
             unfinished.append(self.train_step(batches))
@@ -204,13 +207,11 @@ class Trainer:
                 self.saver.save(background=True)
         for record in unfinished:
             self._finish(record)
-        ended = state.iteration >= self.total_iterations
-        if state.start_batch < len(self.train_loader) and not ended:
+        if state.start_batch < len(self.train_loader) and state.iteration < self.total_iterations:
             return  # stopped in the middle
         if state.start_batch >= len(self.train_loader):
             state.epoch, state.start_batch = state.epoch + 1, 0
-        every = self.cfg.train.eval_every
-        state.evaluation_due = ended or (every > 0 and state.epoch % every == 0)
+        state.evaluation_due = state.to_be_evaluated()
         # Before an evaluation, so that its failure loses nothing; else every save_seconds: epochs may last a second.
         if state.evaluation_due or self.saver.due():
             # Workers of the evaluation start while nothing is being written.
@@ -223,17 +224,6 @@ class Trainer:
         values = self.checks.check(record) if record.names else {}
         self.unreadable.count(record.batches)
         self.log.show(record, values, self.unreadable.replaced)
-
-    def _grouped(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-        """Yields the batches of each optimiser step; the last group of an epoch may be smaller."""
-        group: list[Batch] = []
-        for batch in batches:
-            group.append(batch)
-            if len(group) == self.state.pace.accumulate:
-                yield group
-                group = []
-        if group:
-            yield group
 
     def train_step(self, batches: list[Batch]) -> StepRecord:
         """Runs one optimiser step on `batches` together; a failed step that may be skipped changes no weights."""
@@ -264,7 +254,7 @@ class Trainer:
             try:
                 names, values = self.step(images, targets, part)
             except FloatingPointError as error:
-                self.checks.fail(self.state.iteration, str(error), {}, [batch])
+                self.checks.fail(self.state.iteration, str(error), {}, batches)
             total = values if number == 1 else total + values
         names, total = (*names, "grad_norm"), torch.cat((total, self.update.clip().float()[None]))
         if scaler.is_enabled():
@@ -297,8 +287,9 @@ class Trainer:
             self.log.log_evaluation(result, self.val_loader.source, classes)
             seconds = time.perf_counter() - started
             say(f"epoch {state.epoch}, iteration {state.iteration}, {seconds:.1f} s\n{result.table()}")
-            if result.figures["AP"] > state.best_ap:
-                state.best_ap = result.figures["AP"]
+            ap = result.figures["AP"]
+            if ap > state.best_ap or max(ap, state.best_ap) < 0:  # -1 without boxes: the latest weights count as best
+                state.best_ap = ap
                 self.saver.keep_best()
             say(*(self.stuck.see(state.best_ap, state.iteration) if self.advise else ()))
         self.saver.save(final=state.early_stop.over or state.iteration >= self.total_iterations)

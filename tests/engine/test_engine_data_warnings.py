@@ -50,7 +50,7 @@ def test_validation_without_a_box_is_named(data: Path) -> None:
     file = data / "annotations" / "instances_val.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": []}))
     (warning,) = warnings(data)
-    assert "no box" in warning and "no best.pth" in warning
+    assert "no box" in warning and "best.pth will be the latest" in warning
 
 
 def test_sets_apart_with_many_boxes_are_met_with_silence(data: Path) -> None:

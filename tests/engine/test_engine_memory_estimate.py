@@ -92,6 +92,16 @@ def test_the_forecast_is_said_before_the_first_step(
     assert lines[-1].startswith(said), lines
 
 
+def test_the_fullest_of_several_gpus_counts(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need = MemoryNeed(2**30, 2**30, 0)
+    monkeypatch.setattr(memory_estimate, "measure", lambda *_: need)
+    monkeypatch.setattr(memory_estimate, "_free", lambda _: FREE)
+    monkeypatch.setattr("rtdetr.engine.distributed.gather_objects", lambda own: [own, (need, 2**30), own])
+    cfg = tiny_config(data, "train.graphs=off")
+    line, warning = estimate(cfg, open_train_set(cfg), torch.device("cuda"))
+    assert "2.0 of the 1.0 GiB free" in line and warning.startswith("warning: ")
+
+
 def test_what_is_needed_at_the_same_time() -> None:
     assert [MemoryNeed(1, 10, 2).total(graphs) for graphs in (0, 1, 2)] == [11, 13, 21]
     assert [MemoryNeed(1, 10, 20).total(graphs) for graphs in (0, 1, 2)] == [21, 31, 31]

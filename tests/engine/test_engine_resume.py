@@ -141,10 +141,18 @@ def test_fewer_images_than_seen_end_the_epoch(stopped: dict[int, Path], data: Pa
     kept = {image["id"] for image in content["images"]}
     content["annotations"] = [box for box in content["annotations"] if box["image_id"] in kept]
     (tmp_path / "six.json").write_text(json.dumps(content))
-    steps = go_on(stopped[5], tmp_path, data, f"data.train.annotations={tmp_path}/six.json")
+    steps = go_on(stopped[5], tmp_path, data, f"data.train.annotations={tmp_path}/six.json", "train.eval_every=2")
     assert [(iteration, epoch) for iteration, epoch, _ in steps] == [(2, 2), (3, 3)]
     kinds = [row["kind"] for row in read_rows(tmp_path / "metrics.csv")]
     assert kinds[-4:] == ["eval", "train", "train", "eval"]
+
+
+def test_an_epoch_that_ends_so_is_evaluated_as_others_are(stopped: dict[int, Path], data: Path, tmp_path: Path) -> None:
+    """After five steps, 4 of 12 images are left, too few for a batch of 8."""
+    for every, due in ((0, False), (2, True), (3, False)):
+        updates = [f"train.epochs={EPOCHS}", "data.train_batch_size=8", f"train.eval_every={every}"]
+        state = Trainer(tiny_config(data, *updates), tmp_path, CPU, resume=stopped[5]).state
+        assert (state.epoch, state.start_batch, state.evaluation_due) == (2, 0, due)
 
 
 def test_checkpoints_that_count_batches_still_load(stopped: dict[int, Path], data: Path, tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import multiprocessing
 import signal
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -116,13 +118,15 @@ def test_a_stop_before_the_evaluation_evaluates_after_resuming(data: Path, tmp_p
     assert [row["kind"] for row in read_rows(tmp_path / "metrics.csv")] == ["train", "eval"]
 
 
-def test_a_validation_set_without_boxes_still_gives_a_best_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_without_boxes_to_validate_on_the_latest_weights_are_the_best(data: Path, tmp_path: Path) -> None:
     content = json.loads((data / "annotations" / "instances_val.json").read_text())
     (tmp_path / "empty.json").write_text(json.dumps({**content, "annotations": []}))
-    updates = [f"data.val.annotations={tmp_path}/empty.json", "train.max_iterations=1"]
+    updates = [f"data.val.annotations={tmp_path}/empty.json", "train.epochs=2", "train.eval_every=1"]
     Trainer(tiny_config(data, *updates), tmp_path, CPU).run()
-    assert {read_rows(tmp_path / "metrics.csv")[-1][name] for name in FIGURES} == {""}
-    assert (tmp_path / "best.pth").is_file()
+    rows = [row for row in read_rows(tmp_path / "metrics.csv") if row["kind"] == "eval"]
+    assert len(rows) == 2 and {row[name] for row in rows for name in FIGURES} == {""}
+    best, last = (load_checkpoint(tmp_path / name) for name in ("best.pth", "last.pth"))
+    assert all(torch.equal(tensor, last["ema"][name]) for name, tensor in best["model"].items())
 
 
 def freeze_statistics(model: nn.Module) -> None:
@@ -226,6 +230,28 @@ def test_a_non_finite_loss_stops_with_one_sentence_and_keeps_the_batch(
     assert kept["batches"][0][0].shape == (4, 3, 64, 64)
     for name, parameter in trainer.model.named_parameters():  # the weights are still those of before the step
         assert torch.isfinite(parameter).all() and torch.equal(kept["model"][name].cpu(), parameter.cpu()), name
+
+
+def test_a_failed_step_is_kept_with_all_its_batches(data: Path, tmp_path: Path) -> None:
+    trainer = Trainer(tiny_config(data, "train.accumulate=2"), tmp_path, CPU)
+    good, bad = made_up_batch((0, 3)), made_up_batch((1,))
+    with pytest.raises(TrainingFailed):
+        trainer.train_step([good, bad._replace(images=bad.images * float("nan"))])
+    kept = torch.load(tmp_path / "failed_batch.pth", weights_only=True)
+    assert [len(images) for images, _ in kept["batches"]] == [2, 1]
+
+
+def test_nothing_but_its_owner_keeps_a_run_in_memory(data: Path, tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        trainer = Trainer(tiny_config(data, "train.max_iterations=1"), tmp_path, CPU)
+        trainer.run()
+        kept = [weakref.ref(each) for each in (trainer, trainer.model, trainer.state.optimizer, trainer.state.ema)]
+        del trainer
+        assert [each() for each in kept] == [None] * len(kept)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

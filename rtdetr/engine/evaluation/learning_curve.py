@@ -11,7 +11,9 @@ import torch
 
 from rtdetr.config import Config, settled
 from rtdetr.data.classes import DataError
+from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_val_loader, open_train_set
+from rtdetr.data.sampling import repeat_factors, samples_per_epoch
 from rtdetr.data.subset import spread, write_subset
 from rtdetr.engine import distributed
 from rtdetr.engine.failures import writing
@@ -43,8 +45,8 @@ def learning_curve(
     cfg, automatic = settle(cfg, device, tuning=tuning)
     say(*automatic)
     source = open_train_set(cfg)
-    total = len(source)
-    iterations = Pace.of(cfg, total).total(cfg.train.max_iterations)
+    total, samples = len(source), _samples(source, cfg)
+    iterations = Pace.of(cfg, samples).total(cfg.train.max_iterations)
     if total // 2 < settled(cfg.data.train_batch_size):
         raise DataError(
             f"{source.annotation_file}: half of {total} images does not fill a batch of {cfg.data.train_batch_size}; "
@@ -58,13 +60,15 @@ def learning_curve(
         half = write_subset(source, spread(range(total), total // 2), folder / "half.json")
     points = []
     for name, split, number in (("half", half, total // 2), ("whole", cfg.data.train, total)):
-        own = _for_as_long(replace(cfg, data=replace(cfg.data, train=split)), iterations, number, total)
+        own = replace(cfg, data=replace(cfg.data, train=split))
+        own = _for_as_long(own, iterations, _samples(open_train_set(own), own), samples)
         trainer = Trainer(own, folder / name, device, tuning=tuning, signals=signals)
         trainer.advise = name == "whole"
         stopped_by = trainer.run()
         if stopped_by is not None:
             return stopped_by
         points.append(Point(number, trainer.state.best_ap))
+        del trainer  # its memory, before the next one estimates what is free
     sentence = estimate(*points)
     content = {"iterations": iterations, "points": [each._asdict() for each in points], "estimate": sentence}
     with writing(folder / "learning_curve.json"):
@@ -97,10 +101,15 @@ def estimate(half: Point, whole: Point) -> str:
     )
 
 
-def _for_as_long(cfg: Config, iterations: int, num_images: int, of: int) -> Config:
-    """The config for that many iterations on `num_images` `of` all; what counts in epochs keeps its iterations."""
-    per_epoch = max(1, Pace.of(cfg, num_images).steps(1, 0))
-    times = round(of / max(1, num_images))
+def _samples(source: DetectionSet, cfg: Config) -> int:
+    return samples_per_epoch(repeat_factors(source, cfg.data), len(source))
+
+
+def _for_as_long(cfg: Config, iterations: int, samples: int, of: int) -> Config:
+    """The config for that many iterations with `samples` images per epoch, not `of`; what counts in epochs keeps its
+    iterations."""
+    per_epoch = max(1, Pace.of(cfg, samples).steps(1, 0))
+    times = round(of / max(1, samples))
     train = replace(
         cfg.train,
         epochs=-(-iterations // per_epoch),

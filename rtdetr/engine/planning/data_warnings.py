@@ -21,8 +21,8 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
         )
     if not val.num_boxes:
         warnings.append(
-            "warning: the validation images have no box: there will be no AP, and last.pth but no best.pth; label "
-            "them, or take some of the training images out for validation"
+            "warning: the validation images have no box: there will be no AP, and best.pth will be the latest weights; "
+            "label them, or take some of the training images out for validation"
         )
     counts = train.boxes_per_class()
     rare = [f"{name} {count}" for name, count in zip(train.classes.names, counts) if count < FEW_BOXES]

@@ -64,7 +64,8 @@ def estimate(cfg: Config, source: DetectionSet, device: torch.device) -> list[st
             f"{batch} does not fit into the {free:.1f} GiB that are free on {device}; {advice}, stop what else uses "
             "the GPU, or train without this estimate with train.estimate_memory=false"
         )
-    need, free = max((need.total(graphs), free) for need, free in needs if need is not None)
+    fits = ((need.total(graphs), free) for need, free in needs if need is not None)
+    need, free = max(fits, key=lambda pair: pair[0] - pair[1])  # of the GPU with the least to spare
     line = f"memory     up to {need / GIB:.1f} of the {free / GIB:.1f} GiB free on {device}, estimated on {batch}"
     if need <= free:
         return [line]

@@ -85,6 +85,11 @@ class RunState:
         self.early_stop = EarlyStop(cfg.train.patience)
         self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
+    def to_be_evaluated(self) -> bool:
+        """Whether an evaluation is due after an epoch that ends here."""
+        every = self.cfg.train.eval_every
+        return self.iteration >= self.total_iterations or (every > 0 and self.epoch % every == 0)
+
     def content(self) -> dict[str, Any] | None:
         """Returns the content of a checkpoint, with the run's tensors; None except on the main process. Every process
         must call it."""
@@ -151,10 +156,11 @@ class RunState:
         if images is None:  # older files counted batches
             images = state["start_batch"] * batch_size * num_processes
         self.epoch = state["epoch"]
-        self.start_batch = min(images // self.pace.global_batch, self.pace.batches)
+        self.start_batch, ended = min(images // self.pace.global_batch, self.pace.batches), False
         if self.start_batch == self.pace.batches:  # an epoch has fewer batches than before
-            self.epoch, self.start_batch, self.evaluation_due = self.epoch + 1, 0, True
+            self.epoch, self.start_batch, ended = self.epoch + 1, 0, True
         self.iteration = self.pace.steps(self.epoch, self.start_batch)
+        self.evaluation_due |= ended and self.to_be_evaluated()
         self.saved_iteration = state["iteration"]
         num_images = state.get("num_pictures", self.pace.num_images)
         train = config["train"]

@@ -88,7 +88,7 @@ class Saver:
 
     def end(self) -> None:
         """Waits for pending writes and unlocks the folder."""
-        with self._place:
+        with self._place, self._thread:
             self._join()
 
     def _join(self) -> None:
