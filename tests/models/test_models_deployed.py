@@ -231,3 +231,10 @@ def test_what_is_no_type_of_weights_is_refused() -> None:
     for dtype in (torch.int8, "float16"):
         with pytest.raises(ValueError, match=message("expected", "dtype", "floating point")):
             DeployOptions(dtype=dtype)  # type: ignore[arg-type]
+
+
+def test_an_image_with_fewer_cells_than_queries_is_refused() -> None:
+    model = made_up("model.decoder.num_queries=40")
+    for network in (model, model.deploy()):
+        with pytest.raises(ValueError, match="expected a cell for each of 40 queries, got 21"):
+            network(torch.zeros(1, 3, 32, 32))
