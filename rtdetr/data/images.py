@@ -255,9 +255,23 @@ def image_facts(path: Path, max_megapixels: float = MAX_MEGAPIXELS) -> ImageFact
 
 def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
     """The transpose that makes an image upright if `read_image` leaves it as stored because its boxes were drawn so, as
-    `annotated`, (h, w) in pixels, shows. None for all others. Raises DataError if the file cannot be read."""
+    `annotated`, (h, w) in pixels, shows. None for all others. Raises DataError if the file cannot be read, or has
+    neither size."""
     with _opened(path, MAX_MEGAPIXELS) as opened:
-        stored, orientation = (opened.height, opened.width), _orientation(opened)
-        if opened.format == "TIFF" or orientation not in SIDEWAYS_BACK:
-            return None
-    return UPRIGHT[orientation] if annotated == stored != stored[::-1] else None
+        orientation = _orientation(opened)
+    upright = upright_size(path)
+    if annotated == upright:
+        return None
+    if orientation not in SIDEWAYS_BACK or annotated != upright[::-1]:
+        (height, width), (their_height, their_width) = upright, annotated
+        raise DataError(
+            f"{path}: the image is {width} x {height} but its annotations say {their_width} x {their_height}, so its "
+            "boxes cannot be trusted (resized later?)"
+        )
+    return UPRIGHT[orientation]
+
+
+def suffix_of(path: Path) -> str:
+    """The ending that fits the content of an image file, such as .png. Raises DataError if it cannot be read."""
+    with _opened(path, MAX_MEGAPIXELS) as opened:
+        return ".jp2" if opened.format == "JPEG2000" else f".{str(opened.format).lower()}"

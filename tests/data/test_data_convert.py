@@ -127,14 +127,15 @@ def test_lvis_lists_come_back(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("ending", ["jpg", "tif"])
 @pytest.mark.parametrize("orientation", [5, 6, 7, 8])
-def test_boxes_of_images_on_their_side_turn_with_them(tmp_path: Path, orientation: int) -> None:
+def test_boxes_of_images_on_their_side_turn_with_them(tmp_path: Path, orientation: int, ending: str) -> None:
     """YOLO has no sizes, so a reader takes the image upright; the same pixels must lie in the box."""
     (tmp_path / "images").mkdir()
-    camera_file(tmp_path / "images" / "a.jpg", orientation)
+    camera_file(tmp_path / "images" / f"a.{ending}", orientation)
     height, width = STORED[orientation].shape[:2]
     document = {
-        "images": [{"id": 1, "file_name": "a.jpg", "height": height, "width": width}],
+        "images": [{"id": 1, "file_name": f"a.{ending}", "height": height, "width": width}],
         "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 4, 20, 12]}],
         "categories": [{"id": 1, "name": "cat"}],
     }
@@ -162,6 +163,46 @@ def test_names_that_only_differ_in_their_ending(tmp_path: Path) -> None:
     assert plain(read_any(tmp_path / "coco"))[2:] == plain(read_document(tmp_path / "a.json"))[2:]
 
 
+@pytest.mark.parametrize("to", ["yolo", "voc"])
+def test_names_that_readers_of_folders_would_pass_over(tmp_path: Path, to: str) -> None:
+    names = ["images/a.png", "images/images/b.png", "sub/.c.png", "sub/d .png", "sub/e", "f.weird", "images_/a.png"]
+    for number, name in enumerate(names):
+        file = tmp_path / "pictures" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20 + number, 10)).save(file, "PNG")
+    document = {
+        "images": [{"id": i, "file_name": name} for i, name in enumerate(names)],
+        "annotations": [{"id": i, "image_id": i, "category_id": 1, "bbox": [i, i, 3, 3]} for i in range(len(names))],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    given = ["convert-data", str(tmp_path / "a.json"), str(tmp_path / "out"), "--images", str(tmp_path / "pictures")]
+    assert main([*given, "--to", to]) == 0
+    assert main(["doctor", str(tmp_path / "out")]) == 0
+    data = open_set(tmp_path / "out", split="train", limit=0)
+    assert len(data) == data.num_boxes == len(names)
+    assert sorted(data.image(i).width for i in range(len(data))) == [20 + i for i in range(len(names))]
+    assert main(["convert-data", str(tmp_path / "out"), str(tmp_path / "back"), "--to", "coco"]) == 0
+    back, there = plain(read_any(tmp_path / "back")), plain(read_document(tmp_path / "a.json"))
+    assert back[2:] == there[2:] and [number for number, _ in back[0]] == [number for number, _ in there[0]]
+
+
+def test_boxes_of_another_size_are_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (60, 40)).save(tmp_path / "images" / "a.png")
+    for height, width in ((400, 600), (60, 40)):
+        document = {
+            "images": [{"id": 1, "file_name": "a.png", "height": height, "width": width}],
+            "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 3, 3]}],
+            "categories": [{"id": 1, "name": "cat"}],
+        }
+        (tmp_path / "a.json").write_text(json.dumps(document))
+        assert main(["convert-data", str(tmp_path / "a.json"), str(tmp_path / "out"), "--to", "yolo"]) == 2
+        said = capsys.readouterr().err
+        assert f"the image is 60 x 40 but its annotations say {width} x {height}" in said
+        assert not (tmp_path / "out").exists()
+
+
 def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, out = yolo_set(tmp_path / "in", "0 0.5 0.5 0.25\n"), tmp_path / "new" / "out"
     cases = {
@@ -180,6 +221,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path: Path, capsys: py
         assert says(error, sentence) and error.startswith("error: ") and error.count("\n") == 1
         assert sorted(tmp_path.rglob("*")) == before
     (root / "labels" / "a.txt").write_text("0 0.5 0.5 0.25 0.5\n")
+    assert main(["convert-data", str(root), str(out), "--to", "voc", "--images", str(tmp_path / "gone")]) == 2
+    assert "gone: no such image folder" in capsys.readouterr().err
     assert main(["convert-data", str(root), str(out), "--to", "voc", "--split", "val"]) == 2
     assert message("no such set", "in", "val", "train").search(capsys.readouterr().err)
 

@@ -22,12 +22,12 @@ from PIL import Image
 from rtdetr.data.classes import DataError
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import DataSource, below, split_named
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, DataSource, below, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
 from rtdetr.data.formats.sources import find_sources, image_folder_of, read_document, source_of, with_images
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
-from rtdetr.data.images import sideways, upright_size
+from rtdetr.data.images import sideways, suffix_of, upright_size
 
 Target = Literal["coco", "voc", "yolo"]
 
@@ -49,6 +49,8 @@ class Part(NamedTuple):
 def load(given: Path, split: str = "", images: str = "") -> list[Part]:
     """The sets of a file or folder, or only the one named `split`. images: the image folder of a JSON, if it is not
     near the file. Raises DataError if a set is unusable."""
+    if images and not os.path.isdir(images):
+        raise DataError(f"{images}: no such image folder")
     parts = [_part(source, name, given, images) for name, source in _chosen(given, split).items()]
     for part in parts[1:]:
         if part.document.categories != parts[0].document.categories:
@@ -61,6 +63,8 @@ def load(given: Path, split: str = "", images: str = "") -> list[Part]:
 def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Iterator[None]:
     """Writes the sets into the empty folder `out`; yields after each image. link: create symbolic links to the images.
     Raises OSError, and DataError for files that are not images."""
+    if to != "coco":
+        parts = [part._replace(names=_distinct([*map(_findable, part.names, part.files)])) for part in parts]
     writers: dict[Target, Callable[[Path, list[Part]], _Writer]] = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}
     writer = writers[to](out, _apart(parts) if to == "voc" else parts)
     for part in writer.parts:
@@ -162,6 +166,17 @@ def _distinct(names: list[str]) -> list[str]:
         taken.add(unused)
         chosen.append(f"{unused}{ending}")
     return chosen
+
+
+def _findable(name: str, file: Path) -> str:
+    """The name under which the readers of VOC and YOLO find an image: with the ending of one, no dot at its start, no
+    space at its end, and not in another folder `images`, beside which YOLO's readers would look for its labels."""
+    *folders, last = Path(name).parts
+    stem, ending = os.path.splitext(last)
+    if ending.lower() not in IMAGE_SUFFIXES:
+        stem, ending = last, suffix_of(file)
+    dot = "_" if stem.startswith(".") else ""
+    return "/".join([*("images_" if each == "images" else each for each in folders), f"{dot}{stem.rstrip()}{ending}"])
 
 
 def _apart(parts: list[Part]) -> list[Part]:
