@@ -135,6 +135,24 @@ def test_folders_without_a_data_yaml(tmp_path: Path) -> None:
     assert open_set(root).classes == Classes(("a cat", "Ä dog"), (0, 1))
 
 
+def test_an_empty_test_folder_is_no_set(tmp_path: Path) -> None:
+    for name in ("train", "test"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        (tmp_path / "labels" / name).mkdir(parents=True)
+    yolo_set(tmp_path / "made", "1 0.5 0.5 0.25 0.5\n")
+    (tmp_path / "made" / "images" / "a.png").rename(tmp_path / "images" / "train" / "a.png")
+    (tmp_path / "made" / "labels" / "a.txt").rename(tmp_path / "labels" / "train" / "a.txt")
+    assert [*find_sources(tmp_path)] == ["train"] and open_set(tmp_path).num_boxes == 1
+
+
+def test_a_config_of_training_is_no_data_yaml(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path)
+    (root / "config.yml").write_text("train: {epochs: 3}\nname: mine\n")
+    assert find_sources(root)["train"].path == root / "data.yaml"
+    (root / "data.yaml").unlink()
+    assert recognise(root) == "yolo"
+
+
 def test_a_first_image_without_labels_or_class_names(tmp_path: Path) -> None:
     root = yolo_set(tmp_path, "1 0.5 0.5 0.25 0.5\n")
     (root / "data.yaml").unlink()

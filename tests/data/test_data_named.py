@@ -186,6 +186,9 @@ def test_cvat_shapes_and_subsets(tmp_path: Path, images: Path) -> None:
     assert sorted(find_sources(path)) == ["train", "val"]
     assert [len(open_set(tmp_path / "set", split=split)) for split in ("train", "val")] == [18, 6]
     assert open_set(path, split="val").classes.names == CLASSES
+    path.write_text(text.replace(' subset="Train"', "", 1))
+    with pytest.raises(DataError, match=r"its subsets are '', 'Train', 'Validation'; call each of them train, val or"):
+        find_sources(path)
 
 
 def test_labelme_shapes_and_folders(tmp_path: Path, images: Path) -> None:

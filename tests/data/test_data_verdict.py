@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from format_sets import write_all
 from hostile_sets import CASES, SOUND, Case, write_case
+from named_sets import WRITERS
 from PIL import Image
 from sound_set import HEIGHT, WIDTH, sound_document
 
@@ -19,7 +20,7 @@ from rtdetr import cli
 from rtdetr.data.classes import DataError
 from rtdetr.data.doctor.examine import examine
 from rtdetr.data.formats.coco import read_document
-from rtdetr.data.formats.sources import not_read, open_set
+from rtdetr.data.formats.sources import find_sources, not_read, open_set
 
 # What is told of a set without being a defect.
 NOTES = {
@@ -166,6 +167,32 @@ def test_other_formats_beside_the_one_that_is_read(name: str, tmp_path: Path) ->
         (root / "data.yaml").write_text((root / "data.yaml").read_text().replace("val: images/val\n", ""))
         expected = [root / "Annotations", *expected, root / "images" / "val"]
     assert not_read(root) == expected
+
+
+@pytest.mark.parametrize("name", ["labelme", "huggingface"])
+def test_folders_below_the_one_that_is_read(name: str, tmp_path: Path, images: Path) -> None:
+    WRITERS[name](tmp_path / "made", images)
+    made, root = tmp_path / "made" / ("train" if name == "huggingface" else ""), tmp_path / "set"
+    shutil.copytree(made, root)
+    assert not_read(root) == []
+    for split in ("sub", "train"):
+        shutil.copytree(made, root / split)
+    assert not_read(root) == [root / "sub", root / "train"]
+    for each in root.glob("*.json*"):
+        each.unlink()
+    assert [*find_sources(root)] == ["train"] and not_read(root) == [root / "sub"]
+
+
+def test_an_xml_of_something_else_beside_voc_splits(tmp_path: Path) -> None:
+    root = write_all(tmp_path)["voc"]
+    for split in ("train", "val"):
+        (tmp_path / "set" / split).mkdir(parents=True)
+        for name in (root / "ImageSets" / "Main" / f"{split}.txt").read_text().split("\n")[:-1]:
+            shutil.copy(root / "Annotations" / f"{name}.xml", tmp_path / "set" / split)
+    (tmp_path / "set" / "a.xml").write_text("<?xml version='1.0'?>\n<!-- mine --><settings/>")
+    assert [*find_sources(tmp_path / "set")] == ["train", "val"]
+    (tmp_path / "set" / "a.xml").write_text("<annotations><version>1.1</version></annotations>")
+    assert [*find_sources(tmp_path / "set")] == ["train", "val"]
 
 
 def test_trainval_without_val_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ from rtdetr.data.formats.records import SPLITS, Corners, DataSource, Problems, r
 from rtdetr.data.formats.xml import Node, parse_xml
 
 MOST_BYTES = 1_000_000_000
+IMAGE = re.compile(rb"<image\b")
 SUBSET = re.compile(rb'<image\b[^>]*?\bsubset="([^"]*)"')
 SIDES = {
     "box": ("xtl", "ytl", "xbr", "ybr"),
@@ -51,7 +52,10 @@ def find_cvat(path: Path) -> CvatFile | None:
     with open(file, "rb") as opened:
         if not re.search(rb"<annotations\b", opened.read(10_000)):
             return None
-    named = sorted({each.decode("utf-8", "replace") for each in SUBSET.findall(read_bytes(file, MOST_BYTES))})
+    content = read_bytes(file, MOST_BYTES)
+    subsets = [each.decode("utf-8", "replace") for each in SUBSET.findall(content)]
+    without = [""] if subsets and len(subsets) < len(IMAGE.findall(content)) else []
+    named = sorted({*subsets, *without})
     if len(named) < 2:
         return CvatFile(file, {"": ""})
     found = {split: name for name in named for split, names in SPLITS.items() if name.lower() in names}

@@ -43,13 +43,14 @@ def find_labelme(path: Path) -> LabelmeFolder | None:
     """The sets of a folder; None if it is not in LabelMe's format."""
     if not path.is_dir():
         return None
-    if _has_files(path):
+    if has_labelme(path):
         return LabelmeFolder(path, {"": path})
-    sets = {split: path / name for split, names in SPLITS.items() for name in names if _has_files(path / name)}
+    sets = {split: path / name for split, names in SPLITS.items() for name in names if has_labelme(path / name)}
     return LabelmeFolder(path, sets) if sets else None
 
 
-def _has_files(folder: Path) -> bool:
+def has_labelme(folder: Path) -> bool:
+    """Whether a folder has files of LabelMe, seen by the first few."""
     return folder.is_dir() and any(map(_is_labelme, sorted(folder.glob("*.json"))[:FEW]))
 
 

@@ -16,8 +16,9 @@ from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
 from rtdetr.data.formats.cvat import find_cvat, read_cvat
+from rtdetr.data.formats.huggingface import NAME as METADATA
 from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
-from rtdetr.data.formats.labelme import find_labelme, read_labelme
+from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
 from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
 from rtdetr.data.formats.packed import packed_files, unpack
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, split_named
@@ -139,7 +140,10 @@ def not_read(path: str | Path) -> list[Path]:
     if sources[0].format == "yolo":
         found.update(path / name for name in ANNOTATIONS if has_xml(path / name))
         found.update(_undeclared(path))
-    return sorted(found - {each.path for each in sources})
+    has_set = {"labelme": has_labelme, "huggingface": lambda folder: (folder / METADATA).is_file()}
+    if sources[0].format in has_set:
+        found.update(each for each in path.iterdir() if each.is_dir() and has_set[sources[0].format](each))
+    return sorted(found - {each.path for each in sources} - {each.images for each in sources})
 
 
 def _undeclared(path: Path) -> list[Path]:
@@ -244,7 +248,7 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
             return folder
     raise DataError(
         f"{source.path}: its images were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "
-        "folder as data.train.images or data.val.images"
+        "folder as --images, data.train.images or data.val.images"
     )
 
 

@@ -23,6 +23,7 @@ from rtdetr.data.image_files import Folders
 
 ANNOTATIONS = ("Annotations", "annotations")
 IMAGES = ("JPEGImages", "images", "Images", "jpegimages")
+ROOT = re.compile(rb"<([A-Za-z_][\w.-]*)")
 SIDES = ("xmin", "ymin", "xmax", "ymax")
 
 
@@ -85,7 +86,16 @@ def _one_folder(root: Path) -> VocSet | None:
     annotations = _sub_folder(root, ANNOTATIONS)
     if annotations is not None and has_xml(annotations):
         return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
-    return VocSet(root, _sub_folder(root, IMAGES) or root, None) if any(root.glob("*.xml")) else None
+    return VocSet(root, _sub_folder(root, IMAGES) or root, None) if any(map(_may_be_voc, root.glob("*.xml"))) else None
+
+
+def _may_be_voc(path: Path) -> bool:
+    """Whether an XML has VOC's root, or one that cannot be seen, which its reader reports."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        root = ROOT.search(file.read(10_000))
+    return root is None or root[1] == b"annotation"
 
 
 def _sub_folder(root: Path, names: Iterable[str]) -> Path | None:

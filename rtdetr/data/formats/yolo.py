@@ -56,7 +56,8 @@ def find_yolo(path: Path) -> YoloFolder | None:
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
     for file in sorted([*path.glob("*.yaml"), *path.glob("*.yml")], key=lambda each: (each.stem != "data", each)):
         content = _read_yaml(file)
-        if isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}:
+        of_yolo = isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}
+        if of_yolo and not isinstance(content.get("train"), dict):  # a mapping: a config of training
             return _of_yaml(file, content)
     sets = undeclared_sets(path)
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
@@ -184,7 +185,7 @@ def undeclared_sets(root: Path) -> dict[str, list[Path]]:
     found = {}
     for split, names in SPLITS.items():
         there = [root / each for name in names for each in (f"images/{name}", f"{name}/images") if has_labels(each)]
-        if there:
+        if there and (split != "test" or any(there[0].iterdir())):  # an empty one is in the way of nothing
             found[split] = there[:1]
     if not found and has_labels("images"):
         found[""] = [root / "images"]
