@@ -22,7 +22,7 @@ class RunFailed(RuntimeError):
 def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: bool) -> None:
     """Raises OutputError if a target is a source (under any name), exists (unless `overwrite`), or is in a folder that
     cannot be written to. Creates nothing."""
-    read = {_identity(source) for source in sources if source.exists()}
+    read: set[tuple[int, int]] | None = None  # of the sources, which may be many: found when first needed
     folders = set()
     for target in targets:
         folders.add(target.parent)
@@ -30,6 +30,8 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
             raise OutputError(f"{target}: is a folder, expected the name of a file to write")
         if not os.path.lexists(target):
             continue
+        if read is None:
+            read = {_identity(source) for source in sources if source.exists()}
         if target.exists() and _identity(target) in read:
             raise OutputError(f"{target}: would be read and replaced at once; choose another place for the results")
         if not overwrite:

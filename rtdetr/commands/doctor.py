@@ -46,6 +46,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     check_outputs([each for each in (args.json,) if each], [source], args.overwrite)
     check_outputs([each for each in (args.fix,) if each], [source], overwrite=False)
     report = examine(source, str(args.images or ""), args.fast, lambda num_images: progress(num_images).update)
+    read = [part.asked.source.path for part in report.sets]
+    read += [file for part in report.sets if part.data is not None for file in part.data.files()]
+    check_outputs([each for each in (args.json,) if each], read, args.overwrite)
     missing = args.images and not args.images.is_dir()
     if missing and all(each.kind != "folder_missing" for each in report.defects()):
         defect = Defect(str(args.images), None, "folder_missing", "no such image folder", "refused")

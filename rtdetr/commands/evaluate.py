@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,11 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         if args.deployed:
             half = args.deployed == "float16"
             detector = DetectorModule(Predictor.of(model, cfg, classes, device, half=half).predict_tensors)
-        annotations = cfg.data.val.annotations
         report = args.report and args.report / "report.html"
         outputs = [path for path in (args.save_json, report) if path]
-        if distributed.is_main():
-            check_outputs(outputs, [args.weights, Path(annotations)], args.overwrite)
         loader = build_val_loader(cfg, classes, distributed.rank(), distributed.world_size(), args.match_classes)
+        if distributed.is_main():
+            check_outputs(outputs, chain([args.weights], loader.source.files()), args.overwrite)
         with signals.listening(), using(cfg.kernels):
             batches, given = _counted(loader), _given(args, loader.classes)
             detections, stopped = [], ""

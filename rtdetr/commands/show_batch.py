@@ -44,12 +44,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     if args.output.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
-    check_outputs([args.output], [], args.overwrite)
     data = data_updates(named)
     one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # for any number of images, data sets of any size
     cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data, *args.update, *one_by_one])
     cfg, _ = settle(cfg, torch.device("cpu"))
     loader = build_train_loader(cfg, cfg.train.seed)
+    check_outputs([args.output], loader.source.files(), args.overwrite)
     loader.set_epoch(args.epoch)
     batches = list(itertools.islice(loader, args.number))
     with writing(args.output):

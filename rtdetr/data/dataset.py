@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +119,11 @@ class DetectionSet:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+    def files(self) -> Iterator[Path]:
+        """Yields the annotation file, or folder, and the files of the images."""
+        yield self.annotation_file
+        yield from (self.folder / self.info(index).file_name for index in range(len(self)))
 
     def info(self, index: int) -> ImageInfo:
         height, width = self._sizes[index].tolist()

@@ -103,6 +103,11 @@ TABLE = {
     "taken json": Row(
         "eval -w model.pth --save-json taken/results.json", 2, (message("already", "taken/results.json"),)
     ),
+    "json over what is found in a folder": Row(
+        "eval -w model.pth --data shapes --save-json shapes/annotations/instances_val.json --overwrite --device cpu",
+        2,
+        (message("would be replaced", "shapes/annotations/instances_val.json"),),
+    ),
     "json is a folder": Row("eval -w model.pth --save-json taken", 2, ("taken: is a folder",)),
     "json is the weights": Row(
         "eval -w model.pth --save-json model.pth --overwrite", 2, (message("would be replaced", "model.pth"),)
@@ -269,7 +274,7 @@ TABLE = {
     "overlap": Row(f"{PREDICT} images --overlap 1", 2, (message("expected", "--overlap", "0", "0.9", "1"),)),
     "overlap of what": Row(f"{PREDICT} images --overlap 0.5", 2, ("--overlap needs --slices",)),
     "batch of none": Row(f"{PREDICT} images --batch-size 0", 2, ("expected a whole number from 1, got 0",)),
-    "half": Row(f"{PREDICT} images --half on", 2, (message("expected", "half", "auto", "off", "cpu"),)),
+    "half": Row(f"{PREDICT} images --half on", 2, (message("expected", "half", "GPU", "cpu"),)),
     "half an export": Row("predict -w a.onnx images --half off", 2, (message("runs as exported", "a.onnx", "--half"),)),
     "tracks of images": Row(f"{PREDICT} images --track", 2, ("--track and --every: expected a video",)),
     "no address": Row(f"{PREDICT} http:// --output-dir new", 1, ("names no machine",), ("new/results.json",)),

@@ -217,6 +217,17 @@ def test_existing_places_are_refused(tmp_path: Path, images: Path, capsys: pytes
     assert "would be read and replaced" in capsys.readouterr().err
 
 
+def test_what_is_read_is_not_replaced(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    annotations, folder = write_case(SOUND, tmp_path, images)
+    for broken in (False, True):
+        if broken:
+            annotations.write_text("{")
+        for place in (annotations, *([] if broken else sorted(folder.iterdir())[:1])):
+            before = place.read_bytes()
+            assert cli.main(["doctor", str(tmp_path), "--json", str(place), "--overwrite"]) == 2
+            assert f"{place}: would be read and replaced" in capsys.readouterr().err and place.read_bytes() == before
+
+
 def test_train_and_val_of_a_config(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     annotations, folder = write_case(SOUND, tmp_path, images)
     (tmp_path / "val").mkdir()

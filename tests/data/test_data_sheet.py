@@ -70,6 +70,9 @@ def test_the_command(
     capsys.readouterr()
     assert cli.main(given) == 2
     assert "train_batch.jpg: exists already" in capsys.readouterr().err
+    image = next((data / "train").iterdir())
+    assert cli.main([*given, "-o", str(image), "--overwrite"]) == 2
+    assert f"{image}: would be read and replaced" in capsys.readouterr().err
     assert cli.main([*given, "-o", "sheet.gif"]) == 2
     assert capsys.readouterr().err.startswith("error: sheet.gif: expected the name of a file that ends in .jpg, ")
     with pytest.raises(SystemExit):
