@@ -29,7 +29,7 @@ from rtdetr.models.postprocess import EndToEnd, detections
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops.kernels import using
 from rtdetr.types import Detections
-from rtdetr.wording import first_line, option
+from rtdetr.wording import first_line
 
 Model = Network | DeployedModel | EndToEnd
 Detect = Callable[[Tensor, Tensor], Detections]  # images (B, 3, H, W), sizes (B, 2) height and width in pixels
@@ -82,7 +82,7 @@ class Plan(NamedTuple):
             return self._replace(fold=False, half=False, graphs=False, compile=False, fuse_relu=False)
         for name in ("half", "graphs", "fuse_relu"):
             if getattr(self, name) is True and not cuda:
-                raise ConfigError(f"{name}: expected auto or {option('off', 'False')} on {device}")
+                raise ConfigError(f"{name}: expected a GPU, got {device}")
         if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
         half = self.fold and (cuda if self.half == "auto" else self.half)

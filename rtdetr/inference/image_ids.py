@@ -40,12 +40,19 @@ def _annotated(files: Collection[File], annotations: Path) -> dict[File, int]:
         raise DataError(
             f"{annotations}: names no image, or several, for {some(unknown)}; leave them or --annotations out"
         )
+    file_of: dict[int | None, File] = {}
+    for file, number in ids.items():
+        if file_of.setdefault(number, file) != file:
+            both = f"{file_of[number]} and {file}"
+            raise DataError(f"{annotations}: names one image for {both}; leave one of them or --annotations out")
     return {each: number for each, number in ids.items() if number is not None}
 
 
 def _id_of(file: File, candidates: list[tuple[tuple[str, ...], int]]) -> int | None:
-    """Returns the id of the only image in the same folders, else of the only one with this name, else None."""
+    """Returns the id of the only image in the same folders, of as many as possible, else of the only one with this
+    name, else None."""
     path = Path(os.path.abspath(file)).parts
-    same = [number for parts, number in candidates if path[-len(parts) :] == parts]
-    chosen = same or [number for _, number in candidates]
+    same = [(len(parts), number) for parts, number in candidates if path[-len(parts) :] == parts]
+    most = max((depth for depth, _ in same), default=0)
+    chosen = [number for depth, number in same if depth == most] or [number for _, number in candidates]
     return chosen[0] if len(chosen) == 1 else None

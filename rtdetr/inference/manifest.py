@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator
@@ -22,14 +23,18 @@ class Done(NamedTuple):
 
 
 def manifest_paths(manifest: Path) -> Iterator[Path]:
-    """Yields the paths of a text file, one per line, unchanged; skips empty lines. Raises DataError, also for a pipe,
-    which can be read only once."""
+    """Yields the paths of a text file, one per line, unchanged; skips empty lines, and a byte order mark. Raises
+    DataError, also for UTF-16, and for a pipe, which can be read only once."""
     if manifest.exists() and not manifest.is_file():
         what = "folder" if manifest.is_dir() else "pipe or device"
         raise DataError(f"{manifest}: is a {what}, expected a text file, a path per line")
     try:
         with open(manifest, "rb") as file:
-            for line in file:
+            for number, line in enumerate(file):
+                if not number:
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise DataError(f"{manifest}: is in UTF-16, expected UTF-8, a path per line; save it as UTF-8")
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if name := line.strip(b"\r\n"):
                     yield Path(os.fsdecode(name))
     except OSError as error:

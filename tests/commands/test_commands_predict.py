@@ -347,7 +347,7 @@ def test_the_arguments_reach_the_predictor(
 ) -> None:
     Image.fromarray(PIXELS).save(folder / "a.png")
     assert run(checkpoint, "a.png", "--half", "on", "--output-dir", "new") == 2
-    assert message("expected", "half", "auto", "False", "cpu").search(capsys.readouterr().err)
+    assert message("expected", "half", "GPU", "cpu").search(capsys.readouterr().err)
     given: list[Any] = []
     monkeypatch.setattr(Predictor, "__init__", lambda self, *_, **options: given.append(options))
     monkeypatch.setattr(Predictor, "classes", Classes(("cat",), (3,)), raising=False)

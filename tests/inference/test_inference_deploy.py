@@ -102,9 +102,9 @@ def test_only_the_sizes_seen_last_are_remembered() -> None:
 @pytest.mark.parametrize(
     "plan,sentence",
     [
-        (Plan(half=True), "half: expected auto or False on cpu"),
-        (Plan(graphs=True), "graphs: expected auto or False on cpu"),
-        (Plan(fuse_relu=True), "fuse_relu: expected auto or False on cpu"),
+        (Plan(half=True), "half: expected a GPU, got cpu"),
+        (Plan(graphs=True), "graphs: expected a GPU, got cpu"),
+        (Plan(fuse_relu=True), "fuse_relu: expected a GPU, got cpu"),
         (Plan(kernels="plain", decode="device"), "decode: expected host, or device on a GPU"),
         (Plan(kernels="plain", resize="here"), "resize: expected auto, host or device"),  # type: ignore[arg-type]
         (Plan(fold=False, half=True), "half: expected"),

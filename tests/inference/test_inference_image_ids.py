@@ -16,6 +16,7 @@ from rtdetr.cli import main
 from rtdetr.data.classes import DataError
 from rtdetr.engine.evaluation.evaluator import score
 from rtdetr.inference.image_ids import image_ids
+from rtdetr.inference.predictor import File
 
 
 def test_numbers_of_files() -> None:
@@ -34,6 +35,20 @@ def test_numbers_of_annotations(tmp_path: Path) -> None:
     for name in ("x.jpg", "w.jpg"):
         with pytest.raises(DataError, match=message("not one image", "truth.json", name)):
             image_ids([*files, name], truth)
+
+
+def test_the_folders_of_a_file_decide_and_each_image_is_one_file(tmp_path: Path) -> None:
+    truth = tmp_path / "truth.json"
+    document = {"images": [{"id": 7, "file_name": "n.png"}, {"id": 8, "file_name": "sub/n.png"}]}
+    document |= {"annotations": [], "categories": [{"id": 1, "name": "cat"}]}
+    for image in document["images"]:
+        image |= {"width": 9, "height": 9}
+    truth.write_text(json.dumps(document))
+    files: list[File] = ["x/sub/n.png", "x/n.png"]
+    assert image_ids(files, truth) == {"x/sub/n.png": 8, "x/n.png": 7}
+    truth.write_text(json.dumps(document | {"images": document["images"][:1]}))
+    with pytest.raises(DataError, match=r"truth.json: names one image for x/sub/n.png and x/n.png"):
+        image_ids(files, truth)
 
 
 def test_pycocotools_scores_the_file_as_it_is(

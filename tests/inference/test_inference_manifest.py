@@ -17,6 +17,11 @@ def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(b"a b.jpg\r\n\n \xff.jpg\nlast.png")
     names = [str(each) for each in manifest_paths(tmp_path / "list.txt")]
     assert names == ["a b.jpg", " \udcff.jpg", "last.png"]
+    (tmp_path / "list.txt").write_bytes("a ü.jpg\r\nb.jpg\r\n".encode("utf-8-sig"))
+    assert [*map(str, manifest_paths(tmp_path / "list.txt"))] == ["a ü.jpg", "b.jpg"]
+    (tmp_path / "list.txt").write_bytes("a.jpg\r\n".encode("utf-16"))
+    with pytest.raises(DataError, match="is in UTF-16, expected UTF-8"):
+        list(manifest_paths(tmp_path / "list.txt"))
     with pytest.raises(DataError, match="is a folder, expected a text file"):
         list(manifest_paths(tmp_path))
     with pytest.raises(DataError, match="cannot be read"):
