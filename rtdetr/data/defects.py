@@ -6,6 +6,7 @@ boxes would be dropped, or all boxes of a class.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,5 +156,5 @@ def refusal(
 
 
 def _next(names: Names) -> str:
-    images = f" --images {names.folder}" if names.folder else ""
-    return f"`rtdetr doctor {names.annotation_file}{images}` names every defect"
+    images = f" --images {shlex.quote(names.folder)}" if names.folder else ""
+    return f"`rtdetr doctor {shlex.quote(names.annotation_file)}{images}` names every defect"

@@ -105,7 +105,7 @@ class Images:
             return
         own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
         if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
-            needed = "an image needs an integer `id` and a `file_name` (or `coco_url`)"
+            needed = "an image needs an integer `id`, of at most 64 bits, and a `file_name` (or `coco_url`)"
             record = own if is_id(own) else f"images[{place}]"
             self._drop(record, "image_record", f"{needed}, got {shown(entry)}")
         elif isinstance(entry, DuplicateKeys):

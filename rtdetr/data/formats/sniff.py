@@ -10,6 +10,7 @@ from rtdetr.data.classes import some
 # First bytes of files that are mistaken for a COCO JSON.
 BEGINNINGS = {
     rb"version https://git-lfs": "a Git LFS pointer; `git lfs pull` fetches the file",
+    rb"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|II\*\x00|MM\x00\*": "an image; give the file with the boxes",
     rb"PK\x03\x04": "a zip archive or a checkpoint",
     rb"\x1f\x8b": "a gzip archive; unpack it",
     rb"\s*<(!DOCTYPE html|html)": "a web page",
