@@ -91,26 +91,31 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
     from rtdetr.shipped_configs import find_config
+    from rtdetr.weights.checkpoint import CheckpointError
+    from rtdetr.weights.digest import weights_sha256
 
     updates = [*data_updates(args.data, ("val",)), *args.update]
     replaced = load_config(find_config(args.config), updates) if args.config else None
-    rows = []
+    rows, names = [], [each.name for each in (weights, *files)]
     with distributed.process_group(args.device) as device:
-        _, cfg, classes = load_model(weights, device, updates, replaced)
+        first, cfg, classes = load_model(weights, device, updates, replaced)
+        digest = weights_sha256(first.state_dict())
         loader = build_val_loader(cfg, classes)
         for file in (weights, *files):
-            model, _, _ = load_model(file, device, cfg=cfg)
+            model, _, own = load_model(file, device, cfg=cfg)
+            if (own.names, own.category_ids) != (classes.names, classes.category_ids):
+                raise CheckpointError(f"{file}: detects {own.listed()}, not {classes.listed()} as {weights}")
             predictor = Predictor.of(model, cfg, classes, device)
             figures = result(predictor, cfg, loader, device).figures
             rows.append(
                 {
-                    "file": file.name,
+                    "file": file.name if names.count(file.name) == 1 else str(file),
                     "runtime": getattr(model, "runtime", "PyTorch"),
                     "AP": figures["AP"],
                     "AP50": figures["AP50"],
                     "megabytes": num_bytes(file) / 1e6,
                     **speed(predictor, cfg, device),
-                    **certified(file),
+                    **certified(file, digest),
                 }
             )
         on = f"{loader.source.summary()}; {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
@@ -135,10 +140,11 @@ def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
     return {"latency_ms": seconds[1] * 1e3, "images_per_second": BATCH / seconds[BATCH]}
 
 
-def certified(file: Path) -> Row:
-    """Returns the largest differences from PyTorch in the certificate of a file, None without one. Raises
-    CheckpointError if the file has changed or was not certified, or if the certificate is damaged."""
-    from rtdetr.export.certificate import read_stored_certificate
+def certified(file: Path, digest: str) -> Row:
+    """Returns the largest differences from PyTorch in the certificate of a file, None without one. digest: of the
+    weights. Raises CheckpointError if the file has changed, was not certified or is of other weights, or if the
+    certificate is damaged."""
+    from rtdetr.export.certificate import OTHER_WEIGHTS, read_stored_certificate
     from rtdetr.export.targets import certificate_path
     from rtdetr.weights.checkpoint import CheckpointError
     from rtdetr.weights.digest import file_sha256
@@ -149,6 +155,8 @@ def certified(file: Path) -> Row:
     if stored.sha256 != file_sha256(file):
         name = certificate_path(file).name
         raise CheckpointError(f"{file}: is not the file of {name}; `rtdetr export --check` compares it again")
+    if stored.weights_sha256 != digest:
+        raise CheckpointError(f"{file}: {OTHER_WEIGHTS}, by its certificate; export it again, or leave it out")
     return {"score": stored.score, "box": stored.box}
 
 

@@ -20,7 +20,7 @@ from rtdetr.config import ConfigError
 from rtdetr.export import targets
 from rtdetr.export.average_precision import average_precisions, validation_loader
 from rtdetr.export.cases import calibration_images, example_images
-from rtdetr.export.certificate import OTHER_WEIGHTS, Certificate, certify, read_stored_certificate
+from rtdetr.export.certificate import OTHER_CLASSES, OTHER_WEIGHTS, Certificate, certify, read_stored_certificate
 from rtdetr.export.edge import of_one_image, write_coreml, write_executorch, write_litert
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
 from rtdetr.export.ncnn import write_ncnn
@@ -160,8 +160,8 @@ def check_file(
     examples = example_images(images, metadata.config)
     say(f"comparing {file} with PyTorch on {examples.says}, and on random ones")
     certificate = certify(file, "", model, metadata, examples)
-    if not good and certificate.fault == OTHER_WEIGHTS:
-        raise ExportFailed(f"{file}: {OTHER_WEIGHTS} than those of {_named(weights)}; no certificate was written")
+    if not good and certificate.fault in (OTHER_WEIGHTS, OTHER_CLASSES):
+        raise ExportFailed(f"{file}: {certificate.fault} than those of {_named(weights)}; no certificate was written")
     if not certificate.fault and good not in ("", certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
     if noted is not None and good:

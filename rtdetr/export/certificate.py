@@ -43,6 +43,8 @@ LOSSY_SIDE = 640
 BROKEN = 0.8  # a batch of a lossy format with this share of missing detections fails, however well all others agree
 TIE = 1e-4  # logits of two cells this close count as equal: either one may become a query
 OTHER_WEIGHTS = "it was exported from other weights"
+OTHER_CLASSES = "it was exported with other classes"
+CLASSES = ("names", "category_ids")  # thresholds may be chosen later
 PACKAGES = (
     *("rtdetr", "torch", "numpy", "onnx", "onnxscript", "onnxruntime", "openvino", "transformers"),
     *("executorch", "litert-torch", "ai-edge-litert", "coremltools", "pnnx", "ncnn"),
@@ -243,6 +245,8 @@ def _opened(path: Path, metadata: Metadata) -> tuple[list[ExportedModel], Precis
     fault = changed_weights(file) if (file := model_file(path)).suffix == ".onnx" else ""
     if files[0].metadata.weights_sha256 != metadata.weights_sha256:
         fault = OTHER_WEIGHTS
+    elif any(getattr(files[0].metadata.classes, key) != getattr(metadata.classes, key) for key in CLASSES):
+        fault = OTHER_CLASSES
     return files, files[0].metadata.precision, fault
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from messages import message
 
 from rtdetr.cli import main
 from rtdetr.commands.compare import HEADS, exports_beside
+from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +47,34 @@ def test_files_of_other_checkpoints_are_not_taken(tmp_path: Path) -> None:
         if name != "best.pt2":
             (tmp_path / f"{name}.certificate.json").touch()
     assert [each.name for each in exports_beside(tmp_path / "best.pth")] == ["best-fp16.onnx", "best.onnx"]
+
+
+def test_files_of_other_weights_or_classes_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("model.pth", "model.pt2", "model.pt2.certificate.json"):
+        shutil.copy(folder / name, tmp_path / name)
+    content = load_checkpoint(tmp_path / "model.pth")
+    content["classes"]["names"] = content["classes"]["names"][::-1]
+    save_checkpoint(tmp_path / "other.pth", content)
+    for files in (["model.pth", "other.pth"], ["other.pth", "model.pt2"]):
+        assert main(["compare", *(str(tmp_path / file) for file in files), "--device", "cpu"]) == 2
+        assert message("detects other classes", files[1], files[0]).search(capsys.readouterr().err)
+    assert main(["export", str(tmp_path / "other.pth"), "--check", str(tmp_path / "model.pt2")]) == 1
+    assert "it was exported with other classes" in capsys.readouterr().err
+    content = load_checkpoint(tmp_path / "model.pth")
+    next(iter(content["model"].values())).add_(1)
+    save_checkpoint(tmp_path / "model.pth", content)
+    assert main(["compare", str(tmp_path / "model.pth"), "--device", "cpu"]) == 2
+    assert message("other weights", "model.pt2", "certificate").search(capsys.readouterr().err)
+
+
+def test_files_of_one_name_are_told_apart(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(folder / "model.pth", tmp_path / "model.pth")
+    files = [str(each / "model.pth") for each in (folder, tmp_path)]
+    assert main(["compare", *files, "--device", "cpu"]) == 0
+    table = capsys.readouterr().out
+    assert all(f"| {file} |" in table for file in files)
 
 
 def test_a_changed_file_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ MESSAGES = {
     "unknown layout": ["neither"],
     "nothing fits": ["none", "fits"],
     "other weights": ["other weights|another model|not (the weights|those)"],
+    "detects other classes": ["detects", "not"],
     "other optimiser": ["optimiser state", "not fit"],
     "no agreement": ["not agree"],
     "cannot run": ["cannot run it"],
