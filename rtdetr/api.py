@@ -217,7 +217,7 @@ class RTDETRv3:
         """Use torch.compile from now on: minutes once per size and batch, then faster; the result is cached on disk for
         the next process. "max" also searches for the fastest kernels. False: stop using it."""
         self._network("compile")
-        self._predictors.compile = mode
+        self._predictors.use_compile(mode)
 
     def warmup(self, batch_sizes: int | Sequence[int] = 1, sizes: Size | list[Size] = None) -> None:
         """Compile and record CUDA graphs now instead of at the first calls of `predict`. batch_sizes: images per batch.
@@ -295,6 +295,8 @@ class RTDETRv3:
         detector = self._predictors.model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
+        if cfg.model != self.cfg.model:
+            raise ConfigError("evaluate(): keys of `model` belong to the network, which they would not change")
         with process_restored(), distributed.process_group(str(self.device)) as device, using(cfg.kernels):
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             result = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)

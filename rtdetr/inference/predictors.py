@@ -19,6 +19,7 @@ from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.processes import ReadingProcesses
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import Network
+from rtdetr.wording import counted
 
 Half = Auto
 Size = int | tuple[int, int] | None  # of the network's input, (h, w) or one side; None: from the config
@@ -61,7 +62,8 @@ class Predictors:
         again, so that the first predictor need not copy it."""
         self._model, self._build = model, build
         self.cfg, self.classes, self.device = cfg, classes, device
-        self.compile, self.half = compile, checked_half(half)
+        self.use_compile(compile)
+        self.half = checked_half(half)
         self.exported = isinstance(model, EndToEnd)
         self.told, self.lock = LoadCounter(), threading.RLock()
         self.made: dict[Key, Predictor] = {}
@@ -79,10 +81,20 @@ class Predictors:
             return self._model
 
     def refresh(self, model: Network) -> None:
-        """Notes that the weights have changed, or that they are in another network."""
+        """Notes that the weights have changed, or that they are in another network. Raises DataError if that has other
+        classes."""
+        rows = model.decoder.score_heads[-1].get_parameter("bias").numel()
+        if rows != len(self.classes):
+            raise DataError(f"model: expected a network of {counted(len(self.classes), 'class')}, got one of {rows}")
         self.told.watch(model)
         self._model, self._build = model, None
         self.told()
+
+    def use_compile(self, mode: Any) -> None:
+        """See `RTDETRv3.compile`. Raises DataError."""
+        if not isinstance(mode, bool) and mode != "max":
+            raise DataError(f'compile: expected True, False or "max", got {mode!r}')
+        self.compile: Compile = mode
 
     def get(self, size: Size = None, half: Half = "auto") -> Predictor:
         """Returns the predictor for a size and precision. Raises ConfigError or DataError."""

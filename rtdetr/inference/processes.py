@@ -34,7 +34,7 @@ from rtdetr.outputs import RunFailed
 
 AHEAD = 2  # images requested from each process before the first one is needed
 SECONDS = 10.0  # for processes to end
-LOST = "a process that reads images has died, perhaps for lack of memory; with 0 processes, threads read"
+LOST = "a process that reads images has died, perhaps for lack of memory; 0 processes read in threads"
 # By default, glibc returns the memory of each image to the system, which clears every page for the next image: 3 of the
 # 6.4 ms for reading and drawing 640 x 480 pixels. Only glibc has these settings; a process keeps 64 MB at most.
 FOR_IMAGES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}

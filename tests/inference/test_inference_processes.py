@@ -101,7 +101,7 @@ def test_a_kept_image_is_forgotten_with_its_object(checkpoint: Path, images: Pat
     process, number = gone.process, gone.number
     del found, gone
     assert kept.ask(np.shape).result() == (45, 50, 3) and not process.forgotten
-    with pytest.raises(RunFailed, match="a process that reads images was lost"):
+    with pytest.raises(RunFailed, match="a process that reads images has died"):
         type(kept)(process, number).ask(np.shape).result()
 
 
@@ -196,7 +196,7 @@ def test_a_lost_process_is_said_and_replaced(checkpoint: Path, images: Path) -> 
     results = predictor.predict_files(itertools.cycle(files), num_processes=2)
     next(results)
     os.kill(lost, signal.SIGKILL)
-    with pytest.raises(RunFailed, match=r"a process that reads images was lost, .*; 0 processes read in threads"):
+    with pytest.raises(RunFailed, match=r"a process that reads images has died, .*; 0 processes read in threads"):
         for _ in range(1000):
             next(results)
     assert len(list(predictor.predict_files(files, num_processes=2))) == 23
