@@ -116,7 +116,8 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
         trainer = Trainer(cfg, folder, device, args.resume, args.tuning, signals=signals)
         stopped_by = trainer.run(lambda: prepare_folder(folder, args.resume, args.overwrite))
         if stopped_by is None and distributed.is_main():
-            print(summary(folder, trainer.total_iterations))
+            trained = folder if folder.exists() or args.resume is None else args.resume.parent  # nothing was left to do
+            print(summary(trained, trainer.total_iterations))
     if stopped_by is not None:
         print(f"stopped by {signal_name(stopped_by)}; resume with -r {folder / 'last.pth'}", file=sys.stderr)
         return 128 + stopped_by

@@ -93,18 +93,24 @@ class Listeners:
                 raise CallbackFailed(_sentence(type(each).__name__, event, error)) from error
 
     def end(self, outcome: Outcome) -> None:
-        """Sends on_end if any event was sent. After a failed run, an exception in a callback only causes a warning."""
+        """Sends on_end to all if any event was sent. Raises CallbackFailed for the first exception in a callback; those
+        after it, and after a failed run all, only cause a warning."""
         if not self._started:
             return
-        if outcome != "failed":
-            self.tell("on_end", outcome)
-            return
+        failed: CallbackFailed | None = None
         self._tell_loggers("on_end", (outcome,))
         for each in self.callbacks:
             try:
                 each.on_end(outcome)
             except Exception as error:
-                self.warn(_sentence(type(each).__name__, "on_end", error))
+                sentence = _sentence(type(each).__name__, "on_end", error)
+                if outcome == "failed" or failed is not None:
+                    self.warn(sentence)
+                else:
+                    failed = CallbackFailed(sentence)
+                    failed.__cause__ = error
+        if failed is not None:
+            raise failed
 
     def _tell_loggers(self, event: str, values: Sequence[Any]) -> None:
         for name, logger in list(self.loggers.items()):

@@ -146,6 +146,7 @@ class Trainer:
             outcome: Outcome = "failed"
             with ExitStack() as at_end:  # last in, first out; each even if another one fails
                 at_end.callback(lambda: self.listeners.end(outcome))
+                at_end.callback(lambda: self._draw_curves() if outcome != "failed" else None)
                 at_end.callback(self.release)
                 at_end.callback(self.log.close)
                 at_end.callback(self.saver.end)
@@ -160,10 +161,12 @@ class Trainer:
                     last, evaluating = self.output_dir / LAST, self.state.evaluation_due
                     captured = self.graphs is not None
                     raise out_of_memory(self.cfg, self.state.iteration, last, evaluating, captured) from error
-            if distributed.is_main():
-                with writing(self.output_dir / "curves.png"):
-                    draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
             return self.signals.agreed() if stopped else None
+
+    def _draw_curves(self) -> None:
+        if distributed.is_main():
+            with writing(self.output_dir / "curves.png"):
+                draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
 
     def release(self) -> None:
         """Stops the data workers and frees the memory of CUDA graphs."""

@@ -17,7 +17,7 @@ from run_cases import rows_of, without_gaps
 from rtdetr import Callback, cli
 from rtdetr.config import ConfigError
 from rtdetr.engine import distributed
-from rtdetr.engine.callbacks import CallbackFailed, Run
+from rtdetr.engine.callbacks import CallbackFailed, Outcome, Run
 from rtdetr.engine.run_files.metrics import read_rows
 from rtdetr.engine.run_files.remote_logger import NOTES, RemoteLogger, Row
 from rtdetr.engine.trainer import Trainer
@@ -123,6 +123,21 @@ def test_a_failing_callback_ends_the_run_by_name(data: Path, tmp_path: Path, eve
     assert isinstance(caught.value.__cause__, KeyError)
     assert notes.events[-1] == ("end", "finished" if event == "on_end" else "failed")
     assert trainer.saver._job is None and trainer.train_loader._iterator is None
+
+
+def test_one_that_fails_at_the_end_keeps_nothing_from_the_others(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Bad(Callback):
+        def on_end(self, outcome: Outcome) -> None:
+            raise KeyError("who")
+
+    notes, drawn = Notes(), []
+    monkeypatch.setattr("rtdetr.engine.trainer.draw_curves", lambda _, image: drawn.append(image.name))
+    trainer = Trainer(tiny_config(data, "train.max_iterations=1"), tmp_path, CPU, callbacks=[Bad(), notes])
+    with pytest.raises(CallbackFailed, match=r"^Bad: on_end failed"):
+        trainer.run()
+    assert notes.events[-1] == ("end", "finished") and drawn == ["curves.png"]
 
 
 def test_what_is_no_callback_is_refused(data: Path, tmp_path: Path) -> None:

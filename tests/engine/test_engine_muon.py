@@ -16,7 +16,7 @@ from rtdetr.config import OptimizerConfig
 from rtdetr.engine.muon import MuonAdamW, orthogonal
 from rtdetr.engine.optim import build_optimizer, load_optimizer, parameter_groups, set_lr
 from rtdetr.engine.trainer import Trainer
-from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 
 
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16), (1, 24, 24)])
@@ -108,6 +108,12 @@ def test_a_resumed_run_ends_in_the_same_weights_and_asks_for_muon(tmp_path: Path
     last = tmp_path / "halved" / "last.pth"
     with pytest.raises(CheckpointError, match=message("other optimiser", "optimizer.muon_lr_multiplier 3.0 -> 0.0")):
         Trainer(tiny_config(data), tmp_path, cpu, resume=last)
+    for kind in ("SGD", "AdamW"):  # the state of another optimiser of the same parameters
+        content = load_checkpoint(last)
+        content["training"]["optimizer_type"] = kind
+        save_checkpoint(tmp_path / "other" / "last.pth", content)
+        with pytest.raises(CheckpointError, match=message("other optimiser", f"that of {kind}, not of MuonAdamW")):
+            Trainer(two, tmp_path, cpu, resume=tmp_path / "other" / "last.pth")
     Trainer(two, tmp_path / "halved", cpu, resume=last).run()
     straight, halved = (load_checkpoint(tmp_path / name / "last.pth")["model"] for name in ("straight", "halved"))
     assert all(torch.equal(straight[name], halved[name]) for name in straight)

@@ -183,6 +183,9 @@ def test_a_finished_run_says_so_and_touches_nothing(
     steps = {"epochs=2": 6, "max_iterations=2": 2}[limit]
     sentence = f"finished at iteration {steps} of {steps}; raise train.{limit.partition('=')[0]} to continue\n"
     assert said.out.startswith(f"{sentence}best AP ") and len(said.out.splitlines()) == 4 and said.err == ""
+    elsewhere = ["--output-dir", str(tmp_path / "elsewhere")]
+    assert cli.main(["train", "-r", str(tmp_path / "last.pth"), "--device", "cpu", *elsewhere]) == 0
+    assert f"next: rtdetr predict {tmp_path / 'best.pth'} " in capsys.readouterr().out
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 

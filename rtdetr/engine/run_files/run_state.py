@@ -98,6 +98,7 @@ class RunState:
             return None
         training = {
             "optimizer": self.optimizer.state_dict(),
+            "optimizer_type": type(self.optimizer).__name__,
             "scaler": self.scaler.state_dict(),
             "iteration": self.iteration,
             "epoch": self.epoch,
@@ -133,7 +134,10 @@ class RunState:
         changed = ", ".join(changed_keys(content["config"], config_to_dict(self.cfg)))
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
+        own = type(self.optimizer).__name__
         try:
+            if (kind := state.get("optimizer_type", own)) != own:  # older files do not say
+                raise ValueError(f"that of {kind}, not of {own}")
             load_optimizer(self.optimizer, state["optimizer"])
         except ValueError as error:
             since = f"now {changed}" if changed else "were other layers frozen?"
