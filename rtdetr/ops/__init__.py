@@ -5,7 +5,7 @@ Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Collection, Sequence, Sized
 from typing import Any
 
 import torch
@@ -117,10 +117,10 @@ class MSDeformAttnFunction:
 
 def _autocast(value: Tensor) -> Tensor:
     """Under autocast, converts values to the autocast type; locations and weights stay float32."""
-    device = value.device.type
-    if device != "meta" and value.dtype != torch.float64 and torch.is_autocast_enabled(device):
-        return value.to(torch.get_autocast_dtype(device))
-    return value
+    device, dtype = value.device.type, value.dtype
+    if device == "meta" or dtype == torch.float64 or not dtype.is_floating_point:
+        return value
+    return value.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else value
 
 
 def _host_levels(spatial_shapes: SpatialShapes) -> int:
@@ -179,14 +179,15 @@ def _check_shapes(spatial_shapes: SpatialShapes, on_meta: bool) -> int:
             got = f"{tuple(spatial_shapes.shape)} of {spatial_shapes.dtype}"
             raise ValueError(f"spatial_shapes: expected integers (L, 2), got {got}")
     elif not isinstance(spatial_shapes, Sized) or not all(map(_is_pair, spatial_shapes)):
-        raise ValueError(f"spatial_shapes: expected pairs (height, width), got {spatial_shapes}")
+        raise ValueError(f"spatial_shapes: expected pairs of whole numbers (height, width), got {spatial_shapes}")
     if len(spatial_shapes) == 0:
         raise ValueError("spatial_shapes: expected at least one level, got none")
     return len(spatial_shapes)
 
 
 def _is_pair(pair: object) -> bool:
-    return isinstance(pair, Sized) and len(pair) == 2
+    """Whether it is a height and a width. Symbols stand for integers in an export."""
+    return isinstance(pair, Collection) and len(pair) == 2 and not any(isinstance(side, (float, str)) for side in pair)
 
 
 def _check_fused(spatial_shapes: SpatialShapes, reference: Tensor, offsets: Tensor, logits: Tensor) -> None:

@@ -46,7 +46,7 @@ def linear_assignment_checked(
     """`linear_assignment`, and (..., B) bool: the images whose costs are not all finite."""
     (cost, repeats), numbers = _as_solvers_take_it(cost, repeats), _whole_numbers(counts)
     if min(numbers, default=0) < 0 or sum(numbers) != cost.shape[-2]:
-        raise ValueError(f"counts: expected numbers that add up to T = {cost.shape[-2]}, got {numbers}")
+        raise ValueError(f"counts: expected numbers from 0 that add up to T = {cost.shape[-2]}, got {numbers}")
     if resolve_assignment_backend(backend, cost, numbers, repeats) == "scipy":
         return _by_scipy(cost, numbers, repeats)
     return run(torch.ops.rtdetr.linear_assignment, cost, numbers, repeats)

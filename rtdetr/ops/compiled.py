@@ -144,7 +144,7 @@ def _aggregation_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
-    raise NotImplementedError("the compiled backends of this operator have no second derivative")
+    raise NotImplementedError("the compiled backends of this operator have no second derivative; backend='torch' has")
 
 
 def _assignment_fake(cost: Tensor, counts: Sequence[int], repeats: int) -> tuple[Tensor, Tensor]:
