@@ -277,9 +277,14 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
     """
     keys = _all_keys()
     return [
-        f"{full_key(name.replace('__', '.'), keys)}={json.dumps(value, ensure_ascii=False, default=str)}"
+        f"{full_key(name.replace('__', '.'), keys)}={json.dumps(value, ensure_ascii=False, default=_plain)}"
         for name, value in settings.items()
     ]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has for a value: that of a number of NumPy, the text of a path."""
+    return value.item() if hasattr(value, "item") else str(value)
 
 
 def setting(word: str) -> str | None:

@@ -177,7 +177,9 @@ def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origi
     for key, value in new.items():
         dotted = f"{prefix}.{key}" if prefix else str(key)
         if isinstance(value, dict):
-            below = into.setdefault(key, {})
+            if key not in into:
+                into[key], origins[dotted] = {}, origin(new_origins, dotted)
+            below = into[key]
             if isinstance(below, dict):
                 merge(below, origins, value, new_origins, dotted)
                 continue
@@ -278,7 +280,8 @@ def _expected(kind: Any, allowed: Range | None, default: Any) -> str:
     if typing.get_origin(kind) is tuple:
         entry = {int: "whole numbers", float: "numbers"}.get(_kind_and_range(arguments[0])[0], "words")
         count = "" if arguments[-1] is Ellipsis else f"{len(arguments)} "
-        return f"a list of {count}{entry}, such as [{', '.join(map(str, default[:2]))}]"
+        example = default if count else default[:2]
+        return f"a list of {count}{entry}, such as [{', '.join(map(str, example))}]"
     if arguments:
         return f"one of {', '.join(map(str, arguments))}"
     words = {

@@ -189,6 +189,8 @@ def test_a_misspelt_key_in_a_base_names_the_base(tmp_path: Path) -> None:
 def test_a_misspelt_update_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^-u: unknown key `train.epoch`, the nearest valid key is `train.epochs`$"):
         load_config(OFFICIAL[0], ["train.epoch=3"])
+    with pytest.raises(ConfigError, match=r"^-u: unknown key `optimiser`, the nearest valid key is `optimizer`$"):
+        load_config(OFFICIAL[0], ["optimiser.lr=3"])
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,10 @@ def test_a_misspelt_update_names_the_option() -> None:
         ),
         ("train.on_nan=false", "-u: train.on_nan is now `train.max_skips`, and was one of stop, skip, got False"),
         ("loss.class_weight=many", "-u: loss.weights[0] must be a number from 0 to 1,000,000,000, got 'many'"),
-        ("loss={class_weight: 1, weights: 3}", "-u: loss.weights must be a list of 3 numbers, such as [1.0, 5.0], got"),
+        (
+            "loss={class_weight: 1, weights: 3}",
+            "loss.weights must be a list of 3 numbers, such as [1.0, 5.0, 2.0], got",
+        ),
         ("model.encoder.hidden_dim=66", "must be a whole number from 4 to 4,096, a multiple of 4, got 66"),
         ("data.image_size=640", "data.image_size must be a list of 2 whole numbers, such as [640, 640], got 640"),
         ("data.image_size=[640]", "data.image_size must be a list of 2 whole numbers, such as [640, 640], got [640]"),

@@ -197,6 +197,9 @@ def _other_state(path: Path) -> str:
 def why_no_weight_file(path: Path) -> str | None:
     """A sentence about a path that cannot be a weight file, else None."""
     if path.is_dir():
+        if (path / "model.safetensors").is_file():
+            whole = (path / "config.json").is_file()
+            return f"is the folder of a model, {'expected a file' if whole else 'but without its config.json'}"
         inside = sorted(each for each in path.iterdir() if each.suffix in WEIGHT_SUFFIXES)
         best = [each for each in inside if each.name in ("best.pth", "last.pth")] or inside[:2]
         return (

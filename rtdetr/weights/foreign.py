@@ -120,6 +120,8 @@ def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
         rules = RTDETR_PADDLE_RULES if any_starts("transformer.enc_score_head.weight") else ()
     elif any_starts("res_layers.", "res2."):  # a backbone on its own
         return {name: _stage_names(f"backbone.{name}", names) for name in names}
+    elif any_starts("backbone.stages."):
+        raise ConvertError(f"{path}: is a checkpoint of this project already; no conversion is needed")
     else:
         raise ConvertError(
             f"{path}: neither RT-DETR v1, v2 or v3 nor a ResNet-vd backbone; its first entries are"

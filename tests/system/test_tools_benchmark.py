@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,10 +153,14 @@ def test_assignment_beside_scipy_and_without_kernels(
     assert all(row["same_as_scipy"] == 1 and len(row["apart_ms"]) == 2 for row in rows)
 
 
-def test_what_a_cpu_cannot_measure_of_the_op_is_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_cpu_cannot_measure_of_the_op_is_null(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     benchmark, op = tool("benchmarks.__main__"), tool("benchmarks.op")
     monkeypatch.setattr(op, "CASES", (op.Case("R1", 1, 4, ((6, 6), (3, 3)), heads=2, channels=8, points=2),))
     file = tmp_path / "op.json"
+    assert benchmark.main(["op", "--device", "cpu", "--backends", "torch", "cuda"]) == 2
+    assert re.search(r"^error: backends: expected (cpu, )?torch, got cuda$", capsys.readouterr().err, re.MULTILINE)
     assert benchmark.main(["op", "--device", "cpu", "--backends", "torch", "--json", str(file)]) == 0
     content = json.loads(file.read_text(), parse_constant=pytest.fail)  # NaN is not JSON
     (row,) = content["measurements"]
