@@ -90,6 +90,7 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.export.certificate import num_bytes
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
+    from rtdetr.models.rtdetrv3 import Network
     from rtdetr.shipped_configs import find_config
     from rtdetr.weights.checkpoint import CheckpointError
     from rtdetr.weights.digest import weights_sha256
@@ -99,7 +100,7 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     rows, names = [], [each.name for each in (weights, *files)]
     with distributed.process_group(args.device) as device:
         first, cfg, classes = load_model(weights, device, updates, replaced)
-        digest = weights_sha256(first.state_dict())
+        digest = weights_sha256(first.state_dict()) if isinstance(first, Network) else None
         loader = build_val_loader(cfg, classes)
         for file in (weights, *files):
             model, _, own = load_model(file, device, cfg=cfg)
@@ -140,10 +141,10 @@ def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:
     return {"latency_ms": seconds[1] * 1e3, "images_per_second": BATCH / seconds[BATCH]}
 
 
-def certified(file: Path, digest: str) -> Row:
+def certified(file: Path, digest: str | None) -> Row:
     """Returns the largest differences from PyTorch in the certificate of a file, None without one. digest: of the
-    weights. Raises CheckpointError if the file has changed, was not certified or is of other weights, or if the
-    certificate is damaged."""
+    weights, if known. Raises CheckpointError if the file has changed, was not certified or has other weights, or if
+    the certificate is damaged."""
     from rtdetr.export.certificate import OTHER_WEIGHTS, read_stored_certificate
     from rtdetr.export.targets import certificate_path
     from rtdetr.weights.checkpoint import CheckpointError
@@ -155,7 +156,7 @@ def certified(file: Path, digest: str) -> Row:
     if stored.sha256 != file_sha256(file):
         name = certificate_path(file).name
         raise CheckpointError(f"{file}: is not the file of {name}; `rtdetr export --check` compares it again")
-    if stored.weights_sha256 != digest:
+    if digest is not None and stored.weights_sha256 != digest:
         raise CheckpointError(f"{file}: {OTHER_WEIGHTS}, by its certificate; export it again, or leave it out")
     return {"score": stored.score, "box": stored.box}
 

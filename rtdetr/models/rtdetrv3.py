@@ -45,7 +45,7 @@ class Network(nn.Module):
         memory = self.decoder.remember(maps)
         if self.training:
             if targets is None:
-                raise ValueError("targets: train mode needs the ground truth, got None; to detect, call its eval()")
+                raise ValueError("targets: train mode needs the ground truth, got None; use eval mode to detect")
             queries = self.query_groups(memory, self.decoder.selector, targets, draws or Draws())
             decoded = self.decoder(queries.content, queries.box_logits, memory, queries.groups)
             one_to_one, one_to_many, denoising = self.query_groups.split(decoded, queries)

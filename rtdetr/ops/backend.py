@@ -107,7 +107,7 @@ def run(operator: Any, *arguments: Any) -> Any:
         return operator(*arguments)
     if any(isinstance(each, Tensor) and unpack_dual(each).tangent is not None for each in arguments):
         raise NotImplementedError(
-            "the compiled backends of this operator have no forward-mode derivative; backend='torch' has the weights'"
+            "the compiled backends have no forward-mode derivative; backend='torch' has one with respect to the weights"
         )
     try:
         return operator(*arguments)

@@ -185,7 +185,7 @@ def undeclared_sets(root: Path) -> dict[str, list[Path]]:
     found = {}
     for split, names in SPLITS.items():
         there = [root / each for name in names for each in (f"images/{name}", f"{name}/images") if has_labels(each)]
-        if there and (split != "test" or any(there[0].iterdir())):  # an empty one is in the way of nothing
+        if there and (split != "test" or any(there[0].iterdir())):  # an empty one is no set
             found[split] = there[:1]
     if not found and has_labels("images"):
         found[""] = [root / "images"]

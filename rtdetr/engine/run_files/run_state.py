@@ -159,10 +159,9 @@ class RunState:
         images = state.get("pictures")
         if images is None:  # older files counted batches
             images = state["start_batch"] * batch_size * num_processes
-        self.epoch = state["epoch"]
-        self.start_batch, ended = min(images // self.pace.global_batch, self.pace.batches), False
-        if self.start_batch == self.pace.batches:  # an epoch has fewer batches than before
-            self.epoch, self.start_batch, ended = self.epoch + 1, 0, True
+        batches = images // self.pace.global_batch
+        ended = batches >= self.pace.batches  # an epoch has fewer batches than before
+        self.epoch, self.start_batch = (state["epoch"] + 1, 0) if ended else (state["epoch"], batches)
         self.iteration = self.pace.steps(self.epoch, self.start_batch)
         self.evaluation_due |= ended and self.to_be_evaluated()
         self.saved_iteration = state["iteration"]
