@@ -53,8 +53,10 @@ class CustomAugmentation:
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            where = f"{os.path.basename(last.filename)} line {last.lineno}"
-            raise DataError(f"{KEY}: {self.name} failed on image {image} ({text}, in {where})") from error
+            where = f"in {os.path.basename(last.filename)} line {last.lineno}"
+            if last.filename == __file__:  # its parameters do not fit
+                where = "called with image, boxes and labels"
+            raise DataError(f"{KEY}: {self.name} failed on image {image} ({text}, {where})") from error
         try:
             return checked(result, num_classes)
         except ValueError as error:

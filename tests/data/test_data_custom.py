@@ -223,6 +223,12 @@ def test_what_it_returns_wrongly_is_one_sentence(result: Any, facts: tuple[str, 
     assert "\n" not in str(caught.value)
 
 
+def test_a_function_of_other_arguments_is_told_what_it_gets() -> None:
+    custom = CustomAugmentation("augment=own", lambda image, boxes: image)
+    with pytest.raises(DataError, match=message("failed", "2 positional arguments", "image, boxes and labels")):
+        custom(IMAGE, np.zeros((0, 4), np.float32), np.zeros(0, np.int64), 0, "a.jpg", 3)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_it_raises_ends_the_run_in_one_sentence(data: Path, workers: int) -> None:
     with pytest.raises(DataError) as caught:
