@@ -43,7 +43,7 @@ REFUSALS = {
     408: "the file did not arrive in time",
     413: "the file, or the image in it, is too large",
     415: "the file is no image that can be read",
-    422: "a threshold is no number from 0 to 1, or of no class; or the parameter has another name",
+    422: "a threshold is not a number from 0 to 1 or names an unknown class; or the parameter is unknown",
     500: "detection failed; the server's log says why",
     503: "too many requests, or files on their way, at once; Retry-After says in how many seconds to try again",
 }
