@@ -51,6 +51,11 @@ def samples_per_epoch(factors: NDArray[np.float64] | None, num_images: int) -> i
     return num_images if factors is None else math.floor(factors.sum())
 
 
+def epoch_length(source: DetectionSet, data: DataConfig) -> int:
+    """`samples_per_epoch` of a set."""
+    return samples_per_epoch(repeat_factors(source, data), len(source))
+
+
 def repeated_order(rng: Generator, factors: NDArray[np.float64]) -> NDArray[np.int64]:
     """The samples of an epoch (n, 2) in random order: image index, and how many earlier samples of the epoch show it.
 

@@ -167,7 +167,7 @@ def test_names_that_only_differ_in_their_ending(tmp_path: Path) -> None:
 def test_names_that_readers_of_folders_would_pass_over(tmp_path: Path, to: str) -> None:
     names = ["images/a.png", "images/images/b.png", "sub/.c.png", "sub/d .png", "sub/e", "f.weird", "images_/a.png"]
     for number, name in enumerate(names):
-        file = tmp_path / "pictures" / name
+        file = tmp_path / "elsewhere" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20 + number, 10)).save(file, "PNG")
     document = {
@@ -176,7 +176,7 @@ def test_names_that_readers_of_folders_would_pass_over(tmp_path: Path, to: str) 
         "categories": [{"id": 1, "name": "cat"}],
     }
     (tmp_path / "a.json").write_text(json.dumps(document))
-    given = ["convert-data", str(tmp_path / "a.json"), str(tmp_path / "out"), "--images", str(tmp_path / "pictures")]
+    given = ["convert-data", str(tmp_path / "a.json"), str(tmp_path / "out"), "--images", str(tmp_path / "elsewhere")]
     assert main([*given, "--to", to]) == 0
     assert main(["doctor", str(tmp_path / "out")]) == 0
     data = open_set(tmp_path / "out", split="train", limit=0)

@@ -206,17 +206,17 @@ class Brightest(EndToEnd):
 
 def test_every_size_is_compiled() -> None:
     """By default torch gives up after eight."""
-    shapes = []
+    graphs = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        shapes.append(graph)
+        graphs.append(graph)
         return graph.forward
 
     torch._dynamo.reset()
     compiled = Compiled(Detector(Brightest(), max_detections=1), None, backend)
     for number in range(1, 13):
         compiled(torch.zeros(number, 3, 4, 4, dtype=torch.uint8), torch.ones(number, 2))
-    assert len(shapes) == 12
+    assert len(graphs) == 12
 
 
 def test_settings_of_fast_products_are_left_as_they_were() -> None:

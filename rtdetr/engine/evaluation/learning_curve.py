@@ -11,9 +11,8 @@ import torch
 
 from rtdetr.config import Config, settled
 from rtdetr.data.classes import DataError
-from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_val_loader, open_train_set
-from rtdetr.data.sampling import repeat_factors, samples_per_epoch
+from rtdetr.data.sampling import epoch_length
 from rtdetr.data.subset import spread, write_subset
 from rtdetr.engine import distributed
 from rtdetr.engine.failures import writing
@@ -45,7 +44,7 @@ def learning_curve(
     cfg, automatic = settle(cfg, device, tuning=tuning)
     say(*automatic)
     source = open_train_set(cfg)
-    total, samples = len(source), _samples(source, cfg)
+    total, samples = len(source), epoch_length(source, cfg.data)
     iterations = Pace.of(cfg, samples).total(cfg.train.max_iterations)
     if total // 2 < settled(cfg.data.train_batch_size):
         raise DataError(
@@ -61,7 +60,7 @@ def learning_curve(
     points = []
     for name, split, number in (("half", half, total // 2), ("whole", cfg.data.train, total)):
         own = replace(cfg, data=replace(cfg.data, train=split))
-        own = _for_as_long(own, iterations, _samples(open_train_set(own), own), samples)
+        own = _for_as_long(own, iterations, epoch_length(open_train_set(own), own.data), samples)
         trainer = Trainer(own, folder / name, device, tuning=tuning, signals=signals)
         trainer.advise = name == "whole"
         stopped_by = trainer.run()
@@ -99,10 +98,6 @@ def estimate(half: Point, whole: Point) -> str:
         f"labelling more {pays}: the second half brought {gain:+.3f}; twice as many images ({2 * whole.images}) "
         f"might bring {following:+.3f} more, to about {whole.ap + following:.3f} (one seed each: +- {NOISE})"
     )
-
-
-def _samples(source: DetectionSet, cfg: Config) -> int:
-    return samples_per_epoch(repeat_factors(source, cfg.data), len(source))
 
 
 def _for_as_long(cfg: Config, iterations: int, samples: int, of: int) -> Config:

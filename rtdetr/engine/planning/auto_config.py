@@ -27,7 +27,7 @@ import torch
 from rtdetr.config import Config, config_from_dict, settled
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
-from rtdetr.data.sampling import repeat_factors, samples_per_epoch
+from rtdetr.data.sampling import epoch_length
 from rtdetr.engine import distributed
 from rtdetr.engine.planning.memory_estimate import make_fits
 from rtdetr.weights.checkpoint import load_checkpoint
@@ -80,7 +80,7 @@ def settle(
         cfg, rate = _with_rate(_with(cfg, "data.train_batch_size", size), size * given, stored)
         lines.append(f"data.train_batch_size: auto is {size}; optimizer.lr {rate}")
     if cfg.train.epochs == "auto":
-        samples = samples_per_epoch(repeat_factors(source, cfg.data), len(source))
+        samples = epoch_length(source, cfg.data)
         # No batch at all is refused with the loader.
         batches = max(1, samples // (settled(cfg.data.train_batch_size) * distributed.world_size()))
         epochs = settled(stored.train.epochs) if stored else epochs_for(math.ceil(batches / given))
