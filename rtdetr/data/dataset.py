@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -149,6 +150,11 @@ class DetectionSet:
         """Boxes (n, 4) xyxy in pixels of the image and contiguous class indices (n,), as new arrays."""
         start, end = self._offsets[index], self._offsets[index + 1]
         return self._boxes[start:end].copy(), self._labels[start:end].astype(np.int64)
+
+    def digest(self) -> str:
+        """SHA-256 of all boxes, their classes and how many each image has, in hexadecimal."""
+        parts = (self._boxes, self._labels, self._offsets)
+        return hashlib.sha256(b"".join(each.tobytes() for each in parts)).hexdigest()
 
     def summary(self) -> str:
         """One line about the images and boxes that were read and left out."""

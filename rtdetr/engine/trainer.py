@@ -94,7 +94,8 @@ class Trainer:
         self.model.to(device).to(memory_format=layout_of(device))
         if distributed.world_size() > 1 and device.type == "cuda":
             self.model = nn.SyncBatchNorm.convert_sync_batchnorm(self.model)  # leaves fully frozen batch norm alone
-        self.state = RunState(self.cfg, self.classes, self.model, self.train_loader.num_samples)
+        digest = self.val_loader.source.digest()
+        self.state = RunState(self.cfg, self.classes, self.model, self.train_loader.num_samples, digest)
         seed_everything(cfg.train.seed + distributed.rank())
         if resume is None:
             self.state.began = how_it_began(cfg, tuning, len(self.train_loader.source))

@@ -352,6 +352,23 @@ def test_resuming_obeys_the_config_not_the_file(data: Path, whole: Path, tmp_pat
     assert trainer.total_iterations == 9 and trainer.state.iteration == 6
 
 
+def test_the_best_ap_starts_anew_on_other_validation_data(
+    data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = load_checkpoint(whole / "last.pth")
+    written["training"] |= {"best_ap": 0.9, "early_stop": {"best": 0.9, "best_iteration": 3, "waited": 5}}
+    torch.save(written, tmp_path / "last.pth")
+    truth = json.loads((data / "annotations" / "instances_val.json").read_text())
+    (tmp_path / "same.json").write_text(json.dumps(truth))
+    truth["annotations"].pop()
+    (tmp_path / "other.json").write_text(json.dumps(truth))
+    for name, best, waited in (("same", 0.9, 5), ("other", -math.inf, 0)):
+        cfg = tiny_config(data, "train.epochs=3", f"data.val.annotations={tmp_path / name}.json")
+        trainer = Trainer(cfg, tmp_path / name, CPU, resume=tmp_path / "last.pth")
+        assert (trainer.state.best_ap, trainer.state.early_stop.waited) == (best, waited)
+        assert ("other validation data" in capsys.readouterr().out) == (name == "other")
+
+
 def test_an_unreadable_image_is_left_out_of_the_evaluation(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,11 +68,12 @@ class Pace(NamedTuple):
 class RunState:
     """The state of a run of `model`, at first that before its first step; `content` returns it and `load` restores it.
 
-    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and the present settings.
+    A run is at batch `start_batch` of `epoch`; `iteration` follows from that and the present settings. validation:
+    digest of the validation boxes, as `best_ap` holds for these alone.
     """
 
-    def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_images: int) -> None:
-        self.cfg, self.classes, self.model = cfg, classes, model
+    def __init__(self, cfg: Config, classes: Classes, model: nn.Module, num_images: int, validation: str) -> None:
+        self.cfg, self.classes, self.model, self.validation = cfg, classes, model, validation
         self.pace = Pace.of(cfg, num_images)
         self.total_iterations = self.pace.total(cfg.train.max_iterations)
         self.optimizer = build_optimizer(model, cfg.optimizer)
@@ -106,6 +107,7 @@ class RunState:
             "num_pictures": self.pace.num_images,
             "ema_updates": self.ema.num_updates,
             "best_ap": self.best_ap,
+            "validation": self.validation,
             "evaluation_due": self.evaluation_due,
             "early_stop": self.early_stop.state(),
             "rng": generators,
@@ -115,7 +117,8 @@ class RunState:
 
     def load(self, path: Path) -> list[str]:
         """Restores the run in a checkpoint, random generators included. Returns a sentence on the settings that
-        changed, and one on where the run continues if that changed. Raises CheckpointError if it does not fit."""
+        changed, one on where the run continues if that changed, and one if the validation data changed. Raises
+        CheckpointError if it does not fit."""
         content = load_checkpoint(path)
         state = content["training"]
         if state is None:
@@ -144,14 +147,18 @@ class RunState:
             raise CheckpointError(f"{path}: the optimiser state does not fit ({error}); {since}") from error
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
-        self.ema.num_updates, self.best_ap = state["ema_updates"], state["best_ap"]
+        self.ema.num_updates = state["ema_updates"]
         self.evaluation_due, self.began = state["evaluation_due"], content.get("began")
-        if "early_stop" in state:  # older files have none
-            self.early_stop.load(state["early_stop"])
+        other = state.get("validation", self.validation) != self.validation
+        if not other:
+            self.best_ap = state["best_ap"]
+            if "early_stop" in state:  # older files have none
+                self.early_stop.load(state["early_stop"])
         if distributed.rank() < len(state["rng"]):
             set_rng_state(state["rng"][distributed.rank()])
         position = self._find_position(content["config"], state, path)
-        return [*([f"{path}: {changed}"] if changed else []), *([position] if position else [])]
+        told = f"{path}: was evaluated on other validation data; the next evaluation counts as the best so far"
+        return [*([f"{path}: {changed}"] if changed else []), *([position] if position else []), *([told] * other)]
 
     def _find_position(self, config: Mapping[str, Any], state: Mapping[str, Any], path: Path) -> str | None:
         """Sets the position at which the run in a checkpoint stopped, in whole batches of the present size."""
