@@ -24,7 +24,7 @@ from rtdetr.data.formats.named import (
     section,
     size_of,
 )
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Problems
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Problems, walk
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 200_000_000  # including an embedded image
@@ -51,7 +51,7 @@ def find_labelme(path: Path) -> LabelmeFolder | None:
 
 def has_labelme(folder: Path) -> bool:
     """Whether a folder has files of LabelMe, seen by the first few."""
-    return folder.is_dir() and any(map(_is_labelme, sorted(folder.glob("*.json"))[:FEW]))
+    return any(map(_is_labelme, sorted(walk(folder, (".json",), deep=False))[:FEW]))
 
 
 def _is_labelme(path: Path) -> bool:
@@ -74,7 +74,7 @@ def read_labelme(folder: LabelmeFolder, source: DataSource, problems: Problems) 
     for name, place in folder.sets.items():
         present = Folders(source.images or place)
         reported, counts = (problems, counted) if name == source.split else (Problems(), Counter[str]())
-        files = [each for each in sorted(place.glob("*.json")) if each.name != "rtdetr.json"]
+        files = [each for each in sorted(walk(place, (".json",), deep=False)) if each.name != "rtdetr.json"]
         found[name] = [image for each in files if (image := _read(each, present, reported, counts)) is not None]
     everything = [image for images in found.values() for image in images]
     return document_of(found[source.split], class_names(folder.root, everything), problems, counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,7 +25,8 @@ IMAGE_SUFFIXES = (  # for the formats in rtdetr/data/images.py
     *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
     *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
-MAX_BYTES = 10_000_000  # limit for the annotation of one image, or a list of images
+MAX_BYTES = 10_000_000  # limit for the annotation of one image
+MAX_LIST = 1_000_000_000  # limit for a list of images
 # Corners this close to a whole pixel, relative to the side, are rounded to it: most tools write only six digits, and a
 # box of 32 x 32 must not become 31.9997 x 32, which is in another size class in evaluation.
 WHOLE_PIXEL = 1e-6
@@ -81,9 +83,9 @@ def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def read_lines(path: Path) -> list[str]:
-    """The stripped lines of a small UTF-8 text file. Raises DataError if it cannot be read."""
-    content = read_bytes(path)
+def read_lines(path: Path, most: int = MAX_BYTES) -> list[str]:
+    """The stripped lines of a UTF-8 text file. Raises DataError if it is too large or cannot be read."""
+    content = read_bytes(path, most)
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -92,6 +94,35 @@ def read_lines(path: Path) -> list[str]:
             f"{path}: line {line}: not text in UTF-8 (a byte 0x{content[error.start]:02x}); save it as UTF-8"
         ) from error
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
+
+
+def walk(folder: Path, endings: tuple[str, ...], deep: bool = True) -> Iterator[Path]:
+    """Yields the files with these endings, in any case, in a folder and, if `deep`, its subfolders; else also folders
+    called so, which a reader reports. Hidden ones are left out: file managers and notebooks keep copies there. Raises
+    DataError for folders that cannot be read."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            raise DataError(f"{error.filename}: cannot be read ({error.strerror})") from error
+
+    seen = set()
+    for root, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+        real = os.path.realpath(root)
+        if real not in seen:  # else a circular link
+            names = files if deep else [*files, *folders]
+            yield from (Path(root, name) for name in names if name.lower().endswith(endings) and name[0] != ".")
+        folders[:] = [name for name in folders if deep and real not in seen and name[0] != "."]
+        seen.add(real)
+
+
+def clipped(box: list[float], size: tuple[int, int]) -> list[float]:
+    """The box x, y, w, h, clipped if it extends beyond its image of `size` (h, w)."""
+    x, y, width, height = box
+    if x >= 0 and y >= 0 and width >= 0 and height >= 0 and x + width <= size[1] and y + height <= size[0]:
+        return box
+    left, right = (min(max(each, 0), size[1]) for each in (x, x + max(width, 0)))
+    top, bottom = (min(max(each, 0), size[0]) for each in (y, y + max(height, 0)))
+    return [left, top, right - left, bottom - top]
 
 
 def below(root: Path, name: str | Path) -> bool:

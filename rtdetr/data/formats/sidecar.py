@@ -19,9 +19,8 @@ MADE_BY = "rtdetr convert-data"
 
 class Sidecar(NamedTuple):
     categories: list[dict[str, Any]]  # id, name, label (the name in VOC) and LVIS' frequency, in class order
-    # Split -> image -> id, file_name, LVIS' lists; for YOLO also `boxes`: number of lines in its label file; `kept`: by
-    # line index, x, y, w, h and area in pixels of boxes that the line does not hold exactly; `crowds`: lists of class
-    # number, x, y, w, h and area.
+    # Split -> image -> id, file_name, LVIS' lists; for YOLO also `kept`: by line index, x, y, w, h and area in pixels
+    # of boxes that the line does not hold exactly; `crowds`: lists of class number, x, y, w, h and area.
     images: dict[str, dict[str, dict[str, Any]]]
 
     def labels(self) -> list[str]:
@@ -46,7 +45,7 @@ def read_sidecar(root: Path) -> Sidecar | None:
 
 
 def write_sidecar(root: Path, sidecar: Sidecar) -> None:
-    text = json.dumps({"made_by": MADE_BY, **sidecar._asdict()}, ensure_ascii=False)
+    text = json.dumps({"made_by": MADE_BY, **sidecar._asdict()})
     (root / NAME).write_text(text, encoding="utf-8")
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from rtdetr.data.classes import some
+from rtdetr.data.formats.records import walk
 
 # First bytes of files that are mistaken for a COCO JSON.
 BEGINNINGS = {
@@ -68,5 +69,5 @@ def kind_of_value(value: object) -> str:
 
 def annotations_in(folder: Path) -> list[Path]:
     """JSON files in a folder and its annotations/, with instances_* first."""
-    files = [*folder.glob("*.json"), *folder.glob("annotations/*.json")]
+    files = [each for place in (folder, folder / "annotations") for each in walk(place, (".json",), deep=False)]
     return sorted(files, key=lambda file: (not file.name.startswith("instances_"), file))

@@ -15,8 +15,19 @@ from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument, new_document
+from rtdetr.data.formats.coco_records import MOST_PIXELS
 from rtdetr.data.formats.named import names_given
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Problems, below, read_bytes, read_lines
+from rtdetr.data.formats.records import (
+    IMAGE_SUFFIXES,
+    MAX_LIST,
+    SPLITS,
+    DataSource,
+    Problems,
+    below,
+    read_bytes,
+    read_lines,
+    walk,
+)
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.formats.xml import Node, parse_xml
 from rtdetr.data.image_files import Folders
@@ -86,7 +97,11 @@ def _one_folder(root: Path) -> VocSet | None:
     annotations = _sub_folder(root, ANNOTATIONS)
     if annotations is not None and has_xml(annotations):
         return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
-    return VocSet(root, _sub_folder(root, IMAGES) or root, None) if any(map(_may_be_voc, root.glob("*.xml"))) else None
+    return (
+        VocSet(root, _sub_folder(root, IMAGES) or root, None)
+        if any(map(_may_be_voc, walk(root, (".xml",), deep=False)))
+        else None
+    )
 
 
 def _may_be_voc(path: Path) -> bool:
@@ -103,7 +118,7 @@ def _sub_folder(root: Path, names: Iterable[str]) -> Path | None:
 
 
 def has_xml(folder: Path) -> bool:
-    return any(True for _ in folder.rglob("*.xml"))
+    return any(True for _ in walk(folder, (".xml",)))
 
 
 def read_voc(folder: VocFolder, source: DataSource, problems: Problems) -> CocoDocument:
@@ -112,7 +127,7 @@ def read_voc(folder: VocFolder, source: DataSource, problems: Problems) -> CocoD
     chosen = folder.sets[source.split]
     read: dict[Path, tuple[VocImage | None, Problems]] = {}
     for place in {each.annotations: None for each in folder.sets.values()}:
-        for path in sorted(place.rglob("*.xml")):
+        for path in sorted(walk(place, (".xml",))):
             own = Problems()
             read[path] = read_image_xml(path, own), own
     everything = [image for image, _ in read.values() if image is not None]
@@ -160,9 +175,9 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
     """The XML files of a set, sorted. A line of a list may end in 1, 0 or -1, as in lists of single classes, or in a
     file name extension."""
     if chosen.list_file is None:
-        return sorted(chosen.annotations.rglob("*.xml"))
+        return sorted(walk(chosen.annotations, (".xml",)))
     found: dict[Path, None] = {}
-    for number, line in enumerate(read_lines(chosen.list_file), start=1):
+    for number, line in enumerate(read_lines(chosen.list_file, MAX_LIST), start=1):
         plain = line.rpartition(" ")[0].rstrip() if line.endswith((" 1", " 0", " -1")) else ""
         short = line[: -len(Path(line).suffix)] if line.lower().endswith((".xml", *IMAGE_SUFFIXES)) else ""
         names = [name for name in (line, plain, short) if name]
@@ -171,7 +186,8 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
         if not all(below(chosen.annotations, name) for name in names):
             problems.add(chosen.list_file, number, "file", f"{shown(line)} leaves {chosen.annotations}; remove it")
             continue
-        paths = [path for name in names if os.path.isfile(path := chosen.annotations / f"{name}.xml")]
+        files = [chosen.annotations / f"{name}{ending}" for name in names for ending in (".xml", ".XML")]
+        paths = [each for each in files if os.path.isfile(each)]
         if not paths:
             missing = chosen.annotations / f"{names[0]}.xml"
             problems.add(chosen.list_file, number, "file", f"{missing}: no such annotation; write it, or leave it out")
@@ -224,7 +240,7 @@ def _size(root: Node, path: Path, problems: Problems) -> tuple[int, int]:
     """(h, w); zeros if it is missing, or invalid and reported."""
     for node in root.all("size")[:1]:
         sides = [_number(node, side, path, problems, 0.0) for side in ("height", "width")]
-        if any(side is not None and (side < 0 or side != int(side)) for side in sides):
+        if any(side is not None and (not 0 <= side <= MOST_PIXELS or side != int(side)) for side in sides):
             problems.add(path, node.line, "size", f"height and width must be whole pixels, got {sides[0]}, {sides[1]}")
         elif None not in sides:
             return int(sides[0] or 0), int(sides[1] or 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +15,24 @@ from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
+    MAX_BYTES,
+    MAX_LIST,
     SPLITS,
     WHOLE_PIXEL,
     DataSource,
     Problems,
     below,
+    clipped,
     read_lines,
     to_pixels,
+    walk,
 )
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.images import upright_size
 
 NAME_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
 MOST_CLASSES = 10_000
+KEYS = re.compile(rb"^(train|val|test|names)[ \t]*:", re.MULTILINE)
 
 
 class YoloFolder(NamedTuple):
@@ -51,18 +57,28 @@ def find_yolo(path: Path) -> YoloFolder | None:
         if path.suffix.lower() in (".yaml", ".yml"):
             return _of_yaml(path, _read_yaml(path))
         is_list = path.suffix.lower() == ".txt" and any(
-            line.lower().endswith(IMAGE_SUFFIXES) for line in read_lines(path)
+            line.lower().endswith(IMAGE_SUFFIXES) for line in read_lines(path, MAX_LIST)
         )
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
-    for file in sorted([*path.glob("*.yaml"), *path.glob("*.yml")], key=lambda each: (each.stem != "data", each)):
+    for file in sorted(walk(path, (".yaml", ".yml"), deep=False), key=lambda each: (each.stem != "data", each)):
+        if file.stem != "data" and not (file.is_file() and KEYS.search(file.read_bytes()[:MAX_BYTES])):
+            continue  # of another tool; need not even be valid
         content = _read_yaml(file)
-        of_yolo = isinstance(content, dict) and content.keys() & {"train", "val", "test", "names"}
-        if of_yolo and not isinstance(content.get("train"), dict):  # a mapping: a config of training
+        if isinstance(content, dict) and _of_yolo(content, file.stem == "data"):
             return _of_yaml(file, content)
     sets = undeclared_sets(path)
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
         sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
     return YoloFolder(path, path, _names_near(path), sets) if sets else None
+
+
+def _of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
+    """Whether a YAML file names splits or classes. A config of training has a mapping as `train`, other tools have
+    numbers there, which are reported only in a data.yaml."""
+    given = [content[key] for key in ("train", "val", "test", "names") if key in content]
+    return not isinstance(content.get("train"), dict) and any(
+        is_named_so or isinstance(each, (str, list, dict)) for each in given
+    )
 
 
 def _read_yaml(path: Path) -> Any:
@@ -172,7 +188,10 @@ def _names_beside(root: Path) -> dict[int, str] | None:
     """Class names of a classes.txt, as labelImg writes it; None if there is none."""
     for name in NAME_FILES:
         if (root / name).is_file():
-            return dict(enumerate(line for line in read_lines(root / name) if line)) or None
+            lines = "\n".join(read_lines(root / name)).rstrip().split("\n")
+            if "" in lines[1:]:
+                raise DataError(f"{root / name}: line {lines.index('') + 1} is empty, expected the name of a class")
+            return dict(enumerate(filter(None, lines))) or None
     return None
 
 
@@ -221,7 +240,7 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
         for each in lines:
             document.add_box(image_id, each.label, to_pixels(each.sides, size))
         if name in kept:
-            _restore(document, kept[name], image_id, len(lines), list(names))
+            _restore(document, kept[name], image_id, size, len(lines))
     if paths and not num_labelled:
         looked = label_file_of(paths[0])
         raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
@@ -236,7 +255,7 @@ def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Probl
         labels = label_file_of(place / "x").parent
         if not place.is_dir() or labels == place:  # text files in an image folder may be anything
             continue
-        for path in _walk(labels, (".txt",)):
+        for path in walk(labels, (".txt",)):
             if path not in used and path.name not in NAME_FILES:
                 inside = place / path.relative_to(labels).with_suffix(".*")
                 problems.add(path, 0, "missing", f"no such image, {inside}, for these labels")
@@ -251,13 +270,16 @@ def image_folder(folder: YoloFolder, split: str) -> Path:
 
 
 def _restore(
-    document: CocoDocument, entry: Mapping[str, Any], image_id: int, num_lines: int, labels: list[int]
+    document: CocoDocument, entry: Mapping[str, Any], image_id: int, size: tuple[int, int], num_lines: int
 ) -> None:
-    """Restores an image's crowds from rtdetr.json, and exact boxes if its label file has as many lines as then."""
-    if entry.get("boxes") == num_lines:
-        for line, (*box, area) in entry.get("kept", {}).items():
-            if int(line) < num_lines:
-                document.annotations[int(line) - num_lines].update(bbox=box, area=area)
+    """Restores an image's crowds from rtdetr.json, and the exact boxes of lines that have not been edited since."""
+    for line, (*box, area) in entry.get("kept", {}).items():
+        if int(line) < num_lines:
+            annotation = document.annotations[int(line) - num_lines]
+            written, near = clipped(box, size), 3 * WHOLE_PIXEL * max(size)  # tools write six digits
+            if all(abs(now - then) <= near for now, then in zip(annotation["bbox"], written)):
+                annotation.update(bbox=box, area=area)
+    labels = [each["id"] for each in document.categories]
     for label, *box, area in entry.get("crowds", []):
         if label < len(labels):
             crowd = {"image_id": image_id, "category_id": labels[label], "bbox": box, "area": area, "iscrowd": 1}
@@ -267,27 +289,15 @@ def _restore(
 def _images(places: Iterable[Path], root: Path, problems: Problems) -> list[Path]:
     found: dict[Path, None] = {}
     for place in places:
-        found |= dict.fromkeys(_walk(place) if place.is_dir() else _listed(place, root, problems))
+        found |= dict.fromkeys(walk(place, IMAGE_SUFFIXES) if place.is_dir() else _listed(place, root, problems))
     if not found:
         raise DataError(f"{some(map(str, places))}: no images there; looked for {', '.join(IMAGE_SUFFIXES)}")
     return sorted(found)
 
 
-def _walk(folder: Path, endings: tuple[str, ...] = IMAGE_SUFFIXES) -> Iterator[Path]:
-    """The files with these endings in a folder and its subfolders."""
-    seen = set()
-    for root, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(root)
-        if real in seen:  # circular links
-            folders.clear()
-            continue
-        seen.add(real)
-        yield from (Path(root, name) for name in files if name.lower().endswith(endings) and name[0] != ".")
-
-
 def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
     """The images of a list file, relative to it or to the root. Paths outside both are reported, not opened."""
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(read_lines(path, MAX_LIST), start=1):
         if not line:
             continue
         places = [folder / line for folder in (path.parent, root) if "\0" not in line and below(folder, line)]
