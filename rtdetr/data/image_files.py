@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
@@ -18,6 +19,7 @@ KINDS = {
     "cannot be trusted": "picture_size",
     "save it in 8 or 16 bits": "picture_range",
 }
+OTHERWISE = "in upper and lower case, or in how its accents are encoded"
 
 
 def judge_names(
@@ -63,6 +65,20 @@ def stays_in(folder: Path, name: str) -> bool:
     return not path.is_absolute() or path.is_relative_to(os.path.abspath(folder))
 
 
+def alike_in(folder: Path, name: str) -> Path | None:
+    """The file in a folder whose name differs from `name` in case, or in how its accents are encoded, alone."""
+
+    def alike(text: str) -> str:
+        return unicodedata.normalize("NFC", text).casefold()
+
+    try:
+        there = sorted(os.listdir((folder / name).parent)) if "\0" not in name else []
+    except OSError:  # no such folder
+        return None
+    wanted = os.path.basename(name)
+    return next(((folder / name).with_name(each) for each in there if alike(each) == alike(wanted)), None)
+
+
 def where_else(folder: Path, name: str) -> str:
     """Advice on a missing image. Looks in the parent folder, the sibling folders and the subfolders."""
     roots = [root for root in (folder, folder.parent) if os.access(root, os.R_OK)]
@@ -74,6 +90,8 @@ def where_else(folder: Path, name: str) -> str:
     plain = PureWindowsPath(name)  # accepts both / and \\
     if os.path.isfile(folder / plain.name):
         return f"{folder / plain.name} is there: remove the folder from `file_name`"
+    if (alike := alike_in(folder, name)) is not None:
+        return f"{alike} is there, which differs {OTHERWISE}"
     if "\\" in name and os.path.isfile(folder / plain.as_posix()):
         return "write `file_name` with / instead of \\"
     return "check the image folder"

@@ -19,6 +19,7 @@ from rtdetr.data.doctor.files import copies, examine_files
 from rtdetr.data.formats.coco import DocumentSet
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import (
+    check_images,
     find_sources,
     image_folder_of,
     not_read,
@@ -139,6 +140,8 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToEx
     sources = find_sources(path)
     if {"train", "val"} <= sources.keys():
         sources.pop("trainval", None)  # trainval is the union of both
+    for source in sources.values():
+        check_images(source, images)
     return [SetToExamine(name, source, path, images) for name, source in sources.items()], MOST_DROPPED
 
 

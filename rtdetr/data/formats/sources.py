@@ -25,7 +25,7 @@ from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Form
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
 from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
-from rtdetr.data.image_files import stays_in
+from rtdetr.data.image_files import OTHERWISE, alike_in, stays_in
 from rtdetr.data.images import MAX_MEGAPIXELS
 
 ROBOFLOW = "_annotations.coco.json"
@@ -183,7 +183,7 @@ def read_document(source: DataSource | str | Path, split: str = "", limit: float
 
 def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:
     if source.format == "labelstudio":
-        folders = [source.images] if source.images else _folders_near(source)
+        folders = [source.images] if source.images else [each for near in _folders_near(source) for each in near]
         return read_labelstudio(source.path, folders, problems)
     layout = LAYOUTS.get(source.format)
     found = layout and layout.find(source.path)
@@ -209,7 +209,22 @@ def open_set(
     source = source._replace(images=image_folder_of(source, document, Path(annotations), images))
     if passed_over := not_read(annotations):
         document = document._replace(notes=(*document.notes, not_read_line(passed_over)))
+    if images and _is_elsewhere(images, source.images):
+        document = document._replace(notes=(*document.notes, f"not used: the image folder {images}"))
     return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
+
+
+def _is_elsewhere(images: str | Path, own: Path | None) -> bool:
+    """Whether an image folder is neither `own` nor in it or above it: image names are relative to the whole set."""
+    one, other = Path(images).resolve(), (own or Path(images)).resolve()
+    return not (one.is_relative_to(other) or other.is_relative_to(one))
+
+
+def check_images(source: DataSource, images: str | Path) -> None:
+    """Raises DataError for an image folder that would not be used, as the set has its own."""
+    own = with_images(source, images).images if source.format not in ONE_FILE else None
+    if images and _is_elsewhere(images, own):
+        raise DataError(f"{images}: is not used, as {source} has its own images in {own}; give no image folder")
 
 
 def with_images(source: DataSource, images: str | Path) -> DataSource:
@@ -237,31 +252,38 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
         return Path(images)
     if source.format not in ONE_FILE and source.images is not None:
         return source.images
-    candidates = _folders_near(source)
-    if images:
-        candidates.insert(0, Path(images))
+    likely, others = _folders_near(source)
+    given_folder = [Path(images)] if images else []
+    candidates = dict.fromkeys([*given_folder, *likely, *others])
     some_images = document.images[:20]  # a few may be missing
-    for folder in candidates:
-        names = coco.file_names(some_images, folder) if folder.is_dir() else [""]
-        there = [name for name in names if stays_in(folder, name) and os.path.isfile(folder / name)]
-        if len(there) >= min(1, len(names)):
+    best, most = list[Path](), 0
+    for folder in filter(Path.is_dir, candidates):
+        names = coco.file_names(some_images, folder)
+        number = sum(stays_in(folder, name) and os.path.isfile(folder / name) for name in names)
+        if (number == len(names) and folder not in others) or (number and folder in given_folder):
             return folder
-    raise DataError(
-        f"{source.path}: its images were not found in {some(map(str, dict.fromkeys(candidates)), 12)}; give their "
-        "folder as --images, data.train.images or data.val.images"
-    )
+        if number and number >= most:
+            best, most = [*(best if number == most else ()), folder], number
+    how = "give their folder as --images, data.train.images or data.val.images"
+    if not best:
+        alike = [each for folder in candidates if (each := alike_in(folder, coco.file_names(some_images, folder)[0]))]
+        seen = f"; {alike[0]} differs {OTHERWISE}" if alike else ""
+        raise DataError(f"{source.path}: its images were not found in {some(map(str, candidates), 12)}{seen}; {how}")
+    if best[0] in others and len({each.resolve() for each in best}) > 1:
+        raise DataError(f"{source.path}: its images may be those in {some(map(str, best))}; {how}")
+    return best[0]
 
 
-def _folders_near(source: DataSource) -> list[Path]:
-    """Folders that may hold the images of a file, likely ones first."""
+def _folders_near(source: DataSource) -> tuple[list[Path], list[Path]]:
+    """Folders that may hold the images of a file: those that are named as usual, likely ones first, and all others."""
     path = source.path
     root = path.parent.parent if path.parent.name.lower() in ("annotations", "labels") else path.parent
     own = re.sub(r"^(instances|lvis_v1|lvis)_", "", path.stem)
     names = [own, *SPLITS.get(source.split or split_named(path), ())]
     nested = [root / pattern.format(name) for name in names for pattern in ("{}", "images/{}", "{}/images")]
+    likely = [path.parent, *nested, root / "images", root / "JPEGImages", root]
     inside = sorted(each for folder in {root, path.parent} if folder.is_dir() for each in folder.iterdir())
-    around = [each for each in inside if each.is_dir()]
-    return [path.parent, *nested, root / "images", root / "JPEGImages", root, *around]
+    return likely, [each for each in inside if each.is_dir() and each not in likely and each.name[0] != "."]
 
 
 def _json_format(path: Path) -> Format:
