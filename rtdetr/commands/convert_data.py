@@ -48,11 +48,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     _check(args.source, args.output, args.overwrite)
     if args.to == "imagefolder":
+        if args.split or args.images or args.link:
+            parser.error("--to imagefolder writes all that is in IN; leave out --split, --images, --link")
         return _unpack(args.source, args.output)
     with unpacked(args.source) as source:
         if args.link and source != args.source:
             raise OutputError(f"{args.source}: its images are inside of it, so nothing can be linked; leave out --link")
         parts = load(source, args.split, args.images)
+        inside = [file for part in parts for file in part.files if file.resolve().is_relative_to(args.output.resolve())]
+        if args.link and inside:
+            raise OutputError(f"{inside[0]}: is in {args.output}, which is replaced, and cannot be linked to")
         passed_over = not_read(source)
         total = sum(len(part.files) for part in parts)
         with writing(args.output), _beside(args.output) as folder, progress(total) as bar:
@@ -100,7 +105,7 @@ def _beside(output: Path) -> Iterator[Path]:
     """Context manager: a folder that replaces `output` on success and is removed otherwise. Old files move aside."""
     from rtdetr.outputs import unused_folder
 
-    output = output.absolute()
+    output = output.resolve()
     folder = unused_folder(output.with_name(f".{output.name}-{os.getpid()}"))
     folder.mkdir(parents=True)
     try:

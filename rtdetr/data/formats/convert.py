@@ -19,17 +19,25 @@ from xml.sax.saxutils import escape
 import yaml
 from PIL import Image
 
-from rtdetr.data.classes import DataError
+from rtdetr.data.classes import DataError, some
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.coco import CocoDocument
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, DataSource, below, split_named
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, DataSource, below, clipped, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
-from rtdetr.data.formats.sources import find_sources, image_folder_of, read_document, source_of, with_images
+from rtdetr.data.formats.sources import (
+    check_images,
+    find_sources,
+    image_folder_of,
+    read_document,
+    with_images,
+)
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
 from rtdetr.data.images import sideways, suffix_of, upright_size
 
 Target = Literal["coco", "voc", "yolo"]
+OF_IMAGE = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
+UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # no text in XML; lone surrogates: no UTF-8
 
 
 class Part(NamedTuple):
@@ -82,9 +90,12 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
 
 def _chosen(given: Path, split: str) -> dict[str, DataSource]:
     """The sources by the split name that they will have."""
-    if split:
-        return {split: source_of(given, split)}
     sources = find_sources(given)
+    if split:
+        found = [name for name in (split, "", "trainval" if split == "train" else split) if name in sources]
+        if not found:
+            raise DataError(f"{given}: has no set `{split}`, only {some(sources)}")
+        return {"train" if split == "trainval" else split: sources[found[0]]}
     if "trainval" in sources and len(sources) > 1:  # trainval is the union of both
         sources.pop("trainval" if "val" in sources else "train", None)
     names = {"": split_named(given) or "train", "trainval": "train"}
@@ -92,6 +103,7 @@ def _chosen(given: Path, split: str) -> dict[str, DataSource]:
 
 
 def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
+    check_images(source, images)
     source = with_images(source, images)
     document = read_document(source, limit=0)  # a conversion must not drop records
     folder = image_folder_of(source, document, given, images)
@@ -142,7 +154,8 @@ def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocu
         number = entry["id"] if entry else free
         free += entry is None
         number_of[image["id"]] = number
-        images.append(image | (entry or {"file_name": None}) | {"id": number})
+        known = {key: value for key, value in (entry or {"file_name": None}).items() if key in OF_IMAGE}
+        images.append(image | known | {"id": number})
     boxes = [
         box | {"image_id": number_of[box["image_id"]], "category_id": category[box["category_id"]]}
         for box in document.annotations
@@ -157,7 +170,7 @@ def _distinct(names: list[str]) -> list[str]:
     chosen = []
     for name in names:
         inside = name if name and below(Path("x"), name) and not Path(name).is_absolute() else os.path.basename(name)
-        inside = os.path.normpath(inside.replace("\n", "_").replace("\r", "_").strip())
+        inside = os.path.normpath(UNPRINTED.sub("_", inside.strip()))
         stem, ending = os.path.splitext(inside)
         unused, number = stem, 1
         while unused in taken:
@@ -206,8 +219,7 @@ class _Writer(ABC):
 
     def _keep(self, part: Part, image: Mapping[str, Any], name: str, place: str) -> dict[str, Any]:
         """Adds the entry of an image, written to `place`, to rtdetr.json and returns it."""
-        keys = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
-        entry = {key: image[key] for key in keys if image.get(key) is not None}
+        entry = {key: image[key] for key in OF_IMAGE if image.get(key) is not None}
         entry.setdefault("file_name", name)
         self.kept[part.split][place] = entry
         return entry
@@ -232,7 +244,7 @@ class _Coco(_Writer):
             boxes = [{"id": number} | box for number, box in enumerate(part.document.annotations, start=1)]
             document = {"info": {}, "images": images, "annotations": boxes, "categories": self.categories}
             path = self.out / "annotations" / f"instances_{part.split}.json"
-            path.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
+            path.write_text(json.dumps(document), encoding="utf-8")
 
 
 class _Yolo(_Writer):
@@ -252,12 +264,12 @@ class _Yolo(_Writer):
             if box["iscrowd"]:
                 crowds.append([label, *whole, box["area"]])
                 continue
-            written = _clipped(whole, size)
+            written = clipped(whole, size)  # YOLO's numbers must be from 0 to 1
             if written != whole or box["area"] != whole[2] * whole[3]:
                 kept[str(len(lines))] = [*whole, box["area"]]
             lines.append(" ".join([str(label), *map(repr, _relative(written, size))]))
         entry = self._keep(part, image, name, f"images/{part.split}/{name}")
-        entry |= {"boxes": len(lines)} | ({"kept": kept} if kept else {}) | ({"crowds": crowds} if crowds else {})
+        entry |= ({"kept": kept} if kept else {}) | ({"crowds": crowds} if crowds else {})
         label_file = (self.out / "labels" / part.split / name).with_suffix(".txt")
         label_file.parent.mkdir(parents=True, exist_ok=True)
         label_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -277,7 +289,7 @@ class _Voc(_Writer):
         super().__init__(out, parts)
         self.labels: list[str] = []
         for each in self.categories:
-            name = re.sub(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]", "_", each["name"]).strip()
+            name = UNPRINTED.sub("_", each["name"]).strip()
             label, number = name or "_", 1
             while label in self.labels:
                 number += 1
@@ -324,16 +336,6 @@ class _Voc(_Writer):
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(round(value, 9))
-
-
-def _clipped(box: list[float], size: tuple[int, int]) -> list[float]:
-    """The box x, y, w, h, clipped if it extends beyond the image: YOLO's numbers must be from 0 to 1."""
-    x, y, width, height = box
-    if x >= 0 and y >= 0 and width >= 0 and height >= 0 and x + width <= size[1] and y + height <= size[0]:
-        return box
-    left, right = (min(max(each, 0), size[1]) for each in (x, x + max(width, 0)))
-    top, bottom = (min(max(each, 0), size[0]) for each in (y, y + max(height, 0)))
-    return [left, top, right - left, bottom - top]
 
 
 def _turned(

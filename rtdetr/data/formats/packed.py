@@ -20,13 +20,13 @@ def packed_files(path: Path) -> dict[str, list[Path]]:
     """The files of each set: train-00000-of-00001.parquet, also in data/, or train/data-00000-of-00001.arrow. Empty if
     there are none."""
     if path.is_file():
-        return {split_named(path): [path]} if path.suffix.lower() in ENDINGS else {}
+        return {split_named(path) or "train": [path]} if path.suffix.lower() in ENDINGS else {}
     found: dict[str, list[Path]] = {}
     for folder in (path, path / "data", *(path / name for names in SPLITS.values() for name in names)):
         inside = folder.iterdir() if folder.is_dir() else ()
         for file in sorted(each for each in inside if each.suffix.lower() in ENDINGS and each.is_file()):
             if not file.name.startswith("cache-"):
-                found.setdefault(split_named(file) or split_named(folder), []).append(file)
+                found.setdefault(split_named(file) or split_named(folder) or "train", []).append(file)
     return found
 
 
@@ -34,7 +34,7 @@ def unpack(path: Path, out: Path) -> None:
     """Writes the unchanged images of all sets, and the columns that detection needs. Raises DataError."""
     names: list[str] | None = None
     for split, files in packed_files(path).items():
-        folder = out / (split or "train")
+        folder = out / split
         folder.mkdir(parents=True)
         number = 0
         with open(folder / NAME, "w", encoding="utf-8") as lines:
