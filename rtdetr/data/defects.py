@@ -18,7 +18,7 @@ Action = Literal["kept", "clipped", "dropped", "refused"]
 
 MOST_DROPPED = 0.05  # default of data.max_defects: share of the images or of the boxes
 
-MOST_KEPT = 100  # defects of a kind with action "kept" that a set lists one by one
+MOST_KEPT = 100  # defects of a kind with action "kept" or "clipped" that a set lists one by one
 
 # Boxes without area in their image. Evaluation never counted them, so only training counts them towards the limit.
 WITHOUT_AREA = ("box_zero", "box_negative", "box_outside")
@@ -95,13 +95,15 @@ class Dropped(NamedTuple):
 def condensed(defects: Sequence[Defect]) -> list[Defect]:
     """Replaces the defects of a kind that dropped nothing by one if there are many: a set may lack all image sizes, and
     this list is copied to every data worker."""
-    kept = Counter(each.kind for each in defects if each.action == "kept")
-    many = {kind: count for kind, count in kept.items() if count > MOST_KEPT}
-    few = [each for each in defects if each.kind not in many or each.action != "kept"]
-    for kind, count in many.items():
-        first = next(each for each in defects if each.kind == kind)
-        few.append(first._replace(record=None, what=f"{first.what}; and {count - 1} more of these"))
-    return few
+    of_kind: dict[tuple[str, Action], list[Defect]] = {}
+    for each in defects:
+        of_kind.setdefault((each.kind, each.action), []).append(each)
+    found = []
+    for (_, action), alike in of_kind.items():
+        if action in ("kept", "clipped") and len(alike) > MOST_KEPT:
+            alike = [alike[0]._replace(record=None, what=f"{alike[0].what}; and {len(alike) - 1} more of these")]
+        found += alike
+    return found
 
 
 def count_dropped(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Dropped:

@@ -18,6 +18,7 @@ from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
 from rtdetr.data.formats.coco import corners_of
 from rtdetr.data.formats.coco_records import NO_ID, as_table, is_id
+from rtdetr.data.formats.records import split_named
 from rtdetr.data.formats.sources import read_document
 
 OWN = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
@@ -37,8 +38,9 @@ def clean_files(parts: Sequence[Examined], out: Path) -> dict[Path, Examined]:
     files: dict[Path, Examined] = {}
     for part in parts:
         path = part.asked.source.path
-        own = path.suffix.lower() == ".json" and path.name not in {file.name for file in files}
         split = part.asked.source.split or part.asked.name or "train"
+        named_so = len(parts) == 1 or split_named(path) == split  # one set needs no split in its name
+        own = path.suffix.lower() == ".json" and named_so and path.name not in {file.name for file in files}
         files[out / "annotations" / (path.name if own else f"instances_{split}.json")] = part
     return files
 

@@ -101,8 +101,9 @@ class DocumentSet(DetectionSet):
 def _odd_names(classes: Classes, path: Path) -> list[Defect]:
     """Defects of classes with a duplicate name or none."""
     found = []
+    times = Counter(classes.names)
     for own, name in zip(classes.category_ids, classes.names):
-        if not name.strip() or classes.names.count(name) > 1:
+        if not name.strip() or times[name] > 1:
             what = f"category {own} is called {shown(name)}" + (", as another one is" if name.strip() else "")
             found.append(Defect(str(path), own, "class_name", what, "kept"))
     return found
