@@ -32,7 +32,7 @@ def _annotated(files: Collection[File], annotations: Path) -> dict[File, int]:
     from rtdetr.data.formats.sources import read_document  # here: the readers take long to import
 
     by_name: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
-    for image in read_document(annotations).images:
+    for image in read_document(annotations, limit=None).images:
         parts = PurePosixPath(image["file_name"]).parts
         by_name[parts[-1]].append((parts, image["id"]))
     ids = {each: _id_of(each, by_name[Path(each).name]) for each in files}

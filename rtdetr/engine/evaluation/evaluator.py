@@ -18,6 +18,7 @@ from torch import nn
 from rtdetr.config import EvalConfig
 from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_image
+from rtdetr.data.defects import MOST_DROPPED
 from rtdetr.data.formats.coco import CocoDocument, corners_of
 from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
 from rtdetr.data.formats.records import DataSource
@@ -204,7 +205,8 @@ def mean_measured(values: np.ndarray, nothing: float = math.nan) -> float:
 
 def counted_truth(annotations: str | Path | DataSource, sizes: Mapping[int, tuple[int, int]]) -> CocoDocument:
     """The images and annotations that count; see `score` and `countable`."""
-    truth = read_document(annotations)
+    # A set that has been opened has passed data.max_defects.
+    truth = read_document(annotations, limit=None if isinstance(annotations, DataSource) else MOST_DROPPED)
     if sizes:
         truth = truth._replace(images=[each for each in truth.images if each["id"] in sizes])
     return truth._replace(annotations=countable(truth, sizes))

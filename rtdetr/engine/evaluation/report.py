@@ -46,7 +46,7 @@ figure img { display: block; border: 1px solid #ccc } .note { color: #666 }
 
 def write_report(path: Path, title: str, result: EvalResult, source: DetectionSet) -> None:
     """Writes the file. source: the evaluated set. Raises OSError, and DataError for an unreadable image."""
-    truth = read_document(source.origin)
+    truth = read_document(source.origin, limit=None)
     sizes = {info.image_id: (info.height, info.width) for info in map(source.info, range(len(source)))}
     mistakes = find_mistakes(truth._replace(annotations=countable(truth, sizes)), result.detections)
     names = {each["id"]: each["name"] for each in truth.categories}
