@@ -27,9 +27,11 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def r18() -> Network:
+def r18(device: str) -> Network:
+    """On the CPU one of each kind of layer that repeats, as tracing takes half a minute for all of them."""
     torch.manual_seed(0)
-    return build_model(load_config(CONFIG).model, num_classes=80)
+    fewer = [] if device == "cuda" else ["model.decoder.num_layers=2", "model.encoder.num_csp_blocks=1"]
+    return build_model(load_config(CONFIG, fewer).model, num_classes=80)
 
 
 class Compiled:
@@ -51,7 +53,7 @@ class Compiled:
 @pytest.mark.slow
 def test_whole_model_in_eval_mode(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model = r18().eval().to(device)
+    model = r18(device).eval().to(device)
     compiled = Compiled(model, device)
     for batch, height, width in FIVE_SIZES:
         images = torch.rand(batch, 3, height, width, generator=torch.Generator().manual_seed(height)).to(device)
@@ -81,7 +83,7 @@ class DecoderStep(nn.Module):
 @pytest.mark.slow
 def test_training_step_of_the_decoder(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    step = DecoderStep(r18().decoder.train()).to(device)
+    step = DecoderStep(r18(device).decoder.train()).to(device)
     compiled = Compiled(step, device)
     parameters = [p for name, p in step.named_parameters() if "selector" not in name]
     for i, (batch, height, width) in enumerate(FIVE_SIZES):
