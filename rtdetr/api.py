@@ -125,9 +125,10 @@ class RTDETRv3:
 
         chosen = distributed.choose_device(str(device))
         updates = [] if kernels is None else [f"kernels={kernels}"]
-        path = find_weights(str(name), revision, new=classes is not None)
+        name = os.path.expanduser(name)
+        path = find_weights(name, revision, new=classes is not None)
         if path is None:
-            return cls._random(str(name), classes, chosen, updates, *options)
+            return cls._random(name, classes, chosen, updates, *options)
         if is_exported(path):
             if compile or half != "auto" or kernels is not None:
                 raise CheckpointError(f"{name}: runs as it was exported; compile, half and kernels are for checkpoints")
@@ -244,6 +245,8 @@ class RTDETRv3:
         process; an exception in one ends the run as CallbackFailed. augment: your own augmentation, see docs/data.md.
         settings: config keys, see `keyword_updates`. Random generators and torch's settings are restored afterwards.
         """
+        import torch
+
         from rtdetr.data.custom import KEY, name_of, without_custom
         from rtdetr.engine import distributed
         from rtdetr.engine.evaluation.evaluator import FIGURES
@@ -253,6 +256,8 @@ class RTDETRv3:
         from rtdetr.weights.load import read_checkpoint
 
         self._network("train")
+        if torch.is_autocast_enabled(self.device.type):  # its cache of weights would outlast the steps
+            raise ConfigError("train(): leave torch.autocast first; the key train.precision sets the precision")
         from_file = None if resume is None else path_of("resume", resume)
         given = settings if epochs is None else {"epochs": epochs, **settings}
         if epochs is not None and from_file is None:

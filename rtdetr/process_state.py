@@ -15,14 +15,19 @@ import torch
 @contextmanager
 def process_restored() -> Iterator[None]:
     """Context manager: restores random generators, float32 precision, deterministic algorithms, cuDNN's settings, the
-    current GPU, torch's thread counts and environment variables at the end, also after an error."""
+    current GPU, torch's thread counts, default type and environment variables at the end, also after an error. Inside,
+    gradients are computed and new tensors are float32, whatever the caller has set."""
     environment, threads, generators = dict(os.environ), torch.get_num_threads(), _generators()
     precision, deterministic = _precision(), _deterministic()
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
+    default_type = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
     finally:
+        torch.set_default_dtype(default_type)
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)

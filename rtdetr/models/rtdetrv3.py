@@ -5,6 +5,7 @@ Images (B, 3, H, W), RGB in [0, 1], any height and width; boxes are cxcywh, norm
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from rtdetr.config import ModelConfig
@@ -61,10 +62,11 @@ class Network(nn.Module):
 
 
 def build_model(cfg: ModelConfig, num_classes: int) -> Network:
-    """Builds the model of a config, with newly initialised weights."""
+    """Builds the model of a config, with newly initialised weights, in float32 whatever torch's default type is."""
     backbone = build_backbone(cfg.backbone)
     encoder = build_encoder(cfg.encoder, backbone.out_channels, cfg.official_rectangles)
     decoder = build_decoder(cfg.decoder, cfg.encoder.hidden_dim, num_classes, cfg.official_rectangles)
     groups = QueryGroups(cfg.supervision, cfg.decoder.hidden_dim, num_classes, cfg.decoder.num_queries)
     dense_head = DenseHead(cfg.encoder.hidden_dim, num_classes, STRIDES) if cfg.supervision.dense_head else None
-    return Network(backbone, encoder, decoder, groups, dense_head)
+    network = Network(backbone, encoder, decoder, groups, dense_head)
+    return network if torch.get_default_dtype() == torch.float32 else network.float()

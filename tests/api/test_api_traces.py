@@ -18,9 +18,12 @@ import torch
 from api_cases import PIXELS, write_checkpoint
 
 from rtdetr import RTDETRv3
+from rtdetr.config import ConfigError
+from rtdetr.data.classes import DataError
 from rtdetr.engine import distributed
 from rtdetr.engine.run_files.run_state import be_deterministic, seed_everything
 from rtdetr.engine.trainer import Trainer
+from rtdetr.outputs import OutputError
 from rtdetr.process_state import process_restored
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -85,6 +88,53 @@ def test_a_method_leaves_no_traces(checkpoint: Path, tmp_path: Path, method: str
     before = state()
     METHODS[method](model, tmp_path)
     assert differences(before) == []
+
+
+@pytest.mark.parametrize("setting", [torch.no_grad, torch.inference_mode])
+def test_what_the_caller_has_set_does_not_stop_a_training(
+    checkpoint: Path, tmp_path: Path, setting: Callable[[], Any]
+) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        with setting():
+            model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+            before = state()
+            train(model, tmp_path)
+            assert differences(before) == []
+            assert {each.dtype for each in model.model.parameters()} == {torch.float32}
+            found = model.predict(PIXELS, 0.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert np.array_equal(found.scores, model.predict(PIXELS, 0.0).scores)
+
+
+def test_the_autocast_of_the_caller_changes_no_result(checkpoint: Path, tmp_path: Path) -> None:
+    model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    found, figures = model.predict(PIXELS, 0.0), model.evaluate()
+    with torch.autocast("cpu", torch.bfloat16):
+        again, figures_again = model.predict(PIXELS, 0.0), model.evaluate()
+        with pytest.raises(ConfigError, match=r"train\(\): leave torch.autocast first"):
+            train(model, tmp_path)
+    assert np.array_equal(found.scores, again.scores) and np.array_equal(found.boxes, again.boxes)
+    assert figures is not None and figures_again is not None
+    assert figures.detections == figures_again.detections
+    assert not list(tmp_path.iterdir())
+
+
+def broken(image: np.ndarray, boxes: np.ndarray, labels: np.ndarray) -> None:
+    raise ValueError("not finished")
+
+
+def test_a_run_that_failed_before_its_first_step_is_not_in_the_way(checkpoint: Path, tmp_path: Path) -> None:
+    model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
+    given: dict[str, Any] = {"epochs": 1, "output_dir": tmp_path / "run", "num_workers": 0}
+    with pytest.raises(DataError, match="not finished"):
+        model.train(augment=broken, **given)
+    assert (tmp_path / "run" / "config.yml").is_file()
+    assert model.train(**given).best.is_file()
+    with pytest.raises(OutputError, match="already holds a run"):
+        model.train(**given)
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]
 
 
 def leave_all_traces() -> None:
