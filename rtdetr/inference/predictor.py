@@ -231,6 +231,9 @@ class Predictor:
         if torch.is_inference_mode_enabled():  # tensors created in it cannot leave it, and the model caches tensors
             with torch.inference_mode(False):
                 return self.predict_tensors(images, sizes)
+        if torch.is_autocast_enabled(self.device.type):  # `half` sets the precision, also of a graph that is recorded
+            with torch.autocast(self.device.type, enabled=False):
+                return self.predict_tensors(images, sizes)
         with torch.no_grad():
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 

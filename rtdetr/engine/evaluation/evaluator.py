@@ -115,7 +115,7 @@ def evaluate(
     own: list[dict[str, Any]] = []
     sizes: dict[int, tuple[int, int]] = {}
     wrong: tuple[str, ...] = ()
-    with _true_float32():
+    with _true_float32(device):
         for batch in loader:
             if should_stop():
                 break
@@ -135,13 +135,15 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _true_float32() -> Iterator[None]:
-    """Disables TF32, which training allows and torch uses in convolutions: figures must not depend on the caller."""
+def _true_float32(device: torch.device) -> Iterator[None]:
+    """Disables autocast, and TF32, which training allows and torch uses in convolutions: figures must not depend on the
+    caller."""
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
-        yield
+        with torch.autocast(device.type, enabled=False):
+            yield
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = convolution
