@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -119,7 +120,10 @@ def _train(args: argparse.Namespace, signals: StopSignal) -> int:
             trained = folder if folder.exists() or args.resume is None else args.resume.parent  # nothing was left to do
             print(summary(trained, trainer.total_iterations))
     if stopped_by is not None:
-        print(f"stopped by {signal_name(stopped_by)}; resume with -r {folder / 'last.pth'}", file=sys.stderr)
+        print(
+            f"stopped by {signal_name(stopped_by)}; resume with -r {shlex.quote(str(folder / 'last.pth'))}",
+            file=sys.stderr,
+        )
         return 128 + stopped_by
     return 0
 
@@ -133,4 +137,4 @@ def summary(folder: Path, total_iterations: int) -> str:
     if best is not None and (folder / "best.pth").is_file():
         weights = folder / "best.pth"
         found = f"best AP {float(best['AP']):.4f} at iteration {best['iteration']} of {total_iterations}"
-    return f"{found}\nweights: {weights}\nnext: rtdetr predict {weights} IMAGES"
+    return f"{found}\nweights: {weights}\nnext: rtdetr predict {shlex.quote(str(weights))} IMAGES"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,8 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
     _check_unused(folder, resume, overwrite)
     check_folder(folder)
     if any(_files_of_run(folder)):
-        check_folder(_old_folder(folder))
+        if not _is_untrained(folder):
+            check_folder(_old_folder(folder))
         with run_lock(folder):
             pass
     return folder
@@ -55,7 +57,7 @@ def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
     _check_unused(folder, resume, overwrite)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        in_the_way = list(_files_of_run(folder))
+        in_the_way = [] if _is_untrained(folder) else list(_files_of_run(folder))
         if in_the_way:
             old = _old_folder(folder)
             old.mkdir()
@@ -68,14 +70,29 @@ def prepare_folder(folder: Path, resume: Path | None, overwrite: bool) -> None:
 
 def _check_unused(folder: Path, resume: Path | None, overwrite: bool) -> None:
     found = [name for name in RUN if (folder / name).exists()]
-    if not found or overwrite or _goes_on_there(folder, resume):
+    if not found or _is_untrained(folder) or overwrite or _goes_on_there(folder, resume):
         return
     last = folder / "last.pth"
-    how = f"continue with {option(f'-r {last}', f'resume={str(last)!r}')}, " if last.name in found else ""
+    how = (
+        f"continue with {option(f'-r {shlex.quote(str(last))}', f'resume={str(last)!r}')}, "
+        if last.name in found
+        else ""
+    )
     raise OutputError(
         f"{folder}: already holds a run ({', '.join(found)}); {how}choose another "
         f"{option('--output-dir', 'output_dir')}, or move that run with {option('--overwrite', 'overwrite=True')} "
         f"(to {_old_folder(folder).name})"
+    )
+
+
+def _is_untrained(folder: Path) -> bool:
+    """Whether a run failed in the folder before it had weights, a logged step or a failed batch: its files are only
+    settings, which the next run writes anew."""
+    rows = folder / "metrics.csv"
+    return (
+        all((folder / name).is_file() for name in ("config.yml", "data_report.json"))
+        and not any(folder.glob("*.pth"))
+        and not (rows.is_file() and len(rows.read_bytes().splitlines()) > 1)
     )
 
 
