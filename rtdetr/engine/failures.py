@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rtdetr.weights.checkpoint import LAST
 from rtdetr.wording import option
+
+NOTHING_SAVED = "nothing of this run is saved yet"
 
 
 class TrainingFailed(RuntimeError):
@@ -26,8 +29,16 @@ class CannotWrite(TrainingFailed):
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
-        saved = f"the last saved state is intact; make room and continue with {option('-r', 'resume')}"
-        super().__init__(f"{path}: cannot be written ({reason}); {saved}")
+        then = f"make room and continue with {option('-r', 'resume')}"
+        if self.saved == NOTHING_SAVED:
+            then = "make room and start again"
+        super().__init__(f"{path}: cannot be written ({reason}); {self.saved}; {then}")
+
+    @property
+    def saved(self) -> str:
+        """Whether the folder of the file, or this folder, has a state to resume from."""
+        there = any((folder / LAST).is_file() for folder in (self.path, self.path.parent))
+        return "the last saved state is intact" if there else NOTHING_SAVED
 
 
 @contextmanager

@@ -128,10 +128,26 @@ def read_only() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
+TROUBLES = pytest.mark.parametrize(
     ("trouble", "reason"),
     [(small_files, "File too large"), (full_disk, "No space left on device"), (read_only, "Read-only file system")],
 )
+
+
+@TROUBLES
+def test_a_disk_that_is_full_from_the_start_promises_nothing(
+    data: Path, tmp_path: Path, trouble: Any, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer(tiny_config(data), tmp_path, CPU)
+    capsys.readouterr()
+    with trouble():
+        trainer.saver.save()
+        with pytest.raises(CannotWrite, match=rf"{reason}\); nothing of this run is saved yet; .* start again"):
+            trainer.saver.save(final=True)
+    assert "training continues, nothing of this run is saved yet" in capsys.readouterr().out
+
+
+@TROUBLES
 @pytest.mark.parametrize("background", [True, False])
 def test_a_save_that_fails_is_said_and_the_next_one_succeeds(
     data: Path, tmp_path: Path, trouble: Any, reason: str, background: bool, capsys: pytest.CaptureFixture[str]

@@ -106,7 +106,7 @@ class Saver:
         except CannotWrite as error:
             seconds = self.state.cfg.train.save_seconds
             say(
-                f"{error.path}: cannot be written ({error.reason}); training continues, the last saved state is whole; "
+                f"{error.path}: cannot be written ({error.reason}); training continues, {error.saved}; "
                 f"make room; the next save is in {seconds:g} s or at an evaluation"
             )
 
