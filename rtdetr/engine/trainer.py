@@ -28,7 +28,7 @@ from rtdetr.engine.failures import StepFailed, writing
 from rtdetr.engine.log import TrainingLog, say
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.planning.auto_config import how_it_began, settle
-from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data
+from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data, on_sizes
 from rtdetr.engine.planning.memory_estimate import estimate, out_of_memory
 from rtdetr.engine.run_files.loggers import make_loggers
 from rtdetr.engine.run_files.metrics import draw_curves
@@ -137,6 +137,7 @@ class Trainer:
             precision = precision_on(self.device, self.cfg.train.precision)
             where = f"{self.device}, {precision}, {counted(distributed.world_size(), 'process')}"
             say(f"{self.cfg.name} on {where}, into {self.output_dir}")
+            say(*(on_sizes(self.cfg, self.device) if self.advise else ()))
             if self.state.iteration:
                 say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
             if self.why_not_compiled is None:

@@ -14,7 +14,7 @@ from engine_helpers import NUM_TRAIN, NUM_VAL, tiny_config
 from rtdetr.data.doctor import files
 from rtdetr.data.loader import build_val_loader, open_train_set
 from rtdetr.engine.evaluation.evaluator import FIGURES, EvalResult
-from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data
+from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data, on_sizes
 from rtdetr.engine.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -51,6 +51,20 @@ def test_validation_without_a_box_is_named(data: Path) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": []}))
     (warning,) = warnings(data)
     assert "no box" in warning and "best.pth will be the latest" in warning
+
+
+@pytest.mark.parametrize(
+    ("updates", "device", "about"),
+    [
+        ((), "cpu", []),
+        (("data.image_size=[320,64]",), "cuda", ["320 x 64"]),
+        (("data.image_size=[480,480]", "data.augment.batch_sizes=[480,512]"), "cpu", ["rtdetrv3_nano_shapes"]),
+        (("data.image_size=[480,480]", "data.augment.batch_sizes=[480,512]"), "cuda", []),
+    ],
+)
+def test_image_sizes(data: Path, updates: tuple[str, ...], device: str, about: list[str]) -> None:
+    found = on_sizes(tiny_config(data, *updates), torch.device(device))
+    assert len(found) == len(about) and all(word in warning for word, warning in zip(about, found))
 
 
 def test_sets_apart_with_many_boxes_are_met_with_silence(data: Path) -> None:

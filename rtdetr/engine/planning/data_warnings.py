@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
+from rtdetr.config import Config
 from rtdetr.data.classes import some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.doctor.files import in_both
 
+LARGE = 480  # sides from which a CPU needs minutes for a step of the default batch size
 FEW_BOXES = 10  # per class; fewer are too few to learn from
 NOTHING = 0.0005  # an AP below this prints as .000
 
@@ -30,6 +34,23 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
         warnings.append(
             f"warning: {len(rare)} of {len(counts)} classes have fewer than {FEW_BOXES} training boxes ({some(rare)}); "
             "they will hardly be found, label more of them or leave them out"
+        )
+    return warnings
+
+
+def on_sizes(cfg: Config, device: torch.device) -> list[str]:
+    """Returns warnings about image sizes: other ones in evaluation than in training, and large ones on a CPU."""
+    sizes, (height, width) = cfg.data.augment.batch_sizes, cfg.data.image_size
+    warnings = []
+    if not all(min(sizes) <= side <= max(sizes) for side in (height, width)):
+        warnings.append(
+            f"warning: training sizes are {min(sizes)} to {max(sizes)} (data.augment.batch_sizes), but evaluation and "
+            f"detection use {height} x {width} (data.image_size): AP is lower at a size that was not trained"
+        )
+    if device.type == "cpu" and max(sizes) >= LARGE:
+        warnings.append(
+            f"warning: on a CPU, a step with images of up to {max(sizes)} x {max(sizes)} takes minutes; "
+            "-c rtdetrv3_nano_shapes is a smaller model with smaller images, for any data"
         )
     return warnings
 
