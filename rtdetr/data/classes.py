@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rtdetr.wording import option
 
@@ -84,6 +84,8 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
     returns the file's ids, and NO_ID for classes that the file lacks. Raises DataError if one does not match.
     """
     indices = _same_names(own, model)
+    if match not in get_args(Match):
+        raise DataError(f"match_classes: expected id or name, got {match!r}")
     if match == "id":
         _check_ids(own, model, path, names_agree=None not in indices)
         return model

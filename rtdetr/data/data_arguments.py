@@ -31,8 +31,9 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
     if isinstance(data, (str, os.PathLike)):
         from rtdetr.data.formats.sources import find_sources  # imported here: the readers are slow to import
 
-        find_sources(os.fspath(data))  # raises DataError if the format is unknown
-        splits = dict.fromkeys(needed, ("", os.fspath(data)))
+        path = path_of("data", data)
+        find_sources(path)  # raises DataError if the format is unknown
+        splits = dict.fromkeys(needed, ("", str(path)))
     elif isinstance(data, Mapping):
         splits = {_split_name(key): _pair(value) for key, value in data.items()}
     else:
@@ -40,14 +41,14 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
         if len(needed) > 1:
             logger.warning("data: one set for all, so validation looks at the images that were learned: %s", pair[1])
         splits = dict.fromkeys(needed, pair)
+    missing = [name for name in needed if name not in splits]
+    if missing:
+        raise DataError(f"data: nothing is given for {' and '.join(missing)}; {EXPECTED}")
     for name, (images, file) in splits.items():
         if images and name in needed:
             from rtdetr.data.formats.sources import check_images, source_of
 
             check_images(source_of(os.fspath(file), name), os.fspath(images))
-    missing = [name for name in needed if name not in splits]
-    if missing:
-        raise DataError(f"data: nothing is given for {' and '.join(missing)}; {EXPECTED}")
     return [
         f"data.{name}.{key}={json.dumps(os.fspath(value), ensure_ascii=False)}"
         for name, pair in splits.items()
@@ -71,11 +72,11 @@ def _pair(value: Any) -> tuple[Any, Any]:
     for each in value:
         if not isinstance(each, (str, os.PathLike)):
             raise DataError(f"data: {EXPECTED}, got {shown(each)} in place of a path")
-    return value[0], value[1]
+    return os.path.expanduser(value[0]), os.path.expanduser(value[1])
 
 
 def path_of(argument: str, given: Any) -> Path:
-    """The path that the user passed as an argument. Raises DataError if it is not a path."""
+    """The path that the user passed as an argument, with `~` expanded. Raises DataError if it is not a path."""
     if not isinstance(given, (str, os.PathLike)) or not isinstance(os.fspath(given), str) or not os.fspath(given):
         raise DataError(f"{argument}: expected a path, got {given!r:.100}")
-    return Path(given)
+    return Path(os.path.expanduser(given))

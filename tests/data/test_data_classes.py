@@ -10,6 +10,7 @@ from coco_set import SET, open_coco, write_set
 from messages import message
 
 from rtdetr.data.classes import NO_ID, Classes, DataError
+from rtdetr.data.data_arguments import data_updates, path_of
 
 
 def test_classes_of_the_model_decide_the_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,6 +64,20 @@ def test_matching_by_name_is_offered_where_all_names_agree(tmp_path: Path) -> No
         with pytest.raises(DataError) as caught:
             open_coco(*write_set(tmp_path), classes=classes)
         assert (offer in str(caught.value)) == offered
+
+
+def test_ways_to_match_are_id_and_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="match_classes: expected id or name, got 'Id'"):
+        open_coco(*write_set(tmp_path), classes=Classes(("circle",), (2,)), match="Id")
+
+
+def test_paths_of_the_python_api_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_set(tmp_path)
+    assert path_of("resume", "~/last.pth") == tmp_path / "last.pth"
+    wanted = ['data.val.images=""', f'data.val.annotations="{tmp_path}/a.json"']
+    assert data_updates("~/a.json", ("val",)) == wanted
+    assert data_updates(("~/", "~/a.json"), ("val",))[1] == wanted[1]
 
 
 def test_long_lists_of_classes_are_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
