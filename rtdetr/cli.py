@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rtdetr {rtdetr.__version__}")
         return 0
     if name not in COMMANDS:
-        print(_unknown(name) if name else _help(), file=sys.stderr)
+        print(_unknown(name, rest) if name else _help(), file=sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be Unicode
@@ -113,12 +113,13 @@ def _help() -> str:
     return "\n".join([*lines, "", "`rtdetr COMMAND --help` explains each; `rtdetr --version` prints the version."])
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, rest: Sequence[str]) -> str:
     import difflib
 
     from rtdetr.commands import foreign
 
-    known = name_here(foreign.COMMANDS, name)
+    task = rest[0] if name == "detect" and rest else name  # Ultralytics: `detect train`
+    known = task if task in COMMANDS else name_here(foreign.COMMANDS, task) or name_here(foreign.COMMANDS, name)
     near = [known] if known else difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
     nearest = f"did you mean `rtdetr {near[0]}`?" if near else f"there are {', '.join(COMMANDS)}"
     return f"error: `{name}` is not a command; {nearest}"

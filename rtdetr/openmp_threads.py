@@ -93,7 +93,7 @@ def _looks(stop: threading.Event) -> Iterator[float]:
 def _watch(stop: threading.Event) -> None:
     team: SleepingTeam | None = None
     for now in crowded(_looks(stop)):
-        if now and team is None and "torch" in sys.modules:
+        if now and team is None and hasattr(sys.modules.get("torch"), "ones"):  # not while it is being imported
             team = SleepingTeam()
         elif team is not None and not now:
             team.end()

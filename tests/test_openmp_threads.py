@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -68,6 +69,16 @@ def test_a_team_sleeps_while_the_machine_is_crowded(looks: list[float]) -> None:
         looks[0] = 1.0
         wait_for(lambda: "sleeping_team" in names())
     assert not {"yielding_cpu", "sleeping_team"} & set(names())
+
+
+def test_no_team_while_torch_is_being_imported(looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    looks[0] = 1.0
+    asked: list[float] = []
+    monkeypatch.setattr(openmp_threads, "seconds_queued", lambda: asked.append(1.0) or len(asked) * 10.0)
+    with openmp_threads.yielding_cpu():
+        wait_for(lambda: len(asked) > 5)
+        assert "sleeping_team" not in names()
 
 
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])

@@ -28,7 +28,7 @@ COMMANDS = {
     "predict model.pth images/a.jpg --threshold 0.3 --threshold circle=0.1 --device cpu": (0, "1 image, "),
     "eval model.pth --device cpu --data shapes": (0, "precision"),
     # Ultralytics
-    "detect predict model=model.pth": (2, f"`detect` is not a command{MEANT}`rtdetr predict`?"),
+    "detect val data=shapes": (2, f"`detect` is not a command{MEANT}`rtdetr eval`?"),
     "val model=model.pth data=shapes": (2, f"`val` is not a command{MEANT}`rtdetr eval`?"),
     "track model=model.pth source=0": (2, f"`track` is not a command{MEANT}`rtdetr predict --track`?"),
     "predict model=model.pth source=images": (2, f"model=model.pth is not an argument{MEANT}the file alone"),
