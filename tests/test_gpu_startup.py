@@ -81,10 +81,12 @@ def test_a_program_may_end_without_torch(loaded: list[int], monkeypatch: pytest.
 @pytest.mark.parametrize("error", [AssertionError("Torch not compiled with CUDA enabled"), RuntimeError("no memory")])
 def test_errors_are_left_to_torch(loaded: list[int], monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fail(index: int) -> None:
+        loaded.append(index)
         raise error
 
     monkeypatch.setattr("rtdetr.gpu_startup.load_libraries", fail)
-    _GpuStart(0).run()
+    _GpuStart(4).run()
+    assert loaded == [4]
 
 
 def test_without_a_context_nothing_is_loaded(loaded: list[int]) -> None:

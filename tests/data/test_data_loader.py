@@ -10,8 +10,8 @@ import os
 import re
 import resource
 import signal
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,17 +141,22 @@ def test_backends_make_the_same_boxes_and_nearly_the_same_pixels(shapes: Path) -
     assert differ  # else one of them is not what it says
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_stream_counts_the_time_that_its_user_waits(shapes: Path, num_workers: int) -> None:
-    loader = build_train_loader(config(shapes, num_workers=num_workers), seed=3)
+def test_a_stream_counts_the_time_that_its_user_waits(shapes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [100.0]
+    monkeypatch.setattr("rtdetr.data.loader.time", SimpleNamespace(perf_counter=lambda: seconds[0]))
+    loader = build_train_loader(config(shapes, num_workers=0), seed=3)
+    read = loader.source.pixels
+
+    def slowly(index: int) -> Any:
+        seconds[0] += 0.5
+        return read(index)
+
+    monkeypatch.setattr(loader.source, "pixels", slowly)
     batches = loader.stream(0)
-    next(batches)
-    first = loader.seconds_waited
-    assert first > 0
-    time.sleep(0.3)  # the user's own time does not count
-    started = time.perf_counter()
-    next(batches)
-    assert 0 < loader.seconds_waited - first <= time.perf_counter() - started
+    for number in (1, 2):
+        seconds[0] += 7.0  # the user's own time does not count
+        batch = next(batches)
+        assert loader.seconds_waited == 0.5 * number * len(batch.images)
 
 
 def test_loading_leaves_the_global_generators_alone(shapes: Path) -> None:
