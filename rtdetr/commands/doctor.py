@@ -33,6 +33,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
+    from rtdetr.atomic_write import atomic_write
     from rtdetr.commands.progress import progress
     from rtdetr.config_file import shipped_configs
     from rtdetr.data.defects import Defect
@@ -64,9 +65,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         files = clean_files(report.sets, args.fix)
         documents = {file: clean_document(part) for file, part in files.items()}
         for file, document in documents.items():
-            with writing(file):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(document), encoding="utf-8")
+            with writing(file), atomic_write(file) as beside:
+                beside.write_text(json.dumps(document), encoding="utf-8")
             images = files[file].data
             where = f", in {images.folder}" if images else ""
             boxes = counted(len(document["annotations"]), "box")
