@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_overwrite
+from rtdetr.commands.arguments import Parser, add_overwrite, integer
 from rtdetr.wording import counted
 
 ABOUT = """List everything that is wrong with a data set, and what training does about it: kept, clipped, dropped or
@@ -30,6 +30,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     text = "write a clean copy as COCO JSON: a file if OUT ends in .json, else a folder. Images are not copied"
     parser.add_argument("--fix", type=Path, metavar="OUT", help=text)
     parser.add_argument("--fast", action="store_true", help="open no image, as training does at its start")
+    text = "largest image, in millions of pixels; default: data.max_megapixels of the config, 179"
+    parser.add_argument("--max-megapixels", type=integer(1, 10_000), metavar="N", help=text)
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
@@ -46,7 +48,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         raise OutputError(f"{args.fix}: exists already; --fix writes to a new place alone")
     check_outputs([each for each in (args.json,) if each], [source], args.overwrite)
     check_outputs([each for each in (args.fix,) if each], [source], overwrite=False)
-    report = examine(source, str(args.images or ""), args.fast, lambda num_images: progress(num_images).update)
+    limit = args.max_megapixels
+    report = examine(source, str(args.images or ""), args.fast, lambda number: progress(number).update, limit)
     read = [part.asked.source.path for part in report.sets]
     read += [file for part in report.sets if part.data is not None for file in part.data.files()]
     check_outputs([each for each in (args.json,) if each], read, args.overwrite)

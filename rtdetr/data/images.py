@@ -23,6 +23,7 @@ from rtdetr.data.depth import scaled_from
 from rtdetr.data.resize import as_rgb_array
 
 MAX_MEGAPIXELS = 179.0  # PIL's default limit, MAX_IMAGE_PIXELS
+MOST_MEGAPIXELS = 10_000.0  # the largest limit, where the headers of images are read alone
 
 # Formats that are opened, regardless of the file name. PIL supports more, but runs Ghostscript for PostScript and has
 # rarely used code for others. The MPO files of phones count as JPEG. AVIF depends on the build of PIL.
@@ -257,9 +258,9 @@ def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
     """The transpose that makes an image upright if `read_image` leaves it as stored because its boxes were drawn so, as
     `annotated`, (h, w) in pixels, shows. None for all others. Raises DataError if the file cannot be read, or has
     neither size."""
-    with _opened(path, MAX_MEGAPIXELS) as opened:
+    with _opened(path, MOST_MEGAPIXELS) as opened:
         orientation = _orientation(opened)
-    upright = upright_size(path)
+    upright = upright_size(path, MOST_MEGAPIXELS)
     if annotated == upright:
         return None
     if orientation not in SIDEWAYS_BACK or annotated != upright[::-1]:
@@ -273,5 +274,5 @@ def sideways(path: Path, annotated: tuple[int, int]) -> Image.Transpose | None:
 
 def suffix_of(path: Path) -> str:
     """The ending that fits the content of an image file, such as .png. Raises DataError if it cannot be read."""
-    with _opened(path, MAX_MEGAPIXELS) as opened:
+    with _opened(path, MOST_MEGAPIXELS) as opened:
         return ".jp2" if opened.format == "JPEG2000" else f".{str(opened.format).lower()}"

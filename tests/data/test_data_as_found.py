@@ -14,6 +14,7 @@ from format_cases import everything
 from format_sets import write_all
 from messages import message
 from named_sets import write_labelme
+from PIL import Image
 from sound_set import write_images
 
 from rtdetr.cli import main
@@ -261,3 +262,15 @@ def test_a_fixed_roboflow_set_has_all_its_splits(sets: Sets, tmp_path: Path) -> 
     assert main(["doctor", str(sets["coco"]), "--fast", "--fix", str(tmp_path / "fixed")]) == 0
     written = [each.path for each in find_sources(tmp_path / "fixed").values()]
     assert sorted(map(split_named, written)) == ["train", "val"]
+
+
+def test_large_images_where_no_config_sets_their_limit(
+    sets: Sets, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (sets["yolo"] / "images" / "train").iterdir():
+        Image.new("1", (180_000, 1000)).save(file)
+    assert main(["doctor", str(sets["yolo"])]) == 2
+    said = capsys.readouterr().out
+    assert "larger than data.max_megapixels=179" in said and "label file" not in said
+    assert main(["doctor", str(sets["yolo"]), "--max-megapixels", "200", "--fast"]) == 0
+    assert len(open_set(converted(sets["yolo"], tmp_path / "out", "coco"))) == 6

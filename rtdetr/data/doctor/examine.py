@@ -28,6 +28,7 @@ from rtdetr.data.formats.sources import (
     source_of,
     with_images,
 )
+from rtdetr.data.images import MAX_MEGAPIXELS
 from rtdetr.wording import counted
 
 WORST_FIRST: tuple[Action, ...] = ("refused", "dropped", "clipped", "kept")
@@ -97,13 +98,18 @@ class Report(NamedTuple):
 
 
 def examine(
-    path: Path, images: str = "", fast: bool = False, progress: Callable[[int], Callable[[], object]] | None = None
+    path: Path,
+    images: str = "",
+    fast: bool = False,
+    progress: Callable[[int], Callable[[], object]] | None = None,
+    max_megapixels: float | None = None,
 ) -> Report:
     """Reports all defects of the sets of a config, an annotation file or a folder. images: the image folder. fast: do
-    not open images. progress: receives the number of images and returns a function to call after each."""
+    not open images. progress: receives the number of images and returns a function to call after each. max_megapixels:
+    larger images are defects; default: the config's limit."""
     unknown: list[Defect] = []
     try:
-        asked, limit = _asked(path, images, unknown)
+        asked, limit = _asked(path, images, max_megapixels, unknown)
     except (DataError, ConfigError, OSError) as error:
         return Report([], [_refused(error, path)])
     opened = [_open(each) for each in asked]
@@ -121,7 +127,9 @@ def examine(
     return Report(_matched(judged), unknown, passed_over)
 
 
-def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToExamine], float]:
+def _asked(
+    path: Path, images: str, max_megapixels: float | None, unknown: list[Defect]
+) -> tuple[list[SetToExamine], float]:
     """The sets, and the share of each that may be dropped. Raises DataError or ConfigError; errors in one of the two
     sets of a config are appended to `unknown` instead."""
     if _is_config(path):
@@ -131,13 +139,13 @@ def _asked(path: Path, images: str, unknown: list[Defect]) -> tuple[list[SetToEx
             try:
                 if not split.annotations:
                     raise ConfigError(f"{path}: data.{name}.annotations is empty, so there is nothing to look at")
-                source = source_of(split.annotations, split.split or name, data.max_megapixels)
+                source = source_of(split.annotations, split.split or name, max_megapixels or data.max_megapixels)
             except (DataError, ConfigError, OSError) as error:
                 unknown.append(_refused(error, Path(split.annotations or path)))
             else:
                 asked.append(SetToExamine(name, source, Path(split.annotations), images or split.images))
         return asked, data.max_defects
-    sources = find_sources(path)
+    sources = find_sources(path, max_megapixels or MAX_MEGAPIXELS)
     if {"train", "val"} <= sources.keys():
         sources.pop("trainval", None)  # trainval is the union of both
     for source in sources.values():

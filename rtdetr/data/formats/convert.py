@@ -33,7 +33,7 @@ from rtdetr.data.formats.sources import (
 )
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
-from rtdetr.data.images import sideways, suffix_of, upright_size
+from rtdetr.data.images import MOST_MEGAPIXELS, sideways, suffix_of, upright_size
 
 Target = Literal["coco", "voc", "yolo"]
 OF_IMAGE = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
@@ -90,7 +90,7 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
 
 def _chosen(given: Path, split: str) -> dict[str, DataSource]:
     """The sources by the split name that they will have."""
-    sources = find_sources(given)
+    sources = find_sources(given, MOST_MEGAPIXELS)
     if split:
         found = [name for name in (split, "", "trainval" if split == "train" else split) if name in sources]
         if not found:
@@ -117,7 +117,7 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
         raise DataError(f"{missing[0]}: no such image; {len(missing)} of {len(files)} are missing, this is the first")
     for image, file in zip(document.images, files):
         if not image["height"] or not image["width"]:
-            image["height"], image["width"] = upright_size(file)
+            image["height"], image["width"] = upright_size(file, MOST_MEGAPIXELS)
     sidecar = read_sidecar(_root(source))
     if sidecar is not None:
         document = _as_it_was(document, sidecar, source.split)

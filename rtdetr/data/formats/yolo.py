@@ -241,7 +241,7 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
             document.add_box(image_id, each.label, to_pixels(each.sides, size))
         if name in kept:
             _restore(document, kept[name], image_id, size, len(lines))
-    if paths and not num_labelled:
+    if document.images and not num_labelled:
         looked = label_file_of(paths[0])
         raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
     _labels_alone(folder.sets[split], used, problems)
