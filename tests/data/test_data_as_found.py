@@ -82,6 +82,13 @@ def test_yaml_of_other_tools_beside_annotations(sets: Sets, content: str) -> Non
     assert {each.format for each in find_sources(sets["coco"]).values()} == {"coco"}
 
 
+@pytest.mark.parametrize("content", ["\ufefftrain: images/train\nnc: 3\n", '"train": images/train\n"nc": 3\n'])
+def test_a_data_yaml_under_another_name(sets: Sets, content: str) -> None:
+    (sets["yolo"] / "data.yaml").unlink()
+    (sets["yolo"] / "my.yaml").write_text(content, encoding="utf-8")
+    assert {each.path for each in find_sources(sets["yolo"]).values()} == {sets["yolo"] / "my.yaml"}
+
+
 def test_a_folder_that_cannot_be_read_is_not_passed_over(sets: Sets, monkeypatch: pytest.MonkeyPatch) -> None:
     locked = sets["yolo"] / "images" / "train" / "locked"
     locked.mkdir()
