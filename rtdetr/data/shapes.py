@@ -63,8 +63,12 @@ def make_shapes(folder: str | Path, num_train: int = 900, num_val: int = 100, si
 
 
 def _stamp_of(folder: Path) -> dict[str, int] | None:
+    """The arguments that a set was made with; None for a folder that is none of ours, or has a damaged stamp."""
     path = folder / STAMP
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    try:
+        return json.loads(path.read_bytes()) if path.is_file() else None
+    except ValueError:
+        return None
 
 
 def _put_in_place(new: Path, folder: Path, stamp: dict[str, int]) -> None:
@@ -204,8 +208,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.add_argument(name, type=int, default=default, help=f"default: {default}")
     try:
         print(make_shapes(**vars(parser.parse_args(arguments))))
-    except DataError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (DataError, OSError) as error:
+        what = f"{error.filename}: cannot be written ({error.strerror})" if isinstance(error, OSError) else error
+        print(f"error: {what}", file=sys.stderr)
         return 2
     return 0
 

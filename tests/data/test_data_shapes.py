@@ -146,3 +146,15 @@ def test_the_demo_draws_a_curve_over_whole_epochs() -> None:
     assert num_train % config.data.train_batch_size == 0
     assert config.train.epochs // config.train.eval_every >= 4
     assert config.data.augment.batch_sizes == config.data.image_size[:1]  # trained as it is used
+
+
+def test_the_command_answers_what_it_cannot_write_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / S.STAMP).write_text("{")
+    for folder, reason in (("file/new", "file: cannot be written"), ("damaged", "holds something else")):
+        assert S.main([str(tmp_path / folder), "--num-train", "1", "--num-val", "1"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: ") and reason in error and error.count("\n") == 1
