@@ -1,4 +1,5 @@
-"""uvicorn with features that it has no setting for: a deadline for headers, and fewer connections than descriptors."""
+"""uvicorn with features that it has no setting for: deadlines for headers and for reading an answer, and fewer
+connections than descriptors."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0  # from the connection, or the first byte after an answer, to the end of a request's headers
+WRITE_SECONDS = 30.0  # for a client to read what the system does not buffer for it
 KEEP_ALIVE = 30  # seconds without a byte after an answer
 BACKLOG = 2048  # connections that the system keeps until they are accepted
 FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
@@ -25,13 +27,15 @@ logger = logging.getLogger("uvicorn.error")
 
 
 class _Protocol(H11Protocol):
-    """Closes connections beyond the limit, and those whose next headers are late. uvicorn's own timer ends with the
-    first byte, and its own limit refuses requests, not connections."""
+    """Closes connections beyond the limit, and those whose next headers are late or whose answers are not read.
+    uvicorn's own timer ends with the first byte, and its own limit refuses requests, not connections."""
 
     head_deadline: asyncio.TimerHandle | None = None
+    write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # closing waits for the last byte, so writing pauses at the first
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self.connections.discard(self)
             transport.write(FULL)
@@ -46,8 +50,17 @@ class _Protocol(H11Protocol):
         elif self.head_deadline is None:
             self._expect_head()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.write_deadline = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._forget_write()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_head()
+        self._forget_write()
         super().connection_lost(exc)
 
     def _expect_head(self) -> None:
@@ -57,6 +70,11 @@ class _Protocol(H11Protocol):
         if self.head_deadline is not None:
             self.head_deadline.cancel()
             self.head_deadline = None
+
+    def _forget_write(self) -> None:
+        if self.write_deadline is not None:
+            self.write_deadline.cancel()
+            self.write_deadline = None
 
 
 class _Server(uvicorn.Server):

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -80,6 +81,33 @@ def test_a_request_in_time_may_take_longer_than_its_head(monkeypatch: pytest.Mon
         time.sleep(0.8)
         slow.sendall(data[50:])
         assert slow.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_answers_that_nobody_reads_do_not_keep_the_server_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a lot waits in the server, or the rest of one page that the system has no room for."""
+
+    class Narrow(server._Protocol):
+        def connection_made(self, transport: Any) -> None:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            super().connection_made(transport)
+
+    monkeypatch.setattr(server, "WRITE_SECONDS", 0.3)
+    monkeypatch.setattr(server, "_Protocol", Narrow)
+    before = set(threading.enumerate())
+    with ExitStack() as stack:
+        with served(Detector(), extra="//" * 10_000) as url:
+            host, port = url.removeprefix("http://").split(":")
+
+            def ask(pages: int, answered: int) -> None:
+                deaf = stack.enter_context(socket.socket())
+                deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                deaf.connect((host, int(port)))
+                deaf.sendall(b"GET /tried HTTP/1.1\r\nHost: a\r\n\r\n" * pages)
+                until(lambda: figure(url, 'rtdetr_requests_total{path="/tried",status="200"}') >= answered)
+
+            ask(pages=1, answered=1)
+            ask(pages=20, answered=2)
+        until(lambda: set(threading.enumerate()) <= before)
 
 
 def test_slow_uploads_leave_room_for_others() -> None:
