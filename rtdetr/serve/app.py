@@ -172,11 +172,13 @@ def _busy(sentence: str) -> HTTPException:
 
 
 def network_of(request: Request) -> str:
-    """Returns the client's address; for IPv6 the first 64 bits, which belong to one customer."""
+    """Returns the client's address; for IPv6 the first 64 bits, which belong to one customer, unless they hold an
+    address of IPv4."""
     host = request.client.host if request.client is not None else "unknown"
     with suppress(ValueError):  # the socket of a test, or an invalid address from a proxy
         if ":" in host:
-            return str(ipaddress.ip_network((host.partition("%")[0], 64), strict=False))
+            address = ipaddress.IPv6Address(host.partition("%")[0])
+            return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
     return host
 
 

@@ -141,6 +141,24 @@ def test_slow_uploads_leave_room_for_others() -> None:
         assert figure(url, 'rtdetr_requests_total{path="/detect",status="500"}') == 0
 
 
+@pytest.mark.parametrize(
+    ("address", "network"),
+    {
+        "2001:db8:0:1:2::3": "2001:db8:0:1::/64",
+        "fe80::1%eth0": "fe80::/64",
+        "::ffff:198.51.100.7": "198.51.100.7",  # IPv4 at a socket of IPv6
+        "198.51.100.7": "198.51.100.7",
+        "no:address": "no:address",
+    }.items(),
+)
+def test_whose_uploads_are_counted_together(address: str, network: str) -> None:
+    from fastapi import Request
+
+    from rtdetr.serve.app import network_of
+
+    assert network_of(Request({"type": "http", "client": (address, 1)})) == network
+
+
 LIMITED = """
 import os, resource, sys, threading
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
