@@ -28,14 +28,15 @@ class Upload:
         self.is_form = self.kind == "multipart/form-data"
         self.limit = int(megabytes * 1e6) + (OVERHEAD if self.is_form else 0)
         self.received = 0
-        self.ended = False
+        self.ended = self.late = False
 
     async def __aenter__(self) -> Upload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A client that asked first (Expect: 100-continue) is answered at once; one that is too slow is disconnected.
-        if "expect" not in self.request.headers:
+        # A client that asked first (Expect: 100-continue) is answered at once, as is one that was too slow already; one
+        # that is too slow now is disconnected.
+        if "expect" not in self.request.headers and not self.late:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._drain(), SECONDS)
 
@@ -50,6 +51,7 @@ class Upload:
         try:
             data = await asyncio.wait_for(file_of_form(limited) if self.is_form else limited.body(), SECONDS)
         except asyncio.TimeoutError as error:
+            self.late = True
             raise HTTPException(408, f"the upload took longer than {SECONDS} s; send it again") from error
         if not data:
             raise HTTPException(400, "the request has no image; send its bytes as the body, or a form with a file")

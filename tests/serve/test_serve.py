@@ -115,6 +115,28 @@ def test_what_is_too_large_is_not_kept() -> None:
     assert refused.value.status_code == 413 and upload.received == 2 * 10**6
 
 
+def test_what_is_late_is_not_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastapi import HTTPException, Request
+
+    from rtdetr.serve import uploads
+
+    asked: list[Request] = []
+
+    async def silent() -> dict[str, object]:
+        asked.append(request)
+        return await asyncio.Future()
+
+    async def read() -> None:
+        async with uploads.Upload(request, 1) as upload:
+            await upload.read()
+
+    monkeypatch.setattr(uploads, "SECONDS", 0.05)
+    request = Request({"type": "http", "headers": []}, silent)
+    with pytest.raises(HTTPException) as refused:
+        asyncio.run(read())
+    assert refused.value.status_code == 408 and len(asked) == 1
+
+
 def test_wrong_parameters_paths_and_methods(small_limits: str) -> None:
     for value in ("2", "-1", "nan", "high"):
         reply = request(f"{small_limits}/detect?threshold={value}", image_bytes())
