@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI, HTTPException, Query, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from PIL import Image
 from pydantic import BaseModel
@@ -201,11 +201,6 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         status: {"model": Refusal, "description": says} for status, says in REFUSALS.items()
     }
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        return JSONResponse({"detail": f"{first['loc'][-1]}: {first['msg']}, got {first.get('input')!r}"}, 422)
-
     @app.exception_handler(500)
     async def failed(_: Request, __: Exception) -> JSONResponse:  # the error is raised again, and logged
         return JSONResponse({"detail": REFUSALS[500]}, 500)
@@ -234,6 +229,9 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         return PlainTextResponse(figures.text(), media_type="text/plain; version=0.0.4")
 
     for path, file in (("/", "page.html"), ("/docs", "docs.html")):
-        page = FileResponse(HERE / file, headers=OWN_ONLY)
-        app.add_api_route(path, lambda page=page: page, include_in_schema=False)
+        app.add_route(path, partial(_page, HERE / file), include_in_schema=False)
     return app
+
+
+def _page(file: Path, _: Request) -> FileResponse:
+    return FileResponse(file, headers=OWN_ONLY)

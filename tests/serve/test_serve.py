@@ -173,7 +173,9 @@ def test_health_documentation_and_figures() -> None:
         ):
             assert line in figures.splitlines()
         for path in ("/", "/docs"):
-            page = request(f"{url}{path}")
+            page = request(f"{url}{path}?page=other")
+            with urlopen(Request(f"{url}{path}", method="HEAD"), timeout=60) as answer:
+                assert int(answer.headers["Content-Length"]) == len(page.body.encode()) and not answer.read()
             assert "http://" not in page.body and "https://" not in page.body and "src=" not in page.body
             assert "default-src 'none'" in page.headers["Content-Security-Policy"]
 
