@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import queue
+import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from serve_cases import Detector, chromium, served
+
+pytest.importorskip("fastapi", reason="serve: fastapi is not installed")
+from rtdetr.serve.app import HERE
 
 # Chooses files by script and waits for what the page says; `tried` sees, and what it saw is told.
 HELPERS = """
@@ -115,6 +120,17 @@ def test_images_boxes_slider_classes_and_messages(tmp_path: Path) -> None:
     assert seen["focus"] and seen["withoutDog"] == EDGES[:4]
     assert sum(detector.sizes) == 1 and 'path="/detect",status="200"} 1' in seen["metrics"]
     assert seen["outside"] == "TypeError"
+
+
+def test_the_address_on_the_page_of_the_api() -> None:
+    """Behind a proxy, below a path that begins as the page does."""
+    if shutil.which("node") is None:
+        pytest.skip("no Node.js on this machine")
+    line = re.search(r"^const here = .*;$", (HERE / "docs.html").read_text(encoding="utf-8"), re.MULTILINE)
+    assert line
+    script = f"const location = {{href: 'http://a/docs-of-mine/docs?x#y'}}; {line[0]} console.log(`${{here}}detect`)"
+    address = subprocess.run(["node", "-e", script], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert address.strip() == "http://a/docs-of-mine/detect"
 
 
 def test_frames_of_a_video(tmp_path: Path) -> None:
