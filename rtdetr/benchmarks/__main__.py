@@ -89,12 +89,12 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     train.add_argument(
         "-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="YAML file or shipped name"
     )
-    train.add_argument("-u", "--update", nargs="+", default=[], metavar="KEY=VALUE")
+    train.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     modes = list(benchmark_train.MODES)
     text = f"of {'; '.join(modes)} (default: all)"
     train.add_argument("--modes", nargs="+", choices=modes, default=modes, metavar="MODE", help=text)
     train.add_argument("--batch", type=count, default=16)
-    train.add_argument("--size", type=count, default=640, help="side of the images (default: 640)")
+    train.add_argument("--size", type=count, default=640, help="side of the images, a multiple of 32 (default: 640)")
     train.add_argument("--boxes", type=count, help="in every image (default: COCO's numbers)")
     train.add_argument("--steps", type=count, default=40)
     train.add_argument("--gpus", type=count, default=1, help="of this machine, one process each (default: 1)")

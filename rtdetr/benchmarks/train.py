@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rtdetr.benchmarks.profiled import work_of
 from rtdetr.boxes import cxcywh_to_xyxy
-from rtdetr.config import load_config
+from rtdetr.config import CELLS, Config, ConfigError, load_config
 from rtdetr.engine import distributed
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, ImageInfo, Targets
@@ -103,7 +103,9 @@ def measure(
     config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str], gpus: int = 1,
 ) -> Measurement:  # fmt: skip
-    """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU."""
+    """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU. Raises
+    ConfigError for a size that the model does not take."""
+    check_size(size, load_config(config, [*MODES[mode], *updates]))
     call = (config, mode, batch_size, size, device, steps, boxes, profiled, updates)
     if gpus == 1:
         return measure_process(*call)
@@ -113,6 +115,14 @@ def measure(
         free.close()
         torch.multiprocessing.spawn(measure_in_group, (gpus, port, Path(place) / "row.json", call), nprocs=gpus)
         return Measurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
+
+
+def check_size(size: int, cfg: Config) -> None:
+    queries = max(cfg.model.decoder.num_queries, cfg.model.supervision.num_one_to_many_queries)
+    cells = sum((size // side) ** 2 for side in CELLS)
+    if size % max(CELLS) or cells < queries:
+        wanted = f"a multiple of {max(CELLS)} with a cell for each of {queries} queries"
+        raise ConfigError(f"--size: expected {wanted}, got {size}, which has {cells}")
 
 
 def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[Any, ...]) -> None:
