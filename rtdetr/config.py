@@ -12,13 +12,14 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
 
 from rtdetr.config_file import ConfigError, Origins, Range, build, merge, origin, parse_updates, read_config_file
-from rtdetr.config_keys import SHORT_KEYS, foreign_key, full_key, replace_old_keys
+from rtdetr.config_keys import SHORT_KEYS, foreign_key, full_key, nearest_key, replace_old_keys
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
 Kernels = Literal["auto", "plain"]
@@ -316,7 +317,7 @@ def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, b
     changes = parse_updates([_in_full(update, keys, by) for update in updates or []], by)
     replace_old_keys(changes, by)
     merge(tree, origins, changes, {"": by})
-    config: Config = build(Config, tree, origins)
+    config: Config = build(Config, tree, origins, partial(nearest_key, keys=keys))
     for key, other, sentence in _contradictions(config):
         where = [origin(origins, key), origin(origins, other)]
         raise ConfigError(f"{by if by in where else where[0]}: {key} {sentence}")

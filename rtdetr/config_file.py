@@ -6,7 +6,6 @@ This module knows no keys. rtdetr/config.py declares them, with their allowed va
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 import typing
 from collections.abc import Callable
@@ -202,8 +201,9 @@ def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
     return tree
 
 
-def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
-    """Builds the dataclass `cls` from plain data. Raises ConfigError if a key is unknown or a value not allowed."""
+def build(cls: Any, data: Any, origins: Origins, nearest: Callable[[str], str], prefix: str = "") -> Any:
+    """Builds the dataclass `cls` from plain data. nearest: ends the message on an unknown dotted key. Raises
+    ConfigError if a key is unknown or a value not allowed."""
     fields = {each.name: each for each in dataclasses.fields(cls)}
     if not isinstance(data, dict):
         example = f"{prefix}.{next(iter(fields))}".lstrip(".")
@@ -217,11 +217,9 @@ def build(cls: Any, data: Any, origins: Origins, prefix: str = "") -> Any:
         dotted = f"{prefix}.{key}" if prefix else str(key)
         where = origin(origins, dotted)
         if key not in fields:
-            near = difflib.get_close_matches(str(key), fields, n=1, cutoff=0.0)[0]
-            nearest = f"{prefix}.{near}" if prefix else near
-            raise ConfigError(f"{where}: unknown key `{dotted}`, the nearest valid key is `{nearest}`")
+            raise ConfigError(f"{where}: unknown key `{dotted}`{nearest(dotted)}")
         if dataclasses.is_dataclass(hints[key]):
-            values[key] = build(hints[key], value, origins, dotted)
+            values[key] = build(hints[key], value, origins, nearest, dotted)
         else:
             values[key] = _check(hints[key], value, dotted, where, fields[key].default)
     return cls(**values)

@@ -154,6 +154,24 @@ def full_key(name: str, keys: Collection[str], by: str = "") -> str:
     raise ConfigError(f"{by}unknown config key {name}; {known}")
 
 
+def nearest_key(dotted: str, keys: Collection[str]) -> str:
+    """What an unknown dotted key may have meant, as the end of a message: one of `keys`, or a section, that ends in its
+    last word; what another project calls so; or what is spelt nearly so, in its section first."""
+    section, _, word = dotted.rpartition(".")
+    known = [*dict.fromkeys(key.rsplit(".", cut)[0] for key in keys for cut in range(key.count(".") + 1))]
+    ends = {key: key.rpartition(".")[2] for key in known}
+    if dotted in known:
+        return f"; did you mean {dotted.replace('.', ': {')}: ...{'}' * dotted.count('.')}?"
+    if ending := [key for key in known if ends[key] == word or key == SHORT_KEYS.get(word)]:
+        return f"; did you mean {' or '.join(f'`{key}`' for key in ending)}?"
+    if words := foreign_key(word):
+        return meant(words)
+    for among in ([key for key in known if key.rpartition(".")[0] == section], known):
+        if near := difflib.get_close_matches(word, [ends[key] for key in among], n=1, cutoff=0.5):
+            return f", the nearest valid key is `{next(key for key in among if ends[key] == near[0])}`"
+    return "; the config.yml of a run has them all"
+
+
 def foreign_key(name: str) -> str | None:
     """Message on the key that a setting of another project corresponds to; see `meant`."""
     words = name_here(FOREIGN_KEYS, name)

@@ -186,6 +186,27 @@ def test_a_misspelt_key_in_a_base_names_the_base(tmp_path: Path) -> None:
         load_config(write(tmp_path / "top.yml", "base: base.yml\noptimizer: {weight_decay: 0.0}\n"))
 
 
+@pytest.mark.parametrize(
+    ("content", "end"),
+    [
+        ("epochs: 3", "unknown key `epochs`; did you mean `train.epochs`?"),
+        ("batch_size: 3", "did you mean `data.train_batch_size`?"),
+        ("train: {lr: 0.1}", "unknown key `train.lr`; did you mean `optimizer.lr`?"),
+        ("decoder: {num_layers: 3}", "unknown key `decoder`; did you mean `model.decoder`?"),
+        ("hidden_dim: 3", "did you mean `model.encoder.hidden_dim` or `model.decoder.hidden_dim`?"),
+        ("imgsz: 640", "did you mean data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training?"),
+        ("train: {nc: 3}", "unknown key `train.nc`; classes come from the annotations"),
+        ("model.backbone.depth: 18", "did you mean model: {backbone: {depth: ...}}?"),
+        ("ephocs: 3", "the nearest valid key is `train.epochs`"),
+        ("train: {zzz: 3}", "unknown key `train.zzz`; the config.yml of a run has them all"),
+    ],
+)
+def test_an_unknown_key_names_one_that_may_be_meant(content: str, end: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config(write(tmp_path / "own.yml", content))
+    assert str(error.value).startswith(f"{tmp_path / 'own.yml'}: unknown key `") and str(error.value).endswith(end)
+
+
 def test_a_misspelt_update_names_the_option() -> None:
     with pytest.raises(ConfigError, match=r"^-u: unknown key `train.epoch`, the nearest valid key is `train.epochs`$"):
         load_config(OFFICIAL[0], ["train.epoch=3"])

@@ -14,7 +14,7 @@ MESSAGES = {
     # arguments, keys and values
     "expected": ["expected|must be|must divide|must leave"],
     "not possible": ["cannot be|not possible"],
-    "unknown key": ["unknown", "nearest|did you mean"],
+    "unknown key": ["unknown", "nearest|did you mean|has them all"],
     "ambiguous key": ["several keys"],
     "no such config": ["no (such )?config"],
     "needs": ["needs?|expected"],
