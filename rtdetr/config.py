@@ -43,6 +43,7 @@ Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
 Number = TypeVar("Number", int, float)
+MAX_NAME = 200  # bytes; folders called so, with endings such as -old, have 255 at most
 CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
 
 
@@ -284,8 +285,8 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has for a value: that of a number of NumPy, the text of a path."""
-    return value.item() if hasattr(value, "item") else str(value)
+    """What JSON has for a value: the numbers of an array or a tensor, the text of a path."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def setting(word: str) -> str | None:
@@ -334,6 +335,8 @@ def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:
     encoder, decoder, augment, loss = cfg.model.encoder, cfg.model.decoder, cfg.data.augment, cfg.loss
     if cfg.name in ("", ".", "..") or "/" in cfg.name:
         yield "name", "name", f"must be the name of a folder, got {cfg.name!r}"
+    if (size := len(cfg.name.encode(errors="replace"))) > MAX_NAME:
+        yield "name", "name", f"must have at most {MAX_NAME} bytes, as folders are named after it, got {size}"
     for part, dim, heads in (
         ("encoder", encoder.hidden_dim, encoder.num_heads),
         ("decoder", decoder.hidden_dim, decoder.num_heads),
@@ -355,6 +358,8 @@ def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:
         if cells < number:
             what = f"{cells} cells of {height} x {width} pixels"
             yield key, other, f"must give each query of {other}={number} a cell of its own, got {what}"
+    if len({*cfg.train.loggers}) < len(cfg.train.loggers):
+        yield "train.loggers", "train.loggers", f"must be given once each, got {', '.join(cfg.train.loggers)}"
     if cfg.train.max_skips and cfg.train.precision == "fp16":
         other, got = "train.precision", cfg.train.max_skips
         yield "train.max_skips", other, f"must be 0 where {other}=fp16, whose loss scale leaves steps out, got {got}"

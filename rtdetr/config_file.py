@@ -69,7 +69,7 @@ def read_config_file(
         raise ConfigError(f"{path}: expected `key: value` lines at the top, got {_shown(own)}")
     bases = own.pop("base", [])
     bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list) or not all(isinstance(base, str) for base in bases):
+    if not isinstance(bases, list) or not all(isinstance(base, str) and "\0" not in base for base in bases):
         raise ConfigError(f"{path}: base must be a file or a list of files, got {_shown(bases)}")
     merged: dict[str, Any] = {}
     origins: Origins = {"": str(path)}
@@ -130,7 +130,7 @@ def parse_yaml(text: str, where: str) -> Any:
 def _construct(loader: yaml.SafeLoader, node: yaml.Node, where: str) -> Any:
     try:
         return loader.construct_document(node)
-    except (ValueError, KeyError, AttributeError) as error:  # PyYAML lets through: 2024-13-45, 0x_, !!bool no-bool
+    except (ValueError, LookupError, AttributeError) as error:  # from PyYAML: 2024-13-45, !!bool no-bool, !!int ""
         raise ConfigError(f"{where}: not valid YAML: a number or date that does not exist ({error})") from error
 
 
@@ -194,6 +194,8 @@ def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
         keys, where = dotted.split("."), f"{by} {_shortened(update)}"
         if not separator or not all(keys):
             raise ConfigError(f"{where}: expected key=value, for example -u train.epochs=12")
+        if " #" in text and text[0] not in "'\"[{":
+            raise ConfigError(f"{where}: the value ends before ` #`, which begins a comment in YAML; put it in quotes")
         value = parse_yaml(text, where)
         for key in reversed(keys):
             value = {key: value}

@@ -253,6 +253,11 @@ def test_a_misspelt_update_names_the_option() -> None:
         ("model=3", "model is a section; set a key below it, such as model.backbone, got 3"),
         ("name=2024", "name must be text (in quotes where it looks like a number or a date), got 2024"),
         ("name.first=3", "-u: name must be text"),
+        ("name=" + "a" * 300, "-u: name must have at most 200 bytes, as folders are named after it, got 300"),
+        ("data.train.images=my data #2/x", "-u data.train.images=my data #2/x: the value ends before ` #`, which"),
+        ("train.epochs= # many", "put it in quotes"),
+        ("train.loggers=[wandb, mlflow, wandb]", "-u: train.loggers must be given once each, got wandb, mlflow, wandb"),
+        ('train.epochs=!!int ""', "not valid YAML: a number or date that does not exist"),
         ("name=runs/a", "name must be the name of a folder, got 'runs/a'"),
         ('data.train.images="a\\0b"', "data.train.images must be text"),
         ("train.epochs=[", "-u train.epochs=[: not valid YAML at line 1, column 2: "),
@@ -268,6 +273,11 @@ def test_wrong_values_are_named(update: str, message: str) -> None:
 def test_an_update_changes_one_key_of_a_section() -> None:
     config = load_config(OFFICIAL[0], ["train={epochs: 3}", "train.seed=4"])
     assert config.train == dataclasses.replace(load_config(OFFICIAL[0]).train, epochs=3, seed=4)
+
+
+def test_quotes_keep_what_looks_like_a_comment() -> None:
+    config = load_config(OFFICIAL[0], ['data.train.images="my data #2/x"', "data.val.images=a#b"])
+    assert (config.data.train.images, config.data.val.images) == ("my data #2/x", "a#b")
 
 
 def test_keys_are_few_enough_to_be_read() -> None:
@@ -374,6 +384,7 @@ def test_choices_are_those_of_the_code() -> None:
         ("- a\n", "expected `key: value` lines at the top, got ['a']"),
         ("train:\n  # epochs: 3\n", "train is a section; set a key below it, such as train.epochs, got nothing"),
         ("base: 3\n", "base must be a file or a list of files, got 3"),
+        ('base: "a\\0b"\n', "base must be a file or a list of files, got ['a\\x00b']"),
         ("name: !!python/name:os.system\n", "not valid YAML at line 1, column 7: could not determine a constructor"),
         (
             "name: caf\xe9\n".encode("latin-1"),

@@ -344,6 +344,9 @@ def test_keys_of_the_config_as_keywords() -> None:
         "optimizer.betas=[0.9, 0.99]",
         "train.seed=1",
     ]
+    sides = {"image_size": np.array([640, 640]), "betas": torch.tensor([0.5, 0.75]), "epochs": np.int64(3)}
+    expected = ["data.image_size=[640, 640]", "optimizer.betas=[0.5, 0.75]", "train.epochs=3"]
+    assert keyword_updates(sides) == expected
     assert keyword_updates({"name": "mine", "model.backbone.depth": 18}) == ['name="mine"', "model.backbone.depth=18"]
     with pytest.raises(ConfigError, match=message("ambiguous key", "hidden_dim")):
         keyword_updates({"hidden_dim": 3})
