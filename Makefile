@@ -18,13 +18,9 @@ CELLS := examples/blood_cells
 PHOTOS_CONFIG = $(shell $(PY) -c "import torch; print('rtdetrv3_r18vd_small' if torch.cuda.is_available() else \
 	'rtdetrv3_nano_shapes -u train.epochs=30 train.eval_every=5')")
 
-ifdef VIRTUAL_ENV
-  BIN := $(VIRTUAL_ENV)/bin
-else ifdef CONDA_PREFIX
-  BIN := $(CONDA_PREFIX)/bin
-else
-  BIN := .venv/bin
-endif
+ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
+HAS_TORCH := $(if $(ACTIVE),$(shell "$(ACTIVE)/bin/python" -c "import torch" 2>/dev/null && echo yes))
+BIN := $(if $(HAS_TORCH),$(ACTIVE),.venv)/bin
 PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
 READY_DEV := $(BIN)/.rtdetr-ready-dev
@@ -36,7 +32,7 @@ setup: $(READY)
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
-$(READY): pyproject.toml setup.py | $(PY)
+$(READY): pyproject.toml setup.py $(wildcard rtdetr/ops/csrc/* rtdetr/ops/csrc/*/*) | $(PY)
 	$(PY) -c "import torch, torchvision" 2>/dev/null || $(PY) -m pip install torch torchvision
 	$(PY) -m pip install "setuptools>=77" wheel ninja
 	$(PY) -m pip install --no-build-isolation -e .
@@ -89,4 +85,4 @@ wheels: $(READY)
 	$(PY) tools/wheels.py
 
 clean:
-	rm -rf build site *.egg-info rtdetr/ops/*.so
+	rm -rf build site *.egg-info rtdetr/ops/*.so rtdetr/ops/_build.json $(READY) $(READY_DEV)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import site
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
@@ -106,3 +108,37 @@ def test_install(case: Callable[[Scratch], None]) -> None:
         run_case(case)
     except LookupError as missing:
         pytest.skip(str(missing))
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Callable[..., str]:
+    """What `make` would do in an active environment, with torch or without."""
+    if shutil.which("make") is None:
+        pytest.skip("no make on this machine")
+    environment = {key: value for key, value in os.environ.items() if key not in ("CONDA_PREFIX", "MAKEFLAGS")}
+
+    def run(*arguments: str, torch: bool = True) -> str:
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin/python").write_text(f"#!/bin/sh\nexit {int(not torch)}\n")
+        (tmp_path / "bin/python").chmod(0o755)
+        command = ["make", "-n", *arguments]
+        active = environment | {"VIRTUAL_ENV": str(tmp_path)}
+        return subprocess.run(command, cwd=ROOT, env=active, capture_output=True, text=True, check=True).stdout
+
+    return run
+
+
+def test_make_installs_into_an_active_environment_that_has_torch(made: Callable[..., str], tmp_path: Path) -> None:
+    assert f"{tmp_path}/bin/python -m pip install" in made("-W", "setup.py", "setup")
+    without = made("-W", "setup.py", "setup", torch=False)
+    assert ".venv/bin/python -m pip install" in without and str(tmp_path) not in without
+
+
+def test_make_compiles_again_what_changed_or_was_cleaned(made: Callable[..., str], tmp_path: Path) -> None:
+    made("setup")
+    for name in (".rtdetr-ready", ".rtdetr-ready-dev"):
+        (tmp_path / "bin" / name).touch()
+        assert f"{tmp_path}/bin/{name}" in made("clean")
+    assert "pip install" not in made("setup") and "rtdetr/ops/_build.json" in made("clean")
+    for source in ("rows.h", "cpu", "cuda/common.cuh"):
+        assert "pip install" in made("-W", f"rtdetr/ops/csrc/{source}", "setup")
