@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -51,6 +52,14 @@ def find_tool(what, names, fix):
     return found[0]
 
 
+def find_cxx():
+    """The C++ compiler with its arguments, from CXX (`ccache g++`), and the program among them that compiles."""
+    words = shlex.split(os.environ.get("CXX", "")) or ["g++"]
+    first = find_tool("C++ compiler", [words[0], "clang++"], "sudo apt-get install g++")
+    words = [first, *words[1:]] if shutil.which(words[0]) else [first]
+    return shlex.join(words), next(path for word in reversed(words) if (path := shutil.which(word)))
+
+
 def find_nvcc(torch_cuda):
     """nvcc and its version; from CUDA_HOME, the PATH, or the package nvidia-cuda-nvcc of PyPI (13 and later)."""
     if CUDA_MODE == "0":
@@ -83,7 +92,7 @@ def choose_archs(nvcc):
 def compile_library(kind, objects):
     """Make the library of `kind` (cpu or cuda) in the folder `objects`; return its path and what it was built with."""
     torch, version, torch_cuda = find_torch()
-    cxx = find_tool("C++ compiler", [os.environ.get("CXX") or "g++", "clang++"], "sudo apt-get install g++")
+    cxx, host = find_cxx()
     ninja = find_tool("ninja", ["ninja"], "pip install ninja")
     settings = {"csrc": OPS / "csrc", "torch": torch, "cxx": cxx, "flags": "-O1 -g -DRTDETR_DEBUG" if DEBUG else "-O3"}
     info = {"built": True, "torch": version, "compiler": cxx}
@@ -92,7 +101,11 @@ def compile_library(kind, objects):
         archs = choose_archs(nvcc)
         codes = [("sm", arch) for arch in archs] + [("compute", arch) for arch in archs if arch.endswith("+PTX")]
         gencode = " ".join(f"-gencode arch=compute_{arch},code={code}_{arch}" for code, arch in codes)
-        settings |= {"nvcc": f"{nvcc} -lineinfo" if DEBUG else nvcc, "archs": gencode.replace("+PTX", "")}
+        settings |= {
+            "ccbin": host,
+            "nvcc": f"{nvcc} -lineinfo" if DEBUG else nvcc,
+            "archs": gencode.replace("+PTX", ""),
+        }
         info |= {"compiler": nvcc, "cuda": cuda, "archs": archs}
     objects.mkdir(parents=True, exist_ok=True)
     (objects / "settings.ninja").write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
@@ -111,7 +124,8 @@ class Compile(build_ext):
                 made, info[kind] = compile_library(kind, Path(self.build_temp).resolve())
                 os.replace(shutil.copy(made, f"{library}.new"), library)
             except (Skip, subprocess.CalledProcessError) as error:
-                reason, fix = error.args if isinstance(error, Skip) else ("compiling failed", f"{DEMAND_CUDA} -v")
+                again = DEMAND_CUDA if kind == "cuda" else "pip install ."
+                reason, fix = error.args if isinstance(error, Skip) else ("compiling failed", f"{again} -v")
                 info[kind] = {"built": False, "reason": reason, "fix": fix}
                 library.unlink(missing_ok=True)
         (folder / "_build.json").write_text(json.dumps(info, indent=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
@@ -84,6 +85,48 @@ def test_architectures_that_are_none(
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;Hopper;sm_90")
     with pytest.raises(SystemExit, match=message("expected", "TORCH_CUDA_ARCH_LIST", "'Hopper sm_90'")):
         run_setup()["choose_archs"](tools)
+
+
+@pytest.mark.parametrize(
+    ("asked", "cxx", "ccbin"),
+    [
+        ("", "{}/g++", "g++"),
+        ("g++ -m64", "{}/g++ -m64", "g++"),
+        ("ccache g++", "{}/ccache g++", "g++"),
+        ("none -m64", "{}/clang++", "clang++"),
+    ],
+)
+def test_the_compiler_may_be_several_words(
+    run_setup: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, cxx: str,
+    ccbin: str,
+) -> None:  # fmt: skip
+    for name in ("ccache", "g++", "clang++", "ninja", "nvcc", "nvidia-smi"):
+        (tmp_path / name).write_text("#!/bin/sh\necho release 13.0; echo compute_90\n")
+        (tmp_path / name).chmod(0o755)
+    for name, value in {"PATH": str(tmp_path), "CXX": asked, "RTDETR_CUDA": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("CUDA_HOME", "FORCE_CPU"):
+        monkeypatch.delenv(name, raising=False)
+    setup = run_setup()
+    setup["compile_library"]("cuda", tmp_path)
+    settings = (tmp_path / "settings.ninja").read_text().splitlines()
+    assert f"cxx = {cxx.format(tmp_path)}" in settings and f"ccbin = {tmp_path / ccbin}" in settings
+
+
+def test_what_failed_to_compile_is_tried_again_alone(
+    run_setup: Callable[[], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise subprocess.CalledProcessError(1, "ninja")
+
+    compile_ = run_setup()["Compile"]
+    monkeypatch.setitem(compile_.run.__globals__, "compile_library", fails)
+    monkeypatch.setitem(compile_.run.__globals__, "CUDA_MODE", "auto")
+    command = compile_(pytest.importorskip("setuptools").Distribution())
+    command.build_lib = command.build_temp = str(tmp_path)
+    command.run()
+    info = json.loads((tmp_path / "rtdetr/ops/_build.json").read_text())
+    assert info["cpu"]["fix"] == "pip install . -v" and info["cuda"]["fix"] == "RTDETR_CUDA=1 pip install . -v"
 
 
 @pytest.mark.parametrize("place", ["purelib", "platlib", "user"])
