@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,28 +29,50 @@ BUILD = "pip install ."  # in the source tree
 Hw = list[int]
 
 
-def library_folder() -> Path:
-    """Folder of the libraries: this one, or if it has none and RTDETR_JIT=1, a cache that is filled on first use."""
+def library_folder() -> tuple[Path, dict[str, Any]]:
+    """Folder of the libraries, and how they were built: this one, or if it has none and RTDETR_JIT=1, a cache that is
+    filled on first use."""
     if os.environ.get("RTDETR_JIT") != "1" or (HERE / "_cpu.so").exists():
-        return HERE
+        return HERE, build_info(HERE)
     setup = HERE.parent.parent / "setup.py"
     if not setup.exists():
         raise FileNotFoundError(f"RTDETR_JIT=1 compiles from the source tree, but there is no {setup}; unset it")
-    digest = hashlib.sha256(str(sorted((k, v) for k, v in os.environ.items() if k in _BUILD_SETTINGS)).encode())
+    settings = sorted((k, v) for k, v in os.environ.items() if k in _BUILD_SETTINGS)
+    digest = hashlib.sha256(f"{settings} {torch.__version__} {torch.version.cuda}".encode())
     for source in [setup, *sorted((HERE / "csrc").rglob("*.*"))]:
         digest.update(source.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rtdetr" / digest.hexdigest()[:16]
-    if not (cache / "rtdetr/ops/_build.json").exists():
-        # Processes may run concurrently: each compiles into its own folder, and the first to finish renames it.
-        mine = cache.with_name(f"{cache.name}.{os.getpid()}")
-        command = [sys.executable, setup.name, "-q", "build_ext", "--build-lib", mine, "--build-temp", mine / "objects"]
-        subprocess.run([str(part) for part in command], cwd=setup.parent, check=True, stdout=subprocess.DEVNULL)
+    folder = cache / "rtdetr/ops"
+    info = build_info(folder)
+    if not _has_cpu(info):
         try:
-            mine.rename(cache)
-        except OSError:
-            if not (cache / "rtdetr/ops/_build.json").exists():
-                raise
-    return cache / "rtdetr/ops"
+            info = _fill(cache, setup)
+        except subprocess.CalledProcessError:
+            info = {"cpu": {"reason": f"RTDETR_JIT=1, but {setup} failed and says above why"}}
+        except OSError as error:
+            fix = f"set XDG_CACHE_HOME to a folder that can be written, or {BUILD}"
+            info = {"cpu": {"reason": f"RTDETR_JIT=1, but {error.filename}: {error.strerror}", "fix": fix}}
+    return (folder if _has_cpu(info) else HERE), info
+
+
+def _fill(cache: Path, setup: Path) -> dict[str, Any]:
+    """Compiles into the cache, which stays empty if nothing can be compiled; returns the decisions. Processes may run
+    concurrently: each compiles into its own folder, and the first to finish renames it."""
+    mine = cache.with_name(f"{cache.name}.{os.getpid()}")
+    command = [sys.executable, setup.name, "-q", "build_ext", "--build-lib", mine, "--build-temp", mine / "objects"]
+    try:
+        mine.mkdir(parents=True, exist_ok=True)
+        subprocess.run([str(part) for part in command], cwd=setup.parent, check=True, stdout=subprocess.DEVNULL)
+        info = build_info(mine / "rtdetr/ops")
+        if _has_cpu(info):
+            try:
+                mine.rename(cache)
+            except OSError:
+                if not _has_cpu(build_info(cache / "rtdetr/ops")):
+                    raise
+        return info
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)
 
 
 _BUILD_SETTINGS = ("RTDETR_CUDA", "FORCE_CPU", "RTDETR_DEBUG", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CXX")
@@ -59,6 +82,10 @@ def build_info(folder: Path) -> dict[str, Any]:
     """Build decisions recorded by setup.py, {} if it never ran here."""
     path = folder / "_build.json"
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _has_cpu(info: dict[str, Any]) -> bool:
+    return bool(info.get("cpu", {}).get("built"))
 
 
 def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
@@ -81,8 +108,7 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
     return None
 
 
-FOLDER = library_folder()
-INFO = build_info(FOLDER)
+FOLDER, INFO = library_folder()
 WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
 # _cpu.so declares the operators, _cuda.so only adds kernels to them.
 WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)

@@ -111,6 +111,53 @@ def test_library_that_was_never_built(tmp_path: Path) -> None:
     )
 
 
+SETUP = """
+import json, os, pathlib, sys
+with open("runs", "a") as runs:
+    runs.write("x")
+if os.environ["BUILDS"] == "fails":
+    sys.exit(1)
+folder = pathlib.Path(sys.argv[sys.argv.index("--build-lib") + 1]) / "rtdetr/ops"
+folder.mkdir(parents=True)
+cpu = {"built": True} if os.environ["BUILDS"] == "yes" else {"built": False, "reason": "no compiler", "fix": "get one"}
+(folder / "_build.json").write_text(json.dumps({"cpu": cpu}))
+"""
+
+
+def test_a_cache_is_used_only_if_the_kernels_were_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RTDETR_JIT=1 with a setup.py that compiles nothing, then fails, and then builds for two versions of torch."""
+    here, runs, cache = tmp_path / "rtdetr/ops", tmp_path / "runs", tmp_path / "cache/rtdetr"
+    here.mkdir(parents=True)
+    (tmp_path / "setup.py").write_text(SETUP)
+    monkeypatch.setattr(compiled, "HERE", here)
+    monkeypatch.setenv("RTDETR_JIT", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parent))
+    for builds, says in (("no", "no compiler"), ("fails", f"{tmp_path / 'setup.py'} failed")):
+        monkeypatch.setenv("BUILDS", builds)
+        for _ in range(2):
+            folder, info = compiled.library_folder()
+            assert folder == here and not [*cache.iterdir()]
+            assert message("not built", says).search(compiled.load("cpu", folder, info) or "")
+    assert runs.read_text() == "xxxx"
+    monkeypatch.setenv("BUILDS", "yes")
+    folders = [compiled.library_folder()[0] for _ in range(2)]
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    folders.append(compiled.library_folder()[0])
+    assert folders[0] == folders[1] != folders[2] and runs.read_text() == "xxxxxx"
+    assert {*folders} == {each / "rtdetr/ops" for each in cache.iterdir()}
+
+
+def test_a_cache_that_cannot_be_written_is_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rtdetr/ops").mkdir(parents=True)
+    (tmp_path / "setup.py").write_text(SETUP)
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setattr(compiled, "HERE", tmp_path / "rtdetr/ops")
+    monkeypatch.setenv("RTDETR_JIT", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    why_not = compiled.load("cpu", *compiled.library_folder())
+    assert message("not built", "cache", "Not a directory", "set XDG_CACHE_HOME").search(why_not or "")
+
+
 def test_library_that_cannot_load(tmp_path: Path) -> None:
     (tmp_path / "_cpu.so").write_bytes(b"not a library")
     why = compiled.load("cpu", tmp_path, {"cpu": {"built": True, "torch": "9.9"}})

@@ -119,6 +119,7 @@ MESSAGES = {
     "too many levels": ["at most", "levels"],
     "cells differ": ["cells"],
     "without CUDA": ["no CUDA"],
+    "not built": ["not built"],
     "too many files": ["on their way|in progress", "the most"],
     "all answered": ["answered"],
 }
