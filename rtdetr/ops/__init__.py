@@ -5,14 +5,23 @@ Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rtdetr.ops.assignment import linear_assignment
-from rtdetr.ops.backend import BACKENDS, Backend, check_readable, check_tensors, resolve_backend, run, why_not_compiled
+from rtdetr.ops.backend import (
+    BACKENDS,
+    Backend,
+    check_readable,
+    check_tensors,
+    is_pair,
+    resolve_backend,
+    run,
+    why_not_compiled,
+)
 from rtdetr.ops.deformable_aggregation import DeformableFeatureAggregation, deformable_aggregation
 from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
 
@@ -178,16 +187,11 @@ def _check_shapes(spatial_shapes: SpatialShapes, on_meta: bool) -> int:
         if spatial_shapes.dim() != 2 or spatial_shapes.shape[1] != 2 or spatial_shapes.is_floating_point():
             got = f"{tuple(spatial_shapes.shape)} of {spatial_shapes.dtype}"
             raise ValueError(f"spatial_shapes: expected integers (L, 2), got {got}")
-    elif not isinstance(spatial_shapes, Sized) or not all(map(_is_pair, spatial_shapes)):
+    elif not isinstance(spatial_shapes, Sized) or not all(map(is_pair, spatial_shapes)):
         raise ValueError(f"spatial_shapes: expected pairs of whole numbers (height, width), got {spatial_shapes}")
     if len(spatial_shapes) == 0:
         raise ValueError("spatial_shapes: expected at least one level, got none")
     return len(spatial_shapes)
-
-
-def _is_pair(pair: object) -> bool:
-    """Whether it is a height and a width. Symbols stand for integers in an export."""
-    return isinstance(pair, Collection) and len(pair) == 2 and not any(isinstance(side, (float, str)) for side in pair)
 
 
 def _check_fused(spatial_shapes: SpatialShapes, reference: Tensor, offsets: Tensor, logits: Tensor) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Collection
 from functools import cache
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -98,6 +100,17 @@ def check_readable(name: str, values: object, on_meta: bool = False) -> None:
     """Raises ValueError for numbers in a tensor on the meta device, which holds none; on_meta: they are not read."""
     if isinstance(values, Tensor) and values.is_meta and not on_meta:
         raise ValueError(f"{name}: expected a tensor that holds numbers, got one on the meta device")
+
+
+def is_pair(pair: object) -> bool:
+    """Whether it is a height and a width, two whole numbers. In an export symbols or tensors stand for them."""
+    return isinstance(pair, Collection) and len(pair) == 2 and all(map(_is_whole, pair))
+
+
+def _is_whole(side: object) -> bool:
+    if isinstance(side, Tensor):
+        return side.dim() == 0 and not side.is_floating_point()
+    return isinstance(side, (Integral, torch.SymInt)) and not isinstance(side, bool)
 
 
 def run(operator: Any, *arguments: Any) -> Any:

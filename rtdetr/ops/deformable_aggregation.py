@@ -6,15 +6,15 @@ S cells of all cameras and levels: camera after camera, within it level after le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops.backend import Backend, check_readable, check_tensors, resolve_backend, run
-from rtdetr.ops.reference import compute_dtype
+from rtdetr.ops.backend import Backend, check_readable, check_tensors, is_pair, resolve_backend, run
+from rtdetr.ops.reference import check_sizes, compute_dtype
 
 CameraShapes = Tensor | Sequence[Sequence[tuple[int, int]]]
 
@@ -94,6 +94,7 @@ def deformable_aggregation_reference(
 ) -> Tensor:
     """As `deformable_aggregation`, by grid_sample for each map. Points outside must have weight 0 already."""
     dtype, groups = compute_dtype(features), weights.shape[5]
+    check_sizes(pair for camera in shapes for pair in camera)
     sizes = [h * w for camera in shapes for h, w in camera]
     if sum(sizes) != features.shape[1]:
         raise ValueError(f"spatial_shapes: the maps hold {sum(sizes)} cells, but features has {features.shape[1]}")
@@ -244,10 +245,11 @@ def _count_maps(spatial_shapes: CameraShapes) -> tuple[int, int]:
             return spatial_shapes.shape[0], spatial_shapes.shape[1]
         shape, kind = tuple(spatial_shapes.shape), spatial_shapes.dtype
         raise ValueError(f"spatial_shapes: expected integers (N, L, 2), got {shape} of {kind}")
-    pairs = [pair for camera in spatial_shapes for pair in camera]
-    lengths = {len(camera) for camera in spatial_shapes}
-    if len(lengths) != 1 or not pairs or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-        raise ValueError(f"spatial_shapes: expected equally many (height, width) per camera, got {spatial_shapes}")
+    cameras = spatial_shapes if isinstance(spatial_shapes, Collection) else ()
+    lengths = {len(each) if isinstance(each, Collection) and all(map(is_pair, each)) else 0 for each in cameras}
+    if len(lengths) != 1 or 0 in lengths:
+        wanted = "equally many pairs of whole numbers (height, width) per camera"
+        raise ValueError(f"spatial_shapes: expected {wanted}, got {spatial_shapes}")
     return len(spatial_shapes), lengths.pop()
 
 

@@ -5,7 +5,7 @@ Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -52,10 +52,15 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
     return output.reshape(batch, heads * channels, queries).transpose(1, 2).to(value.dtype).contiguous()
 
 
-def _check_cells(shapes: Shapes, expected: int) -> None:
+def check_sizes(shapes: Iterable[tuple[int, int]]) -> None:
+    """Raises ValueError for heights and widths that are not positive."""
     for level, (h, w) in enumerate(shapes):
         if h <= 0 or w <= 0:
             raise ValueError(f"spatial_shapes: expected positive sizes, got ({h}, {w}) at level {level}")
+
+
+def _check_cells(shapes: Shapes, expected: int) -> None:
+    check_sizes(shapes)
     cells = sum(h * w for h, w in shapes)
     if cells != expected:
         raise ValueError(f"spatial_shapes: the levels hold {cells} cells, but value has {expected}")
@@ -76,6 +81,8 @@ def locations_from_offsets(reference: Tensor, offsets: Tensor, shapes: Shapes | 
     elif isinstance(shapes, Tensor):
         step = 1 / shapes.to(offsets.device, dtype, non_blocking=True).flip(-1)[:, None]
     else:
+        if not torch.jit.is_tracing():
+            check_sizes(shapes)
         # Filled number by number: a tensor built from a list would be copied to the device and synchronise with it.
         sizes = [offsets.new_full((1,), 1 / size, dtype=dtype) for h, w in shapes for size in (w, h)]
         step = torch.cat(sizes).view(-1, 1, 2)

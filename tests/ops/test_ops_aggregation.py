@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -305,6 +306,44 @@ BAD = [
 def test_wrong_sizes_are_named(target: Target, arguments: object, message: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=message):
         deformable_aggregation(*arguments(make_views().to(target[1])), backend=target[0])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ((-6, -9), "positive sizes, got (-6, -9)"),
+        ((0, 9), "positive sizes, got (0, 9)"),
+        ((6.0, 9.0), "whole numbers"),
+        ((np.float32(6), np.float32(9)), "whole numbers"),
+        (("6", "9"), "whole numbers"),
+        ((None, 9), "whole numbers"),
+        ((True, 9), "whole numbers"),
+        (None, "whole numbers"),
+    ],
+)
+def test_sizes_that_are_none_are_named(target: Target, size: object, said: str) -> None:
+    x = make_views().to(target[1])
+    shapes = (((size, (3, 5))), *CAMERAS[1:])
+    with pytest.raises(ValueError, match=rf"^spatial_shapes: expected .*{re.escape(said)}"):
+        deformable_aggregation(x.features, shapes, None, x.locations, x.weights, backend=target[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shapes", [None, 5, "ab", [5], [None]])
+def test_cameras_that_are_none_are_named(target: Target, shapes: object) -> None:
+    x = make_views().to(target[1])
+    with pytest.raises(ValueError, match=r"^spatial_shapes: expected .* per camera, got"):
+        deformable_aggregation(x.features, shapes, None, x.locations, x.weights, backend=target[0])  # type: ignore[arg-type]
+
+
+def test_sizes_in_an_array(target: Target) -> None:
+    x = make_views().to(target[1])
+    alike = ((6, 9), (3, 5))
+    features = torch.cat((x.features, x.features), 1)[:, : 3 * 69]
+    outputs = [
+        deformable_aggregation(features, shapes, None, x.locations, x.weights, backend=target[0])
+        for shapes in ((alike,) * 3, np.array((alike,) * 3))
+    ]
+    assert outputs[0].equal(outputs[1])
 
 
 def test_meta() -> None:

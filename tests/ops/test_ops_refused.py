@@ -60,6 +60,8 @@ def test_arrays_and_meta_tensors_of_the_fused_call_are_named(target: Target) -> 
         (((9, 7), (5, 4), (1, 4)), None, message("cells differ", "spatial_shapes", "87", "86")),
         (((9, 7), (5, 4)), None, message("expected", "sampling_locations")),
         (((-9, -7), (5, 4), (1, 3)), None, message("expected", "spatial_shapes", "positive", "(-9, -7)", "level 0")),
+        (((np.float32(9), 7), (5, 4), (1, 3)), None, message("expected", "spatial_shapes", "whole numbers")),
+        (((None, 7), (5, 4), (1, 3)), None, message("expected", "spatial_shapes", "whole numbers", "None")),
         (((9.5, 7), (5, 4), (1, 3)), None, message("expected", "spatial_shapes", "whole numbers", "9.5")),
         (SHAPES, (0, 1, 2), message("expected", "level_start_index", "level 1", "cell 63")),
         (SHAPES, (0, 63), message("expected", "level_start_index", "shape (3)", "(2)")),
@@ -75,6 +77,16 @@ def test_what_the_compiled_op_refuses_is_one_sentence(shapes: Any, starts: Any, 
     assert sentence.search(said) and said.startswith(("spatial_shapes", "sampling_locations", "level_start_index")), (
         said
     )
+
+
+def test_sizes_of_points_of_the_fused_call_are_named(target: Target) -> None:
+    """Offsets from points are divided by the sizes."""
+    x = make_inputs(SHAPES, 1, 4, 2, 8, 3).to(target[1])
+    points = torch.rand(1, 4, 1, 2, device=target[1])
+    for empty in ((0, 7), (9, -7)):
+        shapes = (empty, *SHAPES[1:])
+        with pytest.raises(ValueError, match=rf"positive sizes, got \({empty[0]}, {empty[1]}\) at level 0"):
+            ms_deform_attn_fused(x.value, shapes, points, x.locations, x.weights, backend=target[0])  # type: ignore[arg-type]
 
 
 def test_the_backward_call_of_old_extensions_refuses_them_as_well() -> None:
