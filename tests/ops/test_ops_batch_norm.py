@@ -53,6 +53,14 @@ def test_one_value_to_a_channel_is_left_to_the_module_which_refuses_it() -> None
     assert norm.running_var.isfinite().all()
 
 
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm])
+def test_the_kernels_refuse_one_value_to_a_channel(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one process, where the statistics are those of this value alone."""
+    monkeypatch.setattr(batch_norm, "_why_not_map", lambda _: None)
+    assert why_not(kind(8), torch.rand(1, 8, 1, 2), F.relu) is None
+    assert "no variance" in (why_not(kind(8), torch.rand(1, 8, 1, 1), F.relu) or "")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", list(TOLERANCE))
 def test_numbers_and_gradients(dtype: torch.dtype) -> None:

@@ -27,8 +27,7 @@ def norm_activation(norm: nn.Module, x: Tensor, activation: Activation, plus: Te
         assert isinstance(norm, nn.BatchNorm2d | nn.SyncBatchNorm)
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked.add_(1)
-        several = isinstance(norm, nn.SyncBatchNorm) and dist.is_initialized() and dist.get_world_size() > 1
-        numbers = (norm.running_mean, norm.running_var, norm.momentum, norm.eps, KINDS[activation], several)
+        numbers = (norm.running_mean, norm.running_var, norm.momentum, norm.eps, KINDS[activation], _is_shared(norm))
         return NormActivation.apply(x, norm.weight, norm.bias, plus, *numbers)
     y = norm(x)
     y = y if plus is None else y + plus
@@ -43,9 +42,14 @@ def why_not(norm: nn.Module, x: Tensor, activation: Activation) -> str | None:
         return reason
     if activation not in KINDS:
         return "the kernels need ReLU, SiLU or nothing"
-    if x.numel() == x.shape[1] and not isinstance(norm, nn.SyncBatchNorm):
+    if x.numel() == x.shape[1] and not _is_shared(norm):
         return "one value to a channel has no variance, which the module says"
     return None
+
+
+def _is_shared(norm: nn.Module) -> bool:
+    """Whether its statistics are those of several processes."""
+    return isinstance(norm, nn.SyncBatchNorm) and dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _why_not_map(x: Tensor) -> str | None:
