@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 
 from rtdetr.data.images import read_bytes
 from rtdetr.inference.draw import Detection
 
+Result = TypeVar("Result")
 Detect = Callable[[list[Image.Image]], list[list[Detection]]]
 READERS = 4  # images that are decoded at once
 PATIENCE = 0.002  # seconds between two checks whether the detector is free
@@ -88,7 +89,7 @@ class Batcher:
                     each.job.answer.set_exception(error)
             if readable:
                 self.seen(len(readable))
-                at_work = self.detector.submit(self._detect, [each.image.result() for each in readable])
+                at_work = _submit(self.detector, self._detect, [each.image.result() for each in readable])
                 at_work.add_done_callback(partial(_deliver, [each.job for each in readable]))
             if last:
                 return
@@ -106,11 +107,21 @@ class Batcher:
             if job is None:
                 return batch, True
             if job.answer.set_running_or_notify_cancel():
-                batch.append(Reading(job, self.readers.submit(read_bytes, job.data, self.max_megapixels)))
+                batch.append(Reading(job, _submit(self.readers, read_bytes, job.data, self.max_megapixels)))
         return batch, False
 
     def _detect(self, images: list[Image.Image]) -> list[Answer]:
         return [Answer(*image.size, found) for image, found in zip(images, self.detect(images))]
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """The future result of a call, which raises the error of a system that has no more threads for the pool."""
+    try:
+        return pool.submit(call, *arguments)
+    except RuntimeError as error:
+        failed: Future[Result] = Future()
+        failed.set_exception(error)
+        return failed
 
 
 def _deliver(jobs: list[Job], done: Future[list[Answer]]) -> None:

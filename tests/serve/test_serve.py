@@ -224,6 +224,22 @@ def test_one_bad_file_costs_itself_alone_and_a_failure_is_answered() -> None:
         assert request(detect, image_bytes()).status == 200
 
 
+@pytest.mark.parametrize("pool", ["readers", "detector"])
+def test_a_thread_that_cannot_start_costs_its_requests_alone(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rtdetr.serve.batching import Batcher
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    batcher = Batcher(Detector(), 8, 50.0, lambda _: None)
+    monkeypatch.setattr(getattr(batcher, pool), "submit", refuses)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        batcher.submit(image_bytes()).result(30)
+    monkeypatch.undo()
+    assert batcher.submit(image_bytes()).result(30).detections == BOXES
+    batcher.close()
+
+
 def test_missing_packages_and_bad_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
