@@ -19,7 +19,8 @@ PHOTOS_CONFIG = $(shell $(PY) -c "import torch; print('rtdetrv3_r18vd_small' if 
 	'rtdetrv3_nano_shapes -u train.epochs=30 train.eval_every=5')")
 
 ACTIVE := $(or $(VIRTUAL_ENV),$(CONDA_PREFIX))
-HAS_TORCH := $(if $(ACTIVE),$(shell "$(ACTIVE)/bin/python" -c "import torch" 2>/dev/null && echo yes))
+FIND_TORCH := import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)
+HAS_TORCH := $(if $(ACTIVE),$(shell "$(ACTIVE)/bin/python" -c "$(FIND_TORCH)" 2>/dev/null && echo yes))
 BIN := $(if $(HAS_TORCH),$(ACTIVE),.venv)/bin
 PY := $(BIN)/python
 READY := $(BIN)/.rtdetr-ready
