@@ -25,6 +25,7 @@ FLOORS = {
     "config_file": 0,
     "config_keys": 0,
     "extras": 0,
+    "file_lock": 0,
     "foreign_names": 0,
     "outputs": 0,
     "shipped_configs": 0,

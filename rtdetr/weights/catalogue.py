@@ -7,7 +7,6 @@ v3's without the training parts; and every model of the Hub as owner/model.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +21,8 @@ from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.hub import HUB_ID, from_hub
 from rtdetr.weights.huggingface_names import TRAINING_ONLY
 from rtdetr.weights.official import Conversion, convert
-from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, official_checkpoint, verify, weights_folder
+from rtdetr.weights.registry import OFFICIAL, OfficialFile, fetched, official_checkpoint, weights_folder
 from rtdetr.weights.training_parts import OTHER_SELECTOR, with_training_parts
-
-logger = logging.getLogger(__name__)
 
 STORAGE = "https://github.com/lyuwenyu/storage/releases/download/"
 NAME_SUFFIXES = (*WEIGHT_SUFFIXES, ".safetensors", ".bin", ".onnx", ".xml", ".yml", ".yaml")  # of files
@@ -102,16 +99,12 @@ def size_of(name: str) -> int | None:
 
 def release_checkpoint(name: str) -> Path:
     """The checkpoint of a release, downloaded, verified and converted if necessary. Raises CheckpointError."""
-    release, checkpoint = RELEASES[name], checkpoint_of(name)
-    if checkpoint.is_file():
-        return checkpoint
-    file = release_file(name)
-    if not file.is_file():
-        logger.info("%s: downloading the weights (%s) to %s", name, release.file.licence, file)
-        download(release.file, file)
-    verify(release.file, file)
-    save_checkpoint(checkpoint, detector_content(convert(file), file, name, release))
-    return checkpoint
+    release, file, checkpoint = RELEASES[name], release_file(name), checkpoint_of(name)
+
+    def save() -> None:
+        save_checkpoint(checkpoint, detector_content(convert(file), file, name, release))
+
+    return fetched(release.file, file, checkpoint, save)
 
 
 def read_detector(file: Path) -> dict[str, Any]:

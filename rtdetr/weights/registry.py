@@ -7,15 +7,18 @@ authors publish no hashes. Those of R18, R34 and R50 were recorded by the detrs 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import logging
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rtdetr import __version__
+from rtdetr.file_lock import lock
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import file_sha256
 from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
@@ -29,7 +32,7 @@ DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t
 class OfficialFile(NamedTuple):
     url: str
     num_bytes: int | None = None  # None: unknown, any size is accepted
-    sha256: str | None = None  # None: unknown; the hash of the first download is printed and stored
+    sha256: str | None = None  # None: unknown; the hash of the first file that converts is printed and stored
     licence: str = OFFICIAL_LICENCE
 
 
@@ -66,17 +69,57 @@ def official_checkpoint(name: str) -> Path:
 
     Raises CheckpointError, with advice for machines without a network.
     """
-    folder = weights_folder()
-    checkpoint, file = folder / f"{name}.pth", folder / f"{name}.pdparams"
+    official, file = OFFICIAL[name], weights_folder() / f"{name}.pdparams"
+    checkpoint = file.with_suffix(".pth")
+
+    def save() -> None:
+        save_conversion(convert(file), file, checkpoint, official.licence)
+
+    return fetched(official, file, checkpoint, save)
+
+
+def fetched(official: OfficialFile, file: Path, checkpoint: Path, save: Callable[[], None]) -> Path:
+    """The checkpoint of a file, downloaded, verified and converted if necessary, by one process at a time.
+
+    save: converts the file and writes the checkpoint. A file that this call downloads and cannot convert is removed.
+    Raises CheckpointError.
+    """
     if checkpoint.is_file():
         return checkpoint
-    official = OFFICIAL[name]
-    if not file.is_file():
-        logger.info("%s: downloading the official weights (%s) to %s", name, official.licence, file)
-        download(official, file)
-    verify(official, file)
-    save_conversion(convert(file), file, checkpoint, official.licence)
+    try:
+        with _alone(checkpoint):
+            if checkpoint.is_file():  # another process has written it in the meantime
+                return checkpoint
+            new = not file.is_file()
+            if new:
+                logger.info("%s: downloading the weights (%s) to %s", checkpoint.stem, official.licence, file)
+                download(official, file)
+            found = verify(official, file)
+            try:
+                save()
+            except CheckpointError:
+                if new:
+                    file.unlink()
+                raise
+            if official.sha256 is None and not _noted(file).is_file():
+                logger.warning("%s: its hash is not published; trusting this file, sha256 %s", file, found)
+                _noted(file).write_text(f"{found}\n", encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or checkpoint}: cannot be written ({error.strerror}); RTDETR_WEIGHTS names another folder"
+        ) from error
     return checkpoint
+
+
+@contextlib.contextmanager
+def _alone(checkpoint: Path) -> Iterator[None]:
+    """Context manager: waits until no other process is writing the checkpoint. Raises OSError."""
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    with open(checkpoint.with_name(f".{checkpoint.name}.lock"), "wb") as file:
+        if not lock(file.fileno()):
+            logger.info("%s: waiting for another process, which downloads or converts it", checkpoint.stem)
+            lock(file.fileno(), wait=True)
+        yield
 
 
 def download(official: OfficialFile, file: Path) -> None:
@@ -104,21 +147,28 @@ def download(official: OfficialFile, file: Path) -> None:
     os.replace(part, file)
 
 
-def verify(official: OfficialFile, file: Path) -> None:
-    """Raises CheckpointError unless a file is the official one. If its hash is not published, that of the first file is
-    printed and kept next to it as FILE.sha256."""
+def verify(official: OfficialFile, file: Path) -> str:
+    """The hash of a file. Raises CheckpointError unless the file is the official one, or, if its hash is not published,
+    the one that was converted first, whose hash is next to it as FILE.sha256."""
     found, size = file_sha256(file), file.stat().st_size
-    noted = file.with_name(f"{file.name.removesuffix('.part')}.sha256")
-    expected = official.sha256 or (noted.read_text(encoding="utf-8").strip() if noted.is_file() else None)
-    if expected is None:
-        logger.warning("%s: its hash is not published; trusting this file, sha256 %s", file, found)
-        noted.write_text(f"{found}\n", encoding="utf-8")
-    elif found != expected:
+    noted = _noted(file)
+    expected, where = official.sha256, ""
+    if expected is None and noted.is_file():
+        expected, where = noted.read_text(encoding="utf-8").strip(), f" as noted in {noted}"
+    if expected not in (None, found):
         yourself = f", or convert it yourself if you trust it: rtdetr convert {file.name} -o {file.stem}.pth"
         raise CheckpointError(
-            f"{file}: not the official file: sha256 {found} ({size:,} bytes), expected {expected}; download it again"
+            f"{file}: not the official file: sha256 {found} ({size:,} bytes), expected {expected}{where}; "
+            "download it again"
+            + (f", or remove {noted.name} if you trust the new file" if where else "")
             + (yourself if ".pdparams" in file.name else "")
         )
+    return found
+
+
+def _noted(file: Path) -> Path:
+    """The file with the hash of the first download."""
+    return file.with_name(f"{file.name.removesuffix('.part')}.sha256")
 
 
 def _receive(official: OfficialFile, part: Path) -> None:

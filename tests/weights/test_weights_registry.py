@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from weight_server import CONTENT, SHA256, Server
 
 from rtdetr.weights import registry
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, official_checkpoint, verify
+from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, fetched, official_checkpoint, verify
 
 
 def test_a_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
@@ -56,14 +59,58 @@ def test_a_web_page_and_a_replaced_file_are_refused(server: Server, tmp_path: Pa
         download(server.file(), tmp_path / "w.pdparams")
 
 
+def fetched_by(official: OfficialFile, file: Path, save: Callable[[], None] | None = None) -> Path:
+    checkpoint = file.with_suffix(".pth")
+    return fetched(official, file, checkpoint, save or (lambda: checkpoint.write_bytes(b"converted") and None))
+
+
 def test_an_unknown_hash_is_trusted_once(server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     official, file = server.file(None, None), tmp_path / "w.pdparams"
-    download(official, file)
+    fetched_by(official, file)
     assert f"trusting this file, sha256 {SHA256}" in caplog.text
-    verify(official, file)
+    assert verify(official, file) == SHA256
     file.write_bytes(b"another")
-    with pytest.raises(CheckpointError, match=f"expected {SHA256}"):
+    with pytest.raises(
+        CheckpointError, match=message("other content", SHA256, "download", file.with_suffix(".pdparams.sha256"))
+    ):
         verify(official, file)
+
+
+def test_a_hash_is_noted_only_of_a_file_that_converts(server: Server, tmp_path: Path) -> None:
+    official, file = server.file(None, None), tmp_path / "w.pdparams"
+
+    def refuse() -> None:
+        raise CheckpointError("damaged")
+
+    file.write_bytes(CONTENT[:10])  # still being copied by hand
+    with pytest.raises(CheckpointError, match=message("damaged")):
+        fetched_by(official, file, refuse)
+    assert file.read_bytes() == CONTENT[:10] and not file.with_suffix(".pdparams.sha256").exists()
+    file.unlink()
+    with pytest.raises(CheckpointError, match=message("damaged")):
+        fetched_by(official, file, refuse)
+    assert not file.exists() and not file.with_suffix(".pdparams.sha256").exists()
+    assert fetched_by(official, file).read_bytes() == b"converted"
+    assert verify(official, file) == SHA256
+
+
+def test_processes_that_start_together_download_once(server: Server, tmp_path: Path) -> None:
+    official, file, saved = server.file(), tmp_path / "w.pdparams", []
+
+    def save() -> None:
+        saved.append(file.read_bytes())
+        time.sleep(0.1)
+        file.with_suffix(".pth").touch()
+
+    with ThreadPoolExecutor(4) as pool:  # each opens the lock anew, as processes do
+        list(pool.map(lambda _: fetched_by(official, file, save), range(4)))
+    assert server.ranges == [None] and saved == [CONTENT]
+
+
+def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(CheckpointError, match=message("not written", tmp_path / "taken", "RTDETR_WEIGHTS")):
+        fetched_by(server.file(), tmp_path / "taken" / "w.pdparams")
 
 
 def test_without_a_network_it_says_where_the_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rtdetr.config import ConfigError
+from rtdetr.file_lock import lock
 from rtdetr.wording import option
 
 GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its folder, too
@@ -21,7 +22,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     another training holds it. File systems without locks give no protection."""
     descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
     try:
-        while not _taken(descriptor):
+        while not lock(descriptor):
             if time.monotonic() > end:
                 raise ConfigError(
                     f"{folder}: another training is running in it, perhaps this one, started twice; wait for its "
@@ -33,13 +34,3 @@ def run_lock(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers that are still running hold it, too
     finally:
         os.close(descriptor)
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # no locks, as on NFS
-        return True
-    return True
