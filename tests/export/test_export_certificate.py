@@ -56,6 +56,15 @@ def test_difference_counts_what_has_no_counterpart(
     assert difference(expected, found, BOUNDS["fp32"]).missing == missing
 
 
+def test_the_best_scores_are_compared_if_none_is_high_enough() -> None:
+    """Files in 8 bits have more queries, so more detections."""
+    expected = detections([0.04, 0.02], [1, 0], [[0, 0, 9, 9]] * 2)
+    for scores, missing in (([0.01, 0.04, 0.03], 0), ([0.01, 0.6, 0.03], 1)):
+        found = difference(expected, detections(scores, [1, 0, 0], [[0, 0, 9, 9]] * 3), BOUNDS["int8"])
+        assert found.detections == 0 and found.missing == missing
+    assert difference(expected, expected, BOUNDS["int8"]).score == 0
+
+
 @pytest.mark.parametrize(
     ("precision", "after", "passed"),
     [("fp32", 0.6005, True), ("fp32", 0.602, False), ("int8", 0.592, True), ("int8", 0.588, False)],
