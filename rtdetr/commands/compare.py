@@ -69,13 +69,18 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def exports_beside(weights: Path) -> list[Path]:
-    """Returns the exports in a checkpoint's folder that have its name and a certificate."""
-    from rtdetr.export.targets import CERTIFICATE
+    """Returns the other exports in a checkpoint's folder that have its name and a certificate; failed ones are left
+    out."""
+    from rtdetr.export.targets import CERTIFICATE, FAILED
 
     certificates = sorted(weights.parent.glob(f"*{CERTIFICATE}"))
     files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
     beginnings = tuple(f"{weights.stem}{mark}" for mark in ".-_")
-    return [each for each in files if each.exists() and each.name.startswith(beginnings)]
+    return [
+        each
+        for each in files
+        if each.name.startswith(beginnings) and each.suffix != FAILED and each != weights and each.exists()
+    ]
 
 
 def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[list[Row], str]:
@@ -92,15 +97,19 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.inference.runtimes import load_model
     from rtdetr.models.rtdetrv3 import Network
     from rtdetr.shipped_configs import find_config
+    from rtdetr.weights.catalogue import located
     from rtdetr.weights.checkpoint import CheckpointError
     from rtdetr.weights.digest import weights_sha256
 
     updates = [*data_updates(args.data, ("val",)), *args.update]
     replaced = load_config(find_config(args.config), updates) if args.config else None
-    rows, names = [], [each.name for each in (weights, *files)]
+    rows = []
     with distributed.process_group(args.device) as device:
         first, cfg, classes = load_model(weights, device, updates, replaced)
-        digest = weights_sha256(first.state_dict()) if isinstance(first, Network) else None
+        digest = weights_sha256(first.state_dict()) if isinstance(first, Network) else first.metadata.weights_sha256
+        if not args.files:
+            files = [each for each in files if not about_others(each, digest)]
+        names = [each.name for each in (weights, *files)]
         loader = build_val_loader(cfg, classes)
         for file in (weights, *files):
             model, _, own = load_model(file, device, cfg=cfg)
@@ -114,13 +123,25 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
                     "runtime": getattr(model, "runtime", "PyTorch"),
                     "AP": figures["AP"],
                     "AP50": figures["AP50"],
-                    "megabytes": num_bytes(file) / 1e6,
+                    "megabytes": num_bytes(located(file)) / 1e6,
                     **speed(predictor, cfg, device),
-                    **certified(file, digest),
+                    **certified(file, digest if isinstance(first, Network) else None),
                 }
             )
         on = f"{loader.source.summary()}; {device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     return rows, on
+
+
+def about_others(file: Path, digest: str) -> bool:
+    """Whether the certificate of a file that nobody named is about other weights, which is printed: `last-1.onnx` is
+    not of last.pth. Raises CheckpointError if the certificate is damaged."""
+    from rtdetr.export.certificate import OTHER_WEIGHTS, read_stored_certificate
+
+    stored = read_stored_certificate(file)
+    if stored is None or stored.weights_sha256 == digest:
+        return False
+    print(f"{file}: left out, as {OTHER_WEIGHTS}, by its certificate")
+    return True
 
 
 def speed(predictor: Predictor, cfg: Config, device: torch.device) -> Row:

@@ -319,7 +319,7 @@ def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exporte
 
     Raises ExportFailed for the latter.
     """
-    ending = "" if certificate.passed else ".failed"
+    ending = "" if certificate.passed else targets.FAILED
     place = target.with_name(target.name + ending)
     if path.is_dir():
         place.mkdir(exist_ok=True)

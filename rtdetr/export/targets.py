@@ -20,6 +20,7 @@ FORMATS |= {"transformers": "_transformers", "triton": "_triton", "ncnn": "_ncnn
 FORMATS |= {"executorch": ".pte", "litert": ".tflite", "coreml": ".mlpackage"}  # the last one is a folder, too
 
 CERTIFICATE = ".certificate.json"  # after the name of a file
+FAILED = ".failed"  # after the name of a file that does not agree with the model
 
 WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a checkpoint, or the model itself
 

@@ -12,6 +12,7 @@ from messages import message
 
 from rtdetr.cli import main
 from rtdetr.commands.compare import HEADS, exports_beside
+from rtdetr.weights.catalogue import checkpoint_of
 from rtdetr.weights.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -42,11 +43,23 @@ def test_the_table_has_a_row_for_each_file(folder: Path, tmp_path: Path, capsys:
 
 
 def test_files_of_other_checkpoints_are_not_taken(tmp_path: Path) -> None:
-    for name in ("best.onnx", "best-fp16.onnx", "best2.onnx", "last.onnx", "best.pt2"):
+    for name in ("best.onnx", "best-fp16.onnx", "best2.onnx", "last.onnx", "best.onnx.failed", "best.pt2"):
         (tmp_path / name).touch()
         if name != "best.pt2":
             (tmp_path / f"{name}.certificate.json").touch()
     assert [each.name for each in exports_beside(tmp_path / "best.pth")] == ["best-fp16.onnx", "best.onnx"]
+    assert [each.name for each in exports_beside(tmp_path / "best.onnx")] == ["best-fp16.onnx"]
+
+
+def test_a_model_is_compared_by_its_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "rtdetrv2_r18vd_coco"
+    monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "model.pth", checkpoint_of(name))
+    assert main(["compare", name, "--device", "cpu"]) == 0
+    assert f"| {name} | PyTorch |" in capsys.readouterr().out
 
 
 def test_files_of_other_weights_or_classes_are_refused(
@@ -65,7 +78,10 @@ def test_files_of_other_weights_or_classes_are_refused(
     content = load_checkpoint(tmp_path / "model.pth")
     next(iter(content["model"].values())).add_(1)
     save_checkpoint(tmp_path / "model.pth", content)
-    assert main(["compare", str(tmp_path / "model.pth"), "--device", "cpu"]) == 2
+    assert main(["compare", str(tmp_path / "model.pth"), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert message("other weights", "model.pt2", "left out", "certificate").search(out) and "| model.pt2 |" not in out
+    assert main(["compare", str(tmp_path / "model.pth"), str(tmp_path / "model.pt2"), "--device", "cpu"]) == 2
     assert message("other weights", "model.pt2", "certificate").search(capsys.readouterr().err)
 
 
