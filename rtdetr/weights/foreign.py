@@ -102,9 +102,8 @@ def _torch_tensors(path: Path) -> dict[str, Tensor]:
     tensors = {name: value for name, value in content.items() if isinstance(name, str) and isinstance(value, Tensor)}
     if not tensors:
         raise ConvertError(f"{path}: no weights found at the top or under 'ema', 'model' or 'state_dict'")
-    for wrapper in WRAPPERS:
-        if all(name.startswith(wrapper) for name in tensors):
-            tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
+    while wrapper := next((each for each in WRAPPERS if all(name.startswith(each) for name in tensors)), None):
+        tensors = {name.removeprefix(wrapper): value for name, value in tensors.items()}
     return tensors
 
 

@@ -104,6 +104,11 @@ class TestForeignWeights:
         )
         self.check(tmp_path / "d.pth", expected, lambda name: True)
 
+    @pytest.mark.parametrize("prefix", ["module._orig_mod.", "_orig_mod.module."])
+    def test_prefixes_of_wrappers_are_stripped(self, prefix: str, tmp_path: Path) -> None:
+        torch.save({"model": {f"{prefix}backbone.res2.w": torch.zeros(2)}}, tmp_path / "w.pth")
+        assert [*read_official(tmp_path / "w.pth")] == ["backbone.res2.w"]
+
     def test_unknown_entries_are_left_over(self, official: dict[str, Tensor], tmp_path: Path) -> None:
         state = {**rtdetr_state(official, 2), "decoder.tgt_embed.weight": torch.ones(300, 256)}
         torch.save({"model": state}, tmp_path / "w.pth")
