@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rtdetr.weights.checkpoint import check_tensors, read_torch_file
+from rtdetr.weights.checkpoint import check_tensors, is_checkpoint, read_torch_file
 from rtdetr.weights.official_names import official_block, official_layout, renamed
 from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
@@ -54,11 +54,26 @@ def read_official(path: str | Path) -> dict[str, Tensor]:
     Entries with unknown names keep them. Raises CheckpointError with one sentence if the file cannot be read or
     contains no known detector or backbone.
     """
+    return to_official(read_entries(path), Path(path))
+
+
+def read_entries(path: str | Path) -> dict[str, Tensor]:
+    """Entries of a weight file under the names and in the layout that they have in it. Raises CheckpointError."""
     path = Path(path)
-    paddle = path.suffix in PADDLE_SUFFIXES
-    tensors = _paddle_tensors(path) if paddle else _torch_tensors(path)
-    tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
+    tensors = _paddle_tensors(path) if path.suffix in PADDLE_SUFFIXES else _torch_tensors(path)
     check_tensors(tensors, path)
+    return tensors
+
+
+def is_own(names: Mapping[str, Tensor]) -> bool:
+    """Whether entries have the names of this project."""
+    return any(name.startswith("backbone.stages.") for name in names)
+
+
+def to_official(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The entries of read_entries under official names, as read_official returns them. Raises CheckpointError."""
+    paddle = path.suffix in PADDLE_SUFFIXES
+    tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
     names = _official_names(tensors, path)
     official = {}
     for name, tensor in tensors.items():
@@ -90,6 +105,8 @@ def _paddle_tensors(path: Path) -> dict[str, Tensor]:
 
 def _torch_tensors(path: Path) -> dict[str, Tensor]:
     content = read_torch_file(path)
+    if is_checkpoint(content):
+        raise ConvertError(f"{path}: is a checkpoint of this project already; no conversion is needed")
     for keys in CONTAINERS:
         inner: Any = content
         for key in keys:
@@ -119,8 +136,11 @@ def _official_names(names: Mapping[str, Tensor], path: Path) -> dict[str, str]:
         rules = RTDETR_PADDLE_RULES if any_starts("transformer.enc_score_head.weight") else ()
     elif any_starts("res_layers.", "res2."):  # a backbone on its own
         return {name: _stage_names(f"backbone.{name}", names) for name in names}
-    elif any_starts("backbone.stages."):
-        raise ConvertError(f"{path}: is a checkpoint of this project already; no conversion is needed")
+    elif is_own(names):
+        raise ConvertError(
+            f"{path}: is a state dict of this project, without the config and classes of a checkpoint; name the "
+            "checkpoint that it came from, or start a training with it (rtdetr train -t)"
+        )
     else:
         raise ConvertError(
             f"{path}: neither RT-DETR v1, v2 or v3 nor a ResNet-vd backbone; its first entries are"

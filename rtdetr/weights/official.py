@@ -21,7 +21,7 @@ from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import LoadReport, compare
 from rtdetr.weights.digest import file_sha256
-from rtdetr.weights.foreign import read_official
+from rtdetr.weights.foreign import is_own, read_entries, read_official, to_official
 from rtdetr.weights.official_names import official_names
 from rtdetr.weights.pdparams import ConvertError
 
@@ -79,9 +79,13 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
 
 
 def load_foreign_weights(path: str | Path) -> dict[str, Tensor]:
-    """Entries of another project's weight file under the names used here, for a warm start; entries without an
-    equivalent keep their names and appear as left over in the load report. Raises ConvertError with one sentence."""
-    official = read_official(path)
+    """Entries of another project's weight file, or of a state dict of this one, under the names used here, for a warm
+    start; entries without an equivalent keep their names and appear as left over in the load report. Raises
+    CheckpointError with one sentence."""
+    tensors = read_entries(path)
+    if is_own(tensors):
+        return tensors
+    official = to_official(tensors, Path(path))
     config = recognise(official, path)
     return under_our_names(official, on_meta_device(config.model, _num_classes(official), path))
 

@@ -98,6 +98,7 @@ MESSAGES = {
     # weights and models
     "foreign model": ["not", "this project"],
     "unknown layout": ["neither"],
+    "own state dict": ["state dict", "without"],
     "nothing fits": ["none", "fits"],
     "other weights": ["other weights|another model|not (the weights|those)"],
     "detects other classes": ["detects", "not"],

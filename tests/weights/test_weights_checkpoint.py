@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import compare
 from rtdetr.weights.load import load_exactly, model_from_checkpoint, warm_start
+from rtdetr.weights.official import convert
 
 
 def nano_model(num_classes: int = 3, depth: int = 18, seed: int = 0) -> nn.Module:
@@ -136,6 +138,23 @@ def test_warm_start_from_something_else_is_refused(saved: Path, tmp_path: Path) 
     save_checkpoint(tmp_path / "other.pth", content)
     with pytest.raises(CheckpointError, match=message("nothing fits", "1", "fc.weight")):
         warm_start(nano_model(), tmp_path / "other.pth")
+
+
+@pytest.mark.parametrize("keys", [(), ("model",), ("ema", "module")])
+def test_warm_start_takes_a_state_dict_of_this_project(keys: tuple[str, ...], saved: Path, tmp_path: Path) -> None:
+    content: dict[str, Any] = dict(nano_model(seed=1).state_dict())
+    for key in reversed(keys):
+        content = {key: content}
+    torch.save(content, tmp_path / "w.pth")
+    model = nano_model(seed=2)
+    report = warm_start(model, tmp_path / "w.pth")
+    assert report.matched and not (report.missing or report.unexpected or report.mismatched)
+    expected = nano_model(seed=1).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(CheckpointError, match=message("own state dict", "config", "classes", "rtdetr train -t")):
+        model_from_checkpoint(tmp_path / "w.pth")
+    with pytest.raises(CheckpointError, match=message("already", "checkpoint", "no conversion")):
+        convert(saved)
 
 
 def test_report_names_missing_and_left_over_entries() -> None:
