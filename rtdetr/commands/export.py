@@ -17,6 +17,10 @@ FORMATS = (
     *("onnx", "torch-export", "aot", "openvino", "tensorrt", "triton"),
     *("transformers", "executorch", "litert", "coreml", "ncnn"),
 )
+OF_NEW_FILES = (  # options that --check does not take
+    *("format", "output", "half", "int8", "calibrate", "raw", "input"),
+    *("portable", "sampling", "opset", "ap"),
+)
 ABOUT = """Write a model in a format that runs without this project, and compare it with PyTorch.
 
     rtdetr export best.pth --format onnx               one file; batch, height and width are dynamic
@@ -47,6 +51,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     targets.check_source(weights)
     kernels: Kernels = args.kernels or "auto"  # the config's value is for training
     if args.check:
+        if given := [f"--{name}" for name in OF_NEW_FILES if getattr(args, name) not in (None, False)]:
+            raise ConfigError(f"--check: compares a file as it is, so leave out {', '.join(given)}")
         _check_operators(args.operators, args.check)
         with writing(args.check), using(kernels):
             certificate = check_file(weights, args.check, args.images, say=print).certificate
@@ -56,6 +62,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return 0
     if args.sampling and not args.portable:
         raise ConfigError("--sampling needs --portable")
+    args.format, args.input = args.format or "onnx", args.input or "uint8"
     portable: Sampling | None = (args.sampling or "gather") if args.portable else None
     output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw, portable)
     targets.check(output, args.format)
@@ -118,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was started.",
     )
     add_weights(parser, "a checkpoint of this project")
-    parser.add_argument("--format", type=_format, choices=FORMATS, default="onnx", help="default: onnx")
+    parser.add_argument("--format", type=_format, choices=FORMATS, help="default: onnx")
     text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton, coreml, ncnn are folders"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--half", action="store_true", help="float16 weights and arithmetic; heads stay float32")
@@ -129,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "logits (B, Q, C) and boxes (B, Q, 4) cxcywh normalised, instead of labels, boxes in pixels and scores"
     parser.add_argument("--raw", action="store_true", help=text)
     text = "input of the file: uint8 images or float32 in [0, 1]; default: uint8"
-    parser.add_argument("--input", choices=("uint8", "float"), default="uint8", help=text)
+    parser.add_argument("--input", choices=("uint8", "float"), help=text)
     text = "for one image of one size, without GridSample, TopK, GatherND, tensors of 5 axes, infinite numbers"
     parser.add_argument("--portable", action="store_true", help=text)
     text = "how --portable samples: gather, or products of matrices for runtimes without Gather; default: gather"

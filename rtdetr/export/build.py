@@ -159,13 +159,14 @@ def check_file(
         )
     examples = example_images(images, metadata.config)
     say(f"comparing {file} with PyTorch on {examples.says}, and on random ones")
-    certificate = certify(file, "", model, metadata, examples)
+    certificate = certify(file, noted.format if noted is not None else "", model, metadata, examples)
     if not good and certificate.fault in (OTHER_WEIGHTS, OTHER_CLASSES):
         raise ExportFailed(f"{file}: {certificate.fault} than those of {_named(weights)}; no certificate was written")
     if not certificate.fault and good not in ("", certificate.sha256):
         certificate.fault = "the file has other bytes than when it was certified"
-    if noted is not None and good:
-        certificate.ap = noted.ap
+    if noted is not None:
+        certificate.notes = noted.notes
+        certificate.ap = noted.ap if good else None
     certificate.certified_sha256 = good or (certificate.sha256 if certificate.passed else "")
     say(certificate.table())
     certificate.save(targets.certificate_path(file))

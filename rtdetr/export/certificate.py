@@ -177,6 +177,8 @@ class StoredCertificate(NamedTuple):
 
     sha256: str  # of the file when it last passed, empty if it never did
     weights_sha256: str  # of the model that it was compared with
+    format: str
+    notes: list[str]
     ap: AveragePrecisions | None
     score: float | None  # largest differences from PyTorch, the box in pixels; None if nothing was compared
     box: float | None
@@ -192,7 +194,8 @@ def read_stored_certificate(file: Path) -> StoredCertificate | None:
         ap = content.get("ap")  # missing in older certificates
         score, box = (max((each[key] for each in content["comparisons"]), default=None) for key in ("score", "box"))
         sha256, weights_sha256 = content["certified_sha256"], content["weights_sha256"]
-        return StoredCertificate(sha256, weights_sha256, ap and AveragePrecisions(**ap), score, box)
+        ap = ap and AveragePrecisions(**ap)
+        return StoredCertificate(sha256, weights_sha256, content["format"], list(content["notes"]), ap, score, box)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error
 

@@ -207,6 +207,14 @@ def test_check_of_a_good_file(folder: Path, tmp_path: Path, capsys: pytest.Captu
     assert one_line(capsys).startswith(f"error: {file}: damaged, or no ONNX file")  # named once
 
 
+def test_check_keeps_format_and_notes(folder: Path, tmp_path: Path) -> None:
+    for name in ("model.onnx", "model.onnx.certificate.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert main(["export", str(folder / "model.pth"), "--check", str(tmp_path / "model.onnx")]) == 0
+    before, after = (json.loads((each / "model.onnx.certificate.json").read_text()) for each in (folder, tmp_path))
+    assert (after["format"], after["notes"]) == ("onnx", before["notes"]) and after["notes"]
+
+
 def test_a_program_with_a_damaged_end_is_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A field of the zip that zipfile does not look at."""
     file = tmp_path / "model.pt2"
@@ -295,6 +303,11 @@ def test_files_that_are_no_exports(
         ("-o new.onnx --images nowhere", "nowhere: no image found"),
         ("--check nowhere.onnx", "nowhere.onnx: no such file"),
         ("--check model.pth", "model.pth: expected an exported file by its name"),
+        ("--check model.onnx --half --raw --opset 17", "as it is, so leave out --half, --raw, --opset"),
+        ("--check model.onnx --portable --sampling gather", "as it is, so leave out --portable, --sampling"),
+        ("--check model.onnx -o x.onnx --ap .", "as it is, so leave out --output, --ap"),
+        ("--check model.onnx --int8 --calibrate .", "as it is, so leave out --int8, --calibrate"),
+        ("--check model.onnx --format onnx --input uint8", "as it is, so leave out --format, --input"),
         ("-w model.onnx", "model.onnx: is an exported file; expected the checkpoint that it came from"),
         ("-w model.onnx --check model.onnx", "model.onnx: is an exported file; expected the checkpoint"),
         ("-o model.onnx", "exists already"),

@@ -74,11 +74,12 @@ def test_ap_is_part_of_the_verdict(precision: Precision, after: float, passed: b
     bounds = BOUNDS[precision]
     compared = [Comparison("onnxruntime", "pictures", 1, 64, 64, 5, 0, 0.0, 0.0, 0, True)]
     certificate = Certificate("x", "", 0, "onnx", precision, bounds, "w", "", compared, ap=ap, certified_sha256="s")
+    certificate.notes = ["a fact"]
     assert certificate.passed is passed
     assert f"AP 0.6000 in PyTorch, {after:.4f} in this file (87 images of x.json)" in certificate.table()
     assert passed or "its AP differs from PyTorch's by more than" in certificate.reason()
     certificate.save(certificate_path(tmp_path / "x"))
-    stored = StoredCertificate("s", "w", ap, score=0.0, box=0.0)  # --check writes it anew, with this AP
+    stored = StoredCertificate("s", "w", "onnx", ["a fact"], ap, score=0.0, box=0.0)  # --check keeps it
     assert read_stored_certificate(tmp_path / "x") == stored
 
 
