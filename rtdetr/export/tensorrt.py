@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from rtdetr.export.graph import fitting
 from rtdetr.export.onnx import float32_nodes
 from rtdetr.export.targets import script_path
 from rtdetr.inference.export_metadata import Metadata
@@ -77,8 +78,11 @@ def write_script(onnx_file: Path, metadata: Metadata) -> Path:
     keep = [name for name, kind in float32_nodes(onnx_file).items() if kind in FLOAT32_OPERATORS]
     height, width = metadata.config.data.image_size
     large = [-(-round(side * MOST_PIXELS) // 32) * 32 for side in (height, width)]
+    small = fitting(0, 0, metadata.config.model.decoder.num_queries)  # TopK needs a cell for every query
+    if small[0] > height or small[1] > width:  # the smallest shape of a profile exceeds no side of the usual one
+        small = (height, width)
     profile: dict[str, tuple[tuple[int, ...], ...]] = {
-        "images": ((1, 3, 32 * 3, 32 * 3), (1, 3, height, width), (8, 3, *large))
+        "images": ((1, 3, *small), (1, 3, height, width), (8, 3, *large))
     }
     if not metadata.raw:
         profile["sizes"] = ((1, 2), (1, 2), (8, 2))

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import runpy
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from engine_helpers import NANO
 from export_cases import CLASSES, FakeTensorRT, noise, write_checkpoint
 from export_programs import RUN_PROGRAM, run_alone
 from messages import message
@@ -23,7 +25,7 @@ from PIL import Image
 
 from rtdetr import RTDETRv3 as Api
 from rtdetr.cli import main
-from rtdetr.config import ConfigError
+from rtdetr.config import ConfigError, load_config
 from rtdetr.data.preprocess import SCALE
 from rtdetr.export import build, export_model
 from rtdetr.export.build import describe
@@ -430,7 +432,7 @@ def test_tensorrt_script(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", [str(script)])
     keep = runpy.run_path(str(script), run_name="__main__")["KEEP_FLOAT32"]
     assert (tmp_path / "model.engine").read_bytes() == b"engine" and tensorrt.flags == 1 << 1
-    assert tensorrt.shapes["images"][:2] == ((1, 3, 96, 96), (1, 3, 64, 96)) and len(tensorrt.shapes["sizes"]) == 3
+    assert tensorrt.shapes["images"][:2] == ((1, 3, 64, 64), (1, 3, 64, 96)) and len(tensorrt.shapes["sizes"]) == 3
     assert any("grid_sampler" in name for name in keep) and any("sigmoid" in name for name in keep)
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTensorRT({keep[0]: "half"}))
     with pytest.raises(SystemExit, match="TensorRT takes it in float16"):
@@ -440,6 +442,17 @@ def test_tensorrt_script(folder: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert "no such layer" in check_script(script, file)
     script.write_text(text.replace("def main():", "def main(:"))
     assert "does not parse" in check_script(script, file)
+
+
+@pytest.mark.parametrize(("size", "smallest"), [((640, 640), (128, 128)), ((96, 320), (96, 320))])
+def test_the_smallest_shape_of_tensorrt_has_a_cell_for_every_query(
+    folder: Path, tmp_path: Path, size: tuple[int, int], smallest: tuple[int, int]
+) -> None:
+    cfg = load_config(NANO, [f"data.image_size={list(size)}", "model.decoder.num_queries=300"])
+    shutil.copy(folder / "model.onnx", tmp_path)
+    metadata = replace(open_exported(folder / "model.onnx").metadata, config=cfg)
+    profile = write_script(tmp_path / "model.onnx", metadata).read_text().split("'images': ")[1]
+    assert profile.startswith(f"((1, 3, {smallest[0]}, {smallest[1]}), (1, 3, {size[0]}, {size[1]})")
 
 
 def test_openvino(folder: Path, model: Network, tmp_path: Path) -> None:
