@@ -26,12 +26,16 @@ def check_outputs(targets: Iterable[Path], sources: Iterable[Path], overwrite: b
     folders = set()
     for target in targets:
         folders.add(target.parent)
-        if target.is_dir():
+        try:
+            is_folder = target.is_dir()
+        except OSError as error:
+            raise OutputError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
+        if is_folder:
             raise OutputError(f"{target}: is a folder, expected the name of a file to write")
         if not os.path.lexists(target):
             continue
         if read is None:
-            read = {_identity(source) for source in sources if source.exists()}
+            read = {_identity(source) for source in sources if os.path.exists(source)}
         if target.exists() and _identity(target) in read:
             raise OutputError(f"{target}: would be read and replaced at once; choose another place for the results")
         if not overwrite:

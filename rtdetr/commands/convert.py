@@ -33,7 +33,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     from rtdetr.config import load_config
     from rtdetr.data.formats.coco import read_classes
-    from rtdetr.outputs import check_outputs
+    from rtdetr.outputs import check_outputs, writing
     from rtdetr.shipped_configs import find_config
     from rtdetr.weights.compare import describe
     from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
@@ -46,6 +46,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     print(f"{args.weights}: sha256 {conversion.sha256}")
     print(f"model: {conversion.config.name} ({f'from {args.config}' if args.config else 'recognised'})")
     print(conversion.report.text(shown=10**6 if args.all_names else 6))
-    save_conversion(conversion, args.weights, args.output, licence)
+    with writing(args.output):
+        save_conversion(conversion, args.weights, args.output, licence)
     print(f"{args.output}: {describe(conversion.weights)}; licence {licence}")
     return 0

@@ -45,7 +45,7 @@ from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops import Backend, why_not_compiled
 from rtdetr.ops.kernels import are_plain
 from rtdetr.weights.catalogue import located
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, exists
 from rtdetr.weights.digest import file_sha256, weights_sha256
 from rtdetr.weights.huggingface import is_huggingface
 from rtdetr.weights.load import model_from_checkpoint
@@ -142,7 +142,7 @@ def check_file(
     disagree, or if the file is not the certified one or has changed weights.
     """
     file = Path(file)
-    if not file.exists():
+    if not exists(file):
         raise CheckpointError(f"{file}: no such file")
     if not is_exported(file) and not is_huggingface(file):
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from rtdetr.config import Config, ConfigError
@@ -32,7 +33,9 @@ def default(
     if isinstance(weights, tuple):
         folder, name = Path(), weights[1].name
     else:
-        folder, name = Path(weights).parent, Path(weights).stem
+        path = Path(weights)
+        path = path if path.name not in ("", "..") else path.resolve()
+        folder, name = path.parent, path.stem
     words = (("portable", portable), ("fp16", half), ("int8", int8), ("raw", raw))
     parts = [name, *(word for word, asked in words if asked)]
     return folder / ("-".join(parts) + FORMATS[format])
@@ -47,7 +50,7 @@ def check_source(weights: WeightSource) -> None:
 def check(output: Path, format: str) -> None:
     """Raises ConfigError for a name whose ending does not belong to the format, and for a folder that does not exist,
     which is more often mistyped than new."""
-    if not output.parent.is_dir():
+    if not os.path.isdir(output.parent):
         raise ConfigError(
             f"output: {output.parent} is no folder, so {output.name} cannot be written there; make it first"
         )

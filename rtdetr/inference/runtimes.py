@@ -26,7 +26,7 @@ from rtdetr.inference.thresholds import Lowest
 from rtdetr.models.postprocess import EndToEnd, postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections, Predictions
-from rtdetr.weights.checkpoint import DAMAGE, CheckpointError
+from rtdetr.weights.checkpoint import DAMAGE, CheckpointError, exists
 from rtdetr.weights.load import model_from_checkpoint
 
 logger = logging.getLogger("rtdetr")
@@ -93,7 +93,8 @@ def load_model(
 
 
 def is_exported(path: str | Path) -> bool:
-    """Whether a path names an exported file rather than weights."""
+    """Whether a path names an exported file rather than weights. Raises CheckpointError if it cannot be accessed."""
+    exists(Path(path))
     return runtime_of(Path(path)) is not None
 
 

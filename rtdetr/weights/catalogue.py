@@ -15,7 +15,7 @@ from rtdetr.config import Config, Resize
 from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.objects365_names import OBJECTS365_CLASSES
-from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, make_checkpoint, save_checkpoint
+from rtdetr.weights.checkpoint import WEIGHT_SUFFIXES, CheckpointError, exists, make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import listed
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.hub import HUB_ID, from_hub
@@ -68,7 +68,7 @@ def located(path: str | Path) -> Path:
     """The path of the weights with a name, downloaded if necessary; everything else is returned unchanged. Raises
     CheckpointError or MissingPackage."""
     name, path = str(path), Path(path)
-    if os.path.exists(path):
+    if exists(path):
         return path
     if name in OFFICIAL:
         return official_checkpoint(name)
@@ -129,7 +129,7 @@ def detector_content(made: Conversion, file: Path, name: str, release: Release) 
     CheckpointError."""
     report = made.report
     lacking = [each for each in report.missing if not each.startswith(TRAINING_ONLY)]
-    rows = len(made.weights["decoder.score_heads.0.bias"])
+    rows = len(made.classes)
     if lacking or report.mismatched or report.unexpected or rows != len(release.classes):
         wrong = [*lacking, *report.mismatched, *report.unexpected]
         named = f"the detector of {len(release.classes)} classes that {name} stands for"

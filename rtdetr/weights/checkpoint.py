@@ -17,7 +17,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, BinaryIO, TypeGuard
 
 import torch
 from torch import Tensor
@@ -78,17 +78,26 @@ def make_checkpoint(
 def save_checkpoint(path: Path, content: dict[str, Any], before: Path | None = None) -> None:
     """Writes a checkpoint, of which a reader never finds a part, and waits until it is on the disk.
 
-    before: where the old file is kept, in the same folder.
+    before: where the old file is kept, in the same folder. Raises OSError.
     """
     checksums = serialization.patch("save.compute_crc32", True)  # type: ignore[attr-defined]
     with atomic_write(path) as beside:
         with open(beside, "wb") as file, checksums:  # even if they are switched off
-            torch.save(content, file)
+            _save(content, file)
             file.flush()
             os.fsync(file.fileno())
         if before is not None and path.is_file():
             _keep(path, before)
     _sync_folder(path.parent)
+
+
+def _save(content: dict[str, Any], file: BinaryIO) -> None:
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # which torch hides, as on a full disk
+            raise error.__context__ from error
+        raise
 
 
 def _keep(path: Path, before: Path) -> None:
@@ -188,26 +197,44 @@ def read_torch_file(path: str | Path) -> Any:
 
 def _other_state(path: Path) -> str:
     """The file to resume from instead of a damaged state of a run; empty if there is none."""
-    other = path.with_name({LAST: BEFORE, BEFORE: LAST}.get(path.name, path.name))
-    if other == path or not other.is_file():
+    name = {LAST: BEFORE, BEFORE: LAST}.get(path.name)
+    if name is None or not (other := path.with_name(name)).is_file():
         return ""
     return f"; or resume from {other}, the run's {'newest state' if other.name == LAST else 'state before it'}"
 
 
+def exists(path: Path) -> bool:
+    """Whether there is a file or folder. Raises CheckpointError if the system does not say: a name that is too long, a
+    folder that must not be read."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{str(path)!r}: cannot be accessed ({reason})") from error
+    return True
+
+
 def why_no_weight_file(path: Path) -> str | None:
-    """A sentence about a path that cannot be a weight file, else None."""
+    """A sentence about a path that cannot be a weight file, else None. Raises CheckpointError as `exists` does."""
+    if not exists(path):
+        elsewhere = "; `rtdetr weights` lists those that download" if path.suffix == ".pt" else ""
+        return f"no such weight file{elsewhere}"
     if path.is_dir():
         if (path / "model.safetensors").is_file():
             whole = (path / "config.json").is_file()
             return f"is the folder of a model, {'expected a file' if whole else 'but without its config.json'}"
-        inside = sorted(each for each in path.iterdir() if each.suffix in WEIGHT_SUFFIXES)
+        try:
+            inside = sorted(each for each in path.iterdir() if each.suffix in WEIGHT_SUFFIXES)
+        except OSError as error:
+            return f"is a folder that cannot be read ({error.strerror})"
         best = [each for each in inside if each.name in ("best.pth", "last.pth")] or inside[:2]
         return (
             f"is a folder; did you mean {' or '.join(map(str, best))}?" if best else "is a folder without weight files"
         )
     if not path.is_file():
-        elsewhere = "; `rtdetr weights` lists those that download" if path.suffix == ".pt" else ""
-        return f"no such weight file{elsewhere}"
+        return "is neither a file nor a folder"
     return None if path.stat().st_size else "the file is empty; copy or download it again"
 
 

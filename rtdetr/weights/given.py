@@ -7,18 +7,14 @@ from pathlib import Path
 from rtdetr.data.classes import DataError
 from rtdetr.weights import hub
 from rtdetr.weights.catalogue import NAME_SUFFIXES, NAMES, located
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, exists
 
 
 def find_weights(name: str, revision: str | None = None, new: bool = False) -> Path | None:
     """The path of the weights with that name, downloaded if necessary; None for a config, which has none. new: weights
     are not wanted, as the model gets other classes. Raises CheckpointError, DataError or MissingPackage."""
     path = Path(name)
-    try:
-        there = path.exists()
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{name!r}: cannot be accessed ({reason})") from error
+    there = exists(path)
     bare = path.name == name and not path.suffix and not there
     if path.suffix in (".yml", ".yaml") or bare:
         return located(name) if name in NAMES and not new else None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from engine_helpers import NANO, tiny_config, tiny_updates
+from full_disk import small_files
 
 from rtdetr import cli
 from rtdetr.config import ConfigError
@@ -97,18 +98,6 @@ def test_a_step_waits_for_the_copy_and_not_for_the_disk(
     trainer.run()
     assert [number for number, _ in saved[:2]] == [1, 5]
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in saved[0][1].items())
-
-
-@contextmanager
-def small_files() -> Iterator[None]:
-    """No file may grow beyond 20 kB in here: the system's own refusal, in the middle of a write."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from engine_helpers import tiny_config
 
+from rtdetr.export import targets
 from rtdetr.export.average_precision import AveragePrecisions
 from rtdetr.export.cases import cases, example_images
 from rtdetr.export.certificate import (
@@ -105,6 +106,14 @@ def test_one_image_by_chance_fails_no_lossy_file(precision: Precision, missing: 
     assert [each.passed for each in judged] == [True, True, True, passed]
     elsewhere = [comparison(1, 49, 25, "openvino"), comparison(3, 49, 4, "openvino")]
     assert not together([*judged, *elsewhere], BOUNDS[precision])[-2].passed  # of another runtime
+
+
+def test_an_export_lies_beside_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cups").mkdir()
+    monkeypatch.chdir(tmp_path / "cups")
+    for name in (".", tmp_path / "cups", "../cups/../cups"):
+        found = targets.default(name, "onnx", half=False, int8=False, raw=False)
+        assert found.resolve() == tmp_path / "cups.onnx"
 
 
 def test_cases_have_a_cell_for_every_query() -> None:

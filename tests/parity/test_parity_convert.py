@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import importlib.util
@@ -33,6 +34,7 @@ from parity import (
 )
 from torch import nn
 
+from rtdetr.cli import main
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 from rtdetr.weights.compare import compare
@@ -294,6 +296,17 @@ class TestOfficialModels:
         names.write_text(json.dumps({"images": [], "annotations": [], "categories": categories}))
         done = run_tool(path, "-o", tmp_path / "six.pth", "--annotations", names)
         assert done.returncode == 2 and "7 classes" in done.stderr and not (tmp_path / "six.pth").exists()
+
+    def test_a_full_disk(
+        self, r18_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def full(path: Path, content: dict[str, Any]) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("rtdetr.weights.official.save_checkpoint", full)
+        output = tmp_path / "out.pth"
+        assert main(["convert", str(r18_file), "-o", str(output)]) == 1
+        assert message("not written", output, "No space left on device").search(capsys.readouterr().err)
 
     def test_wrong_model(self, r18_file: Path, tmp_path: Path) -> None:
         done = run_tool(r18_file, "-o", tmp_path / "out.pth", "-c", CONFIGS / "rtdetrv3_r34vd_6x_coco.yml")

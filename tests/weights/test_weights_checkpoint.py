@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -9,10 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_disk import small_files
 from messages import message
+from PIL import Image
 from torch import nn
 from weight_cases import CLASSES, nano_config
 
+from rtdetr.cli import main
 from rtdetr.engine.run_files.run_state import rng_state, set_rng_state
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint, save_checkpoint
@@ -79,6 +84,57 @@ def test_missing_foreign_and_damaged_files(saved: Path, tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(2)}, tmp_path / "plain.pth")
     with pytest.raises(CheckpointError, match="not a checkpoint of this project"):
         load_checkpoint(tmp_path / "plain.pth")
+
+
+def locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read every folder; what the system would say about others is said for it."""
+    stat = Path.stat
+
+    def refuse(self: Path, **kwargs: Any) -> os.stat_result:
+        if "locked" in self.parts[:-1]:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return stat(self, **kwargs)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("locked/x.pth", "Permission denied"), ("x" * 300 + ".pth", "File name too long")]
+)
+@pytest.mark.parametrize(
+    "command", ["export {}", "predict a.png -w {}", "convert {} -o y.pth", "eval {}", "compare {}"]
+)
+def test_a_path_that_cannot_be_accessed_is_one_sentence(
+    name: str,
+    reason: str,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (64, 48)).save("a.png")
+    locked(monkeypatch)
+    assert main(command.format(name).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message("not looked at", name, reason).search(line)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.png"]
+
+
+@pytest.mark.parametrize("command", ["export .", "convert . -o ../y.pth", "eval ."])
+def test_the_current_folder_is_no_weight_file(
+    command: str, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(saved.parent)
+    assert main(command.split()) == 2
+    assert message("folder", "did you mean", "nano.pth").search(capsys.readouterr().err)
+
+
+def test_a_full_disk_is_told_by_the_system(tmp_path: Path) -> None:
+    """torch hides its message."""
+    with pytest.raises(OSError, match="File too large"), small_files():
+        save_checkpoint(tmp_path / "w.pth", {"model": {"w": torch.zeros(100_000)}})
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_code_of_a_file_runs(tmp_path: Path) -> None:
