@@ -69,13 +69,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def exports_beside(weights: Path) -> list[Path]:
-    """Returns the other exports in a checkpoint's folder that have its name and a certificate; failed ones are left
-    out."""
-    from rtdetr.export.targets import CERTIFICATE, FAILED
+    """Returns the other exports of a checkpoint, by their name, that have a certificate; failed ones are left out."""
+    from rtdetr.export.targets import CERTIFICATE, FAILED, beside
 
-    certificates = sorted(weights.parent.glob(f"*{CERTIFICATE}"))
+    begin = beside(weights)
+    certificates = sorted(begin.parent.glob(f"*{CERTIFICATE}"))
     files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
-    beginnings = tuple(f"{weights.stem}{mark}" for mark in ".-_")
+    beginnings = tuple(f"{begin.name}{mark}" for mark in ".-_")
     return [
         each
         for each in files

@@ -13,6 +13,7 @@ from rtdetr.inference.export_metadata import METADATA_FILE, TRITON_MODEL
 from rtdetr.inference.runtimes import is_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
+from rtdetr.weights.catalogue import is_hub_name
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.pretrained import CONFIG, PROCESSOR, WEIGHTS
 
@@ -29,16 +30,23 @@ WeightSource = str | Path | tuple[Network, Config, Classes]  # of the model: a c
 def default(
     weights: WeightSource, format: str, half: bool, int8: bool, raw: bool, portable: Sampling | None = None
 ) -> Path:
-    """Default path of an export: beside the checkpoint, under its name; in the current folder for other models."""
-    if isinstance(weights, tuple):
-        folder, name = Path(), weights[1].name
-    else:
-        path = Path(weights)
-        path = path if path.name not in ("", "..") else path.resolve()
-        folder, name = path.parent, path.stem
+    """Default path of an export: `beside` the weights, with its kind and ending."""
+    path = beside(weights)
     words = (("portable", portable), ("fp16", half), ("int8", int8), ("raw", raw))
-    parts = [name, *(word for word, asked in words if asked)]
-    return folder / ("-".join(parts) + FORMATS[format])
+    parts = [path.name, *(word for word, asked in words if asked)]
+    return path.parent / ("-".join(parts) + FORMATS[format])
+
+
+def beside(weights: WeightSource) -> Path:
+    """How the paths of a model's exports begin: beside the checkpoint, with its name; in the current folder for models
+    of the Hub and those without a file."""
+    if isinstance(weights, tuple):
+        return Path(weights[1].name)
+    path = Path(weights)
+    if is_hub_name(str(path)):
+        return Path(path.name)
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.parent / path.stem
 
 
 def check_source(weights: WeightSource) -> None:

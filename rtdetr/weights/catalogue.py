@@ -74,9 +74,13 @@ def located(path: str | Path) -> Path:
         return official_checkpoint(name)
     if name in RELEASES:
         return release_checkpoint(name)
-    if HUB_ID.fullmatch(name) and path.suffix not in NAME_SUFFIXES and not os.path.isdir(path.parent):
-        return from_hub(name)
-    return path
+    return from_hub(name) if is_hub_name(name) else path
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name that is no path here is asked for on the Hub: owner/model, without a folder `owner`."""
+    path = Path(name)
+    return bool(HUB_ID.fullmatch(name)) and path.suffix not in NAME_SUFFIXES and not os.path.isdir(path.parent)
 
 
 def checkpoint_of(name: str) -> Path:

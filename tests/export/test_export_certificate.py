@@ -116,6 +116,13 @@ def test_an_export_lies_beside_its_folder(tmp_path: Path, monkeypatch: pytest.Mo
         assert found.resolve() == tmp_path / "cups.onnx"
 
 
+def test_an_export_of_a_model_of_the_hub_lies_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert targets.default("owner/r18-v1.5", "onnx", half=True, int8=False, raw=False) == Path("r18-v1.5-fp16.onnx")
+    (tmp_path / "owner").mkdir()  # so it is a path
+    assert targets.default("owner/r18", "onnx", half=False, int8=False, raw=False) == Path("owner/r18.onnx")
+
+
 def test_cases_have_a_cell_for_every_query() -> None:
     assert fitting(160, 160, 40) == (160, 160) and fitting(512, 1.6 * 640, 300) == (512, 1024)
     height, width = fitting(40, 64, 300)
