@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_overwrite
 
-ABOUT = """Convert official RT-DETRv3 weights (.pdparams, .pdema) to a checkpoint of this project, without Paddle.
+ABOUT = """Convert weights of RT-DETRv3, or of RT-DETR v1 or v2, to a checkpoint of this project, without Paddle.
 
     rtdetr convert rtdetrv3_r18vd_6x_coco.pdparams -o rtdetrv3_r18vd_6x_coco.pth
 
@@ -20,7 +20,7 @@ Python objects other than those of weights is refused.
 def run(arguments: Sequence[str] | None = None) -> int:
     """Converts a file; see `rtdetr convert --help`."""
     parser = Parser(prog="rtdetr convert", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth with official names")
+    parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth of the authors")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("-c", "--config", help="YAML file, or the name of a shipped config; default: recognised")
     parser.add_argument(
@@ -31,13 +31,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
-    from rtdetr.config import load_config
+    from rtdetr.config import ConfigError, load_config
     from rtdetr.data.formats.coco import read_classes
     from rtdetr.outputs import check_outputs, writing
     from rtdetr.shipped_configs import find_config
+    from rtdetr.weights.catalogue import as_detector, detects_alone
+    from rtdetr.weights.checkpoint import save_checkpoint
     from rtdetr.weights.compare import describe
     from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
 
+    if args.output.suffix not in (".pth", ".pt"):
+        raise ConfigError(f"--output: expected a name that ends in .pth, got {args.output}")
     check_outputs([args.output], [args.weights], args.overwrite)
     licence = args.licence or OFFICIAL_LICENCE
     config = load_config(find_config(args.config)) if args.config else None
@@ -46,7 +50,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     print(f"{args.weights}: sha256 {conversion.sha256}")
     print(f"model: {conversion.config.name} ({f'from {args.config}' if args.config else 'recognised'})")
     print(conversion.report.text(shown=10**6 if args.all_names else 6))
+    weights = conversion.weights
     with writing(args.output):
-        save_conversion(conversion, args.weights, args.output, licence)
-    print(f"{args.output}: {describe(conversion.weights)}; licence {licence}")
+        if args.config is None and detects_alone(conversion):
+            content = as_detector(conversion, args.weights, classes)
+            content["source"]["licence"], weights = licence, content["model"]
+            save_checkpoint(args.output, content)
+            print(f"{args.weights}: has no training parts; {args.output} gets new ones")
+        else:
+            save_conversion(conversion, args.weights, args.output, licence)
+    print(f"{args.output}: {describe(weights)}; licence {licence}")
     return 0

@@ -117,13 +117,23 @@ def read_detector(file: Path) -> dict[str, Any]:
 
     Classes are COCO's or Objects365's if their number matches, else numbers. Raises CheckpointError.
     """
+    return as_detector(convert(file), file)
+
+
+def detects_alone(made: Conversion) -> bool:
+    """Whether a file contains the detection parts only, as those of RT-DETR v1 and v2 do."""
+    return not any(OTHER_SELECTOR.match(name) for name in made.weights)
+
+
+def as_detector(made: Conversion, file: Path, classes: Classes | None = None) -> dict[str, Any]:
+    """`read_detector` for a file that is already converted. classes: in place of those that its number of classes
+    indicates."""
     for name, release in RELEASES.items():
         if release.file.url.endswith(f"/{file.name}"):
-            return detector_content(convert(file), file, name, release)
-    made = convert(file)
-    detects_alone = any(OTHER_SELECTOR.match(name) for name in made.report.missing)  # v1 and v2
-    classes = OBJECTS365_CLASSES if len(made.classes) == len(OBJECTS365_CLASSES) else made.classes
-    in_torch = detects_alone and file.suffix not in PADDLE_SUFFIXES
+            return detector_content(made, file, name, release._replace(classes=classes or release.classes))
+    if classes is None:
+        classes = OBJECTS365_CLASSES if len(made.classes) == len(OBJECTS365_CLASSES) else made.classes
+    in_torch = detects_alone(made) and file.suffix not in PADDLE_SUFFIXES
     release = Release(OfficialFile(""), None, classes, "bilinear" if in_torch else "cubic")
     return detector_content(made, file, file.stem, release)
 

@@ -45,7 +45,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
     indicate.
 
     Entries that are missing or have another shape are in the report, not in the weights. Raises ConvertError if the
-    file cannot be read or is not an RT-DETRv3.
+    file cannot be read, is not an RT-DETRv3, or has another number of classes.
     """
     official = read_official(path)
     if config is None:
@@ -53,6 +53,8 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
         if "transformer.dec_score_head.0.weight" not in official:
             raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
     num_classes = _num_classes(official)
+    if classes is not None and len(classes) != num_classes:
+        raise ConvertError(f"{path}: has {num_classes} classes, the annotation file names {len(classes)}")
     model = on_meta_device(config.model, num_classes, path)
     weights = under_our_names(official, model)
     report = compare(model, weights)
@@ -69,9 +71,6 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
             f" {len(report.mismatched)} of another shape, {len(report.unexpected)} left over; nothing was written;"
             " name the right config with -c, or use the file as a warm start (rtdetr train -t)"
         )
-    rows = len(conversion.weights["decoder.score_heads.0.bias"])
-    if len(classes) != rows:
-        raise ConvertError(f"{source}: has {rows} classes, the annotation file names {len(classes)}")
     origin = {"file": Path(source).name, "sha256": conversion.sha256, "licence": licence}
     began = {"weights": origin["file"], "in_full": False}
     content = make_checkpoint(conversion.config, classes, conversion.weights, source=origin, began=began)

@@ -25,7 +25,7 @@ from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.shipped_configs import find_config
 from rtdetr.weights import catalogue
 from rtdetr.weights.catalogue import RELEASES, Release, checkpoint_of, located
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 from rtdetr.weights.load import model_from_checkpoint, read_checkpoint, stored_content, warm_start
 from rtdetr.weights.official_names import official_layout, official_names
 from rtdetr.weights.registry import OFFICIAL, OfficialFile
@@ -119,6 +119,30 @@ def test_a_file_of_a_detector_detects_by_its_path(
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     arguments = ["-w", str(file), "--output-dir", str(tmp_path / "found"), "--device", "cpu"]
     assert main(["predict", str(tmp_path / "a.png"), *arguments]) == 0
+
+
+@pytest.mark.parametrize("ending", [".pth", ".pdparams"])
+def test_a_file_of_a_detector_converts(
+    source: nn.Module, server: Server, ending: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RT-DETR v2 in PyTorch, v1 in Paddle: the same weights as read by its path."""
+    file, output = tmp_path / f"mine{ending}", tmp_path / "out.pth"
+    file.write_bytes(server.content)
+    if ending == ".pdparams":
+        own = source.state_dict()
+        names = official_names(own)
+        state = {official: official_layout(official, own[name]).numpy() for name, official in names.items()}
+        write_pdparams(file, rtdetr_in_paddle(state))
+    assert main(["convert", str(file), "-o", str(output), "--licence", "MIT"]) == 0
+    assert f"{file}: has no training parts" in capsys.readouterr().out
+    content, expected = load_checkpoint(output), read_checkpoint(file)
+    assert content["source"] == {**expected["source"], "licence": "MIT"} and content["config"] == expected["config"]
+    assert content["classes"] == expected["classes"] == OBJECTS365_CLASSES.entries()
+    taken = [name for name in expected["model"] if name.startswith(("backbone.", "encoder.", "decoder."))]
+    assert taken and all(torch.equal(content["model"][name], expected["model"][name]) for name in taken)
+    assert main(["convert", str(file), "-o", str(tmp_path / "out.pdparams")]) == 2
+    assert message("expected", "--output", ".pth", "out.pdparams").search(capsys.readouterr().err)
+    assert not (tmp_path / "out.pdparams").exists()
 
 
 @pytest.mark.parametrize("version", [1, 3])
