@@ -52,7 +52,7 @@ class Metadata:
         return {
             "rtdetr.format": FORMAT,
             "rtdetr.version": self.version,
-            **{key: json.dumps(value) for key, value in self.classes.entries().items()},
+            **{key: _json(value) for key, value in self.classes.entries().items()},
             "preprocess": json.dumps(preprocess),
             "outputs": "raw" if self.raw else "detections",
             "precision": self.precision,
@@ -61,6 +61,12 @@ class Metadata:
             "checkpoint_sha256": self.checkpoint_sha256,
             "config": json.dumps(config_to_dict(self.config)),
         }
+
+
+def _json(value: Any) -> str:
+    """JSON with names as they are, as small readers know no escapes; except for what UTF-8 cannot store, halves of
+    surrogate pairs."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def read_metadata(entries: Mapping[str, str], path: Path) -> Metadata:

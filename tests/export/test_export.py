@@ -30,7 +30,7 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.export import build, export_model
 from rtdetr.export.build import describe
 from rtdetr.export.cases import Case, calibration_images, example_images
-from rtdetr.export.certificate import BOUNDS, Arrays, certify, compare, difference, reference
+from rtdetr.export.certificate import BOUNDS, Arrays, certify, compare, difference, reference, runtimes_for
 from rtdetr.export.graph import make_graph
 from rtdetr.export.onnx import changed_weights, initializers_sha256
 from rtdetr.export.openvino import write_openvino
@@ -105,6 +105,17 @@ def test_onnx_file_says_what_it_is(folder: Path) -> None:
     assert json.loads(about["category_ids"]) == list(CLASSES.category_ids)
     assert json.loads(about["preprocess"])["size"] == [64, 96] and json.loads(about["preprocess"])["input"] == "uint8"
     assert len(about["weights_sha256"]) == len(about["checkpoint_sha256"]) == 64 and about["rtdetr.version"]
+
+
+def test_names_are_stored_as_they_are(folder: Path, tmp_path: Path) -> None:
+    classes = replace(CLASSES, names=("Löffel", "杯子", "\N{CUP WITH STRAW}", "\udcff", 'a "lid"'))
+    entries = replace(open_exported(folder / "model.onnx").metadata, classes=classes).entries()
+    assert entries["names"] == '["Löffel", "杯子", "\N{CUP WITH STRAW}", "\\udcff", "a \\"lid\\""]'
+    content = onnx.load(folder / "model.onnx")
+    onnx.helper.set_model_props(content, entries)
+    onnx.save(content, tmp_path / "model.onnx")
+    for runtime in runtimes_for(tmp_path / "model.onnx"):
+        assert open_exported(tmp_path / "model.onnx", runtime=runtime).metadata.classes == classes
 
 
 def test_certificate_of_a_good_file(folder: Path) -> None:
