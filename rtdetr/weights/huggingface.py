@@ -98,6 +98,8 @@ def read_huggingface(path: str | Path) -> dict[str, Any]:
     check_tensors(theirs, file)
     weights = _weights(theirs, cfg, len(classes), file)
     source = {"file": file.name, "origin": f"transformers, {KINDS[kind]}"}
+    if licence := about.get("licence"):  # a key that only our folders have
+        source["licence"] = str(licence)
     return make_checkpoint(cfg, classes, with_training_parts(weights, cfg.model, len(classes)), source=source)
 
 
