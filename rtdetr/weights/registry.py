@@ -84,9 +84,9 @@ def fetched(official: OfficialFile, file: Path, checkpoint: Path, save: Callable
     save: converts the file and writes the checkpoint. A file that this call downloads and cannot convert is removed.
     Raises CheckpointError.
     """
-    if checkpoint.is_file():
-        return checkpoint
     try:
+        if checkpoint.is_file():
+            return checkpoint
         with _alone(checkpoint):
             if checkpoint.is_file():  # another process has written it in the meantime
                 return checkpoint
@@ -94,7 +94,7 @@ def fetched(official: OfficialFile, file: Path, checkpoint: Path, save: Callable
             if new:
                 logger.info("%s: downloading the weights (%s) to %s", checkpoint.stem, official.licence, file)
                 download(official, file)
-            found = verify(official, file)
+            verify(official, file)
             try:
                 save()
             except CheckpointError:
@@ -102,6 +102,7 @@ def fetched(official: OfficialFile, file: Path, checkpoint: Path, save: Callable
                     file.unlink()
                 raise
             if official.sha256 is None and not _noted(file).is_file():
+                found = file_sha256(file)  # only now it is whole: it may have been copied by hand during `verify`
                 logger.warning("%s: its hash is not published; trusting this file, sha256 %s", file, found)
                 _noted(file).write_text(f"{found}\n", encoding="utf-8")
     except OSError as error:
@@ -147,9 +148,9 @@ def download(official: OfficialFile, file: Path) -> None:
     os.replace(part, file)
 
 
-def verify(official: OfficialFile, file: Path) -> str:
-    """The hash of a file. Raises CheckpointError unless the file is the official one, or, if its hash is not published,
-    the one that was converted first, whose hash is next to it as FILE.sha256."""
+def verify(official: OfficialFile, file: Path) -> None:
+    """Raises CheckpointError unless a file is the official one, or, if its hash is not published, the one that was
+    converted first, whose hash is next to it as FILE.sha256."""
     found, size = file_sha256(file), file.stat().st_size
     noted = _noted(file)
     expected, where = official.sha256, ""
@@ -163,7 +164,6 @@ def verify(official: OfficialFile, file: Path) -> str:
             + (f", or remove {noted.name} if you trust the new file" if where else "")
             + (yourself if ".pdparams" in file.name else "")
         )
-    return found
 
 
 def _noted(file: Path) -> Path:

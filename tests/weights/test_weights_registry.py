@@ -68,7 +68,7 @@ def test_an_unknown_hash_is_trusted_once(server: Server, tmp_path: Path, caplog:
     official, file = server.file(None, None), tmp_path / "w.pdparams"
     fetched_by(official, file)
     assert f"trusting this file, sha256 {SHA256}" in caplog.text
-    assert verify(official, file) == SHA256
+    verify(official, file)
     file.write_bytes(b"another")
     with pytest.raises(
         CheckpointError, match=message("other content", SHA256, "download", file.with_suffix(".pdparams.sha256"))
@@ -91,7 +91,7 @@ def test_a_hash_is_noted_only_of_a_file_that_converts(server: Server, tmp_path: 
         fetched_by(official, file, refuse)
     assert not file.exists() and not file.with_suffix(".pdparams.sha256").exists()
     assert fetched_by(official, file).read_bytes() == b"converted"
-    assert verify(official, file) == SHA256
+    assert file.with_suffix(".pdparams.sha256").read_text().strip() == SHA256
 
 
 def test_processes_that_start_together_download_once(server: Server, tmp_path: Path) -> None:
