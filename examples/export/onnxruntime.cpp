@@ -112,6 +112,8 @@ int main(int argc, char** argv) try {
   const std::string preprocess = about("preprocess");
   if (about("outputs") != "detections" || preprocess.find("\"input\": \"uint8\"") == std::string::npos)
     throw std::runtime_error("expected a file of `rtdetr export` with detections and uint8 input");
+  if (preprocess.find("\"resize\": \"OpenCV cubic") == std::string::npos)
+    throw std::runtime_error("expected a model of images resized with OpenCV's cubic filter, the only one here");
   const auto names = strings(about("names"));
   const auto [height, width] = input_size(preprocess);
   const Image image = read_ppm(argv[2]);

@@ -1,6 +1,6 @@
-"""Detects objects with an exported ONNX file, ONNX Runtime, NumPy and OpenCV; neither torch nor rtdetr is needed.
+"""Detects objects with an exported ONNX file, ONNX Runtime, NumPy, OpenCV and Pillow, without torch and rtdetr.
 
-pip install onnxruntime opencv-python-headless
+pip install onnxruntime opencv-python-headless pillow
 python onnxruntime_numpy.py model.onnx image.jpg ...
 """
 
@@ -12,8 +12,17 @@ import sys
 import cv2
 import numpy as np
 import onnxruntime
+from PIL import Image
 
 THRESHOLD = 0.5
+
+
+def resize(rgb: np.ndarray, width: int, height: int, how: str) -> np.ndarray:
+    """how: `resize` of the file's preprocess; models of other projects were trained with Pillow's filters."""
+    if how.startswith("OpenCV cubic"):
+        return cv2.resize(rgb, (width, height), interpolation=cv2.INTER_CUBIC)
+    kind = Image.Resampling[how.split()[0].upper()]  # bilinear, bicubic
+    return np.asarray(Image.fromarray(rgb).resize((width, height), kind))
 
 
 def main(model: str, *files: str) -> None:
@@ -26,7 +35,7 @@ def main(model: str, *files: str) -> None:
         if pixels is None:
             sys.exit(f"{file}: cannot be read as an image")
         rgb = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
-        resized = cv2.resize(rgb, (width, height), interpolation=cv2.INTER_CUBIC)
+        resized = resize(rgb, width, height, preprocess["resize"])
         images = resized.transpose(2, 0, 1)[None]  # (1, 3, height, width)
         if preprocess["input"] == "float":
             images = images.astype(np.float32) / np.float32(255)

@@ -15,10 +15,12 @@ from export_cases import write_checkpoint
 from export_programs import PAGE, WEB, chromium_shows, run_alone
 from PIL import Image
 
+from rtdetr.config import Resize
 from rtdetr.data.shapes import draw_image
 from rtdetr.export.build import describe
 from rtdetr.export.graph import make_graph
 from rtdetr.export.onnx import write_onnx
+from rtdetr.inference.export_metadata import RESIZES
 from rtdetr.inference.runtimes import load
 
 pytest.importorskip("onnx")
@@ -38,14 +40,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_example_without_torch(folder: Path) -> None:
+@pytest.mark.parametrize("interpolation", ["cubic", "bilinear"])
+def test_example_without_torch(folder: Path, tmp_path: Path, interpolation: Resize) -> None:
+    import onnx
+
     image = min((folder / "shapes" / "val").glob("*.jpg"))
-    predictor = load(folder / "model.onnx")
+    changed = onnx.load(folder / "model.onnx")
+    for entry in changed.metadata_props:
+        entry.value = entry.value.replace('"interpolation": "cubic"', f'"interpolation": "{interpolation}"')
+        entry.value = entry.value.replace(RESIZES["cubic"], RESIZES[interpolation])
+    onnx.save(changed, tmp_path / "model.onnx")
+    predictor = load(tmp_path / "model.onnx")
+    assert predictor.cfg.data.interpolation == interpolation
     expected = predictor.predict([Image.open(image).convert("RGB")])[0]
     example = EXAMPLES / "onnxruntime_numpy.py"
     code = f"import runpy; runpy.run_path({str(example)!r}, run_name='__main__')"
-    text = run_alone(code, {"torch", "rtdetr", "torchvision"}, [str(example), str(folder / "model.onnx"), str(image)])
-    lines = [line.removeprefix(f"{image} ") for line in text.splitlines()]
+    given = [str(example), str(tmp_path / "model.onnx"), str(image)]
+    lines = [
+        line.removeprefix(f"{image} ")
+        for line in run_alone(code, {"torch", "rtdetr", "torchvision"}, given).splitlines()
+    ]
     assert len(lines) >= len(expected) > 0  # the example keeps boxes that lie outside of the image
     assert all(any(line.startswith(f"{each.name} {each.score:.4f}"[:-1]) for line in lines) for each in expected)
 

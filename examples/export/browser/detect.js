@@ -96,6 +96,7 @@ async function page() {
   const about = metadata(bytes);
   const preprocess = JSON.parse(about.preprocess ?? "{}");
   if (about.outputs !== "detections" || preprocess.input !== "uint8") return say("model.onnx: not a file of `rtdetr export` with detections and uint8 input");
+  if (!preprocess.resize.startsWith("OpenCV cubic")) return say("model.onnx: expected a model of images resized with OpenCV's cubic filter, the only one here");
   let session;
   device.onchange = async () => {
     say("loading the model ...");
