@@ -69,11 +69,8 @@ def test_twenty_kills(data: Path, whole: Path, tmp_path: Path) -> None:
     assert_killed_and_finished(data, whole, tmp_path, random.Random(1).sample(EVENTS, 20))
 
 
-@pytest.mark.slow  # three starts of torchrun
-@pytest.mark.parametrize(
-    "sampling",
-    [pytest.param((), id="uniform", marks=pytest.mark.heavy), pytest.param(REPEATED, id="repeat_factor")],
-)
+@pytest.mark.heavy  # three starts of torchrun
+@pytest.mark.parametrize("sampling", [pytest.param((), id="uniform"), pytest.param(REPEATED, id="repeat_factor")])
 def test_two_processes(data: Path, tmp_path: Path, sampling: tuple[str, ...]) -> None:
     """One of the two is killed, torchrun ends the other, and both go on."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", SCRIPT]

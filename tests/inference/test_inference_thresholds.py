@@ -16,6 +16,9 @@ from serve_cases import request
 from rtdetr import RTDETRv3
 from rtdetr.cli import main
 from rtdetr.data.classes import Classes, DataError
+from rtdetr.export.build import describe
+from rtdetr.export.graph import make_graph
+from rtdetr.export.onnx import write_onnx
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.runtimes import load
 from rtdetr.inference.thresholds import lowest_scores
@@ -125,7 +128,9 @@ def test_exports_and_folders_carry_them(checkpoint: Path, tmp_path: Path) -> Non
     model = RTDETRv3.from_pretrained(checkpoint, device="cpu")
     folder = model.save_pretrained(tmp_path / "folder")
     assert seen(RTDETRv3.from_pretrained(folder, device="cpu").predict(PIXELS)) == BY_OWN
-    exported = RTDETRv3.from_pretrained(model.export("onnx", tmp_path / "model.onnx"), device="cpu")
+    network, metadata = describe(checkpoint, "fp32", raw=False, input_type="uint8")
+    write_onnx(make_graph(network, metadata, "torch"), metadata, tmp_path / "model.onnx")
+    exported = RTDETRv3.from_pretrained(tmp_path / "model.onnx", device="cpu")
     assert exported.classes.thresholds == tuple(OWN) and seen(exported.predict(PIXELS)) == BY_OWN
     assert seen(load(tmp_path / "model.onnx").predict([PIXELS])[0]) == BY_OWN
 

@@ -50,7 +50,7 @@ class Compiled:
         self.call = torch.compile(module, fullgraph=True, backend=backend)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_whole_model_in_eval_mode(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = r18(device).eval().to(device)

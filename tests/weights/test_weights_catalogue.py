@@ -181,6 +181,7 @@ def test_one_command_starts_a_training_from_a_name(source: nn.Module, tmp_path: 
     assert "missing in the file" not in report and (output / "best.pth").is_file()
 
 
+@pytest.mark.heavy  # the name of a small model trains above
 def test_r18_of_objects365_starts_a_training_on_blood_cells(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
