@@ -29,7 +29,7 @@ BUILD = "pip install ."  # in the source tree
 Hw = list[int]
 
 
-def library_folder() -> tuple[Path, dict[str, Any]]:
+def find_libraries() -> tuple[Path, dict[str, Any]]:
     """Folder of the libraries, and how they were built: this one, or if it has none and RTDETR_JIT=1, a cache that is
     filled on first use."""
     if os.environ.get("RTDETR_JIT") != "1" or (HERE / "_cpu.so").exists():
@@ -108,7 +108,7 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
     return None
 
 
-FOLDER, INFO = library_folder()
+FOLDER, INFO = find_libraries()
 WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
 # _cpu.so declares the operators, _cuda.so only adds kernels to them.
 WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)

@@ -135,14 +135,14 @@ def test_a_cache_is_used_only_if_the_kernels_were_built(tmp_path: Path, monkeypa
     for builds, says in (("no", "no compiler"), ("fails", f"{tmp_path / 'setup.py'} failed")):
         monkeypatch.setenv("BUILDS", builds)
         for _ in range(2):
-            folder, info = compiled.library_folder()
+            folder, info = compiled.find_libraries()
             assert folder == here and not [*cache.iterdir()]
             assert message("not built", says).search(compiled.load("cpu", folder, info) or "")
     assert runs.read_text() == "xxxx"
     monkeypatch.setenv("BUILDS", "yes")
-    folders = [compiled.library_folder()[0] for _ in range(2)]
+    folders = [compiled.find_libraries()[0] for _ in range(2)]
     monkeypatch.setattr(torch, "__version__", "99.0")
-    folders.append(compiled.library_folder()[0])
+    folders.append(compiled.find_libraries()[0])
     assert folders[0] == folders[1] != folders[2] and runs.read_text() == "xxxxxx"
     assert {*folders} == {each / "rtdetr/ops" for each in cache.iterdir()}
 
@@ -154,7 +154,7 @@ def test_a_cache_that_cannot_be_written_is_no_kernel(tmp_path: Path, monkeypatch
     monkeypatch.setattr(compiled, "HERE", tmp_path / "rtdetr/ops")
     monkeypatch.setenv("RTDETR_JIT", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    why_not = compiled.load("cpu", *compiled.library_folder())
+    why_not = compiled.load("cpu", *compiled.find_libraries())
     assert message("not built", "cache", "Not a directory", "set XDG_CACHE_HOME").search(why_not or "")
 
 
