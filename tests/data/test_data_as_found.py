@@ -228,9 +228,10 @@ def test_names_that_are_no_text_are_changed(tmp_path: Path, sets: Sets, to: str)
 
 def test_classes_txt_with_an_empty_line_is_refused(sets: Sets) -> None:
     (sets["yolo"] / "data.yaml").unlink()
-    (sets["yolo"] / "classes.txt").write_text("a\n\nb\nc\n")
-    with pytest.raises(DataError, match=r"classes.txt: line 2 is empty"):
-        open_set(sets["yolo"])
+    for text, line in (("a\n\nb\nc\n", 2), ("\na\nb\nc\n", 1)):
+        (sets["yolo"] / "classes.txt").write_text(text)
+        with pytest.raises(DataError, match=rf"classes.txt: line {line} is empty"):
+            open_set(sets["yolo"])
     (sets["yolo"] / "classes.txt").write_text("a\nb\nc\n\n\n")
     assert open_set(sets["yolo"]).classes.names == ("a", "b", "c")
 

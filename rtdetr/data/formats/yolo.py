@@ -195,7 +195,7 @@ def _names_beside(root: Path) -> dict[int, str] | None:
     for name in NAME_FILES:
         if (root / name).is_file():
             lines = "\n".join(read_lines(root / name)).rstrip().split("\n")
-            if "" in lines[1:]:
+            if "" in lines and any(lines):
                 raise DataError(f"{root / name}: line {lines.index('') + 1} is empty, expected the name of a class")
             return dict(enumerate(filter(None, lines))) or None
     return None
