@@ -55,9 +55,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         if args.link and source != args.source:
             raise OutputError(f"{args.source}: its images are inside of it, so nothing can be linked; leave out --link")
         parts = load(source, args.split, args.images)
-        inside = [file for part in parts for file in part.files if file.resolve().is_relative_to(args.output.resolve())]
-        if args.link and inside:
-            raise OutputError(f"{inside[0]}: is in {args.output}, which is replaced, and cannot be linked to")
+        for file in (each for part in parts if args.link for each in part.files):
+            if file.resolve().is_relative_to(args.output.resolve()):
+                raise OutputError(f"{file}: is in {args.output}, which is replaced, and cannot be linked to")
         passed_over = not_read(source)
         total = sum(len(part.files) for part in parts)
         with writing(args.output), _beside(args.output) as folder, progress(total) as bar:

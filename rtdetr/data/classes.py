@@ -83,9 +83,9 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
     own: the categories of the file. Each must be a class of the model, by the same id, or by the same name; the latter
     returns the file's ids, and NO_ID for classes that the file lacks. Raises DataError if one does not match.
     """
-    indices = _same_names(own, model)
     if match not in get_args(Match):
         raise DataError(f"match_classes: expected id or name, got {match!r}")
+    indices = _same_names(own, model)
     if match == "id":
         _check_ids(own, model, path, names_agree=None not in indices)
         return model

@@ -28,9 +28,9 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
     """
     if data is None:
         return []
-    if isinstance(data, (str, os.PathLike)):
-        from rtdetr.data.formats.sources import find_sources  # imported here: the readers are slow to import
+    from rtdetr.data.formats.sources import check_images, find_sources, source_of  # here, as they are slow to import
 
+    if isinstance(data, (str, os.PathLike)):
         path = path_of("data", data)
         find_sources(path)  # raises DataError if the format is unknown
         splits = dict.fromkeys(needed, ("", str(path)))
@@ -46,9 +46,7 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
         raise DataError(f"data: nothing is given for {' and '.join(missing)}; {EXPECTED}")
     for name, (images, file) in splits.items():
         if images and name in needed:
-            from rtdetr.data.formats.sources import check_images, source_of
-
-            check_images(source_of(os.fspath(file), name), os.fspath(images))
+            check_images(source_of(file, name), images)
     return [
         f"data.{name}.{key}={json.dumps(os.fspath(value), ensure_ascii=False)}"
         for name, pair in splits.items()

@@ -97,11 +97,8 @@ def _one_folder(root: Path) -> VocSet | None:
     annotations = _sub_folder(root, ANNOTATIONS)
     if annotations is not None and has_xml(annotations):
         return VocSet(annotations, _sub_folder(root, IMAGES) or annotations, None)
-    return (
-        VocSet(root, _sub_folder(root, IMAGES) or root, None)
-        if any(map(_may_be_voc, walk(root, (".xml",), deep=False)))
-        else None
-    )
+    has_own = any(map(_may_be_voc, walk(root, (".xml",), deep=False)))
+    return VocSet(root, _sub_folder(root, IMAGES) or root, None) if has_own else None
 
 
 def _may_be_voc(path: Path) -> bool:

@@ -73,11 +73,8 @@ def _check_unused(folder: Path, resume: Path | None, overwrite: bool) -> None:
     if not found or _is_untrained(folder) or overwrite or _goes_on_there(folder, resume):
         return
     last = folder / "last.pth"
-    how = (
-        f"continue with {option(f'-r {shlex.quote(str(last))}', f'resume={str(last)!r}')}, "
-        if last.name in found
-        else ""
-    )
+    resumed = option(f"-r {shlex.quote(str(last))}", f"resume={str(last)!r}")
+    how = f"continue with {resumed}, " if last.name in found else ""
     raise OutputError(
         f"{folder}: already holds a run ({', '.join(found)}); {how}choose another "
         f"{option('--output-dir', 'output_dir')}, or move that run with {option('--overwrite', 'overwrite=True')} "
