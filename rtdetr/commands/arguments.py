@@ -25,7 +25,13 @@ WEIGHT_FILES = ("config.json", "best.pth", "model.ncnn.param", "rtdetr/1/model.o
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports a wrong argument in one line, with exit code 2, and translates the names of other projects."""
+    """Reports a wrong argument in one line, with exit code 2, and translates the names of other projects.
+
+    command: its name after `rtdetr`; about, epilog: texts of its help, printed as they are."""
+
+    def __init__(self, command: str, about: str, epilog: str | None = None) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog=f"rtdetr {command}", description=about, epilog=epilog, formatter_class=layout)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         own = self._option_string_actions

@@ -39,7 +39,7 @@ Row = dict[str, Any]  # by the keys of HEADS
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; see `rtdetr compare --help`."""
-    parser = Parser(prog="rtdetr compare", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("compare", ABOUT)
     add_weights(parser, "a checkpoint of this project")
     text = "exported files (default: those in the checkpoint's folder that have a certificate and its name)"
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)

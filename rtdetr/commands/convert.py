@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ Python objects other than those of weights is refused.
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Converts a file; see `rtdetr convert --help`."""
-    parser = Parser(prog="rtdetr convert", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("convert", ABOUT)
     parser.add_argument("weights", type=Path, metavar="IN", help=".pdparams, .pdema, or a .pth of the authors")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="the checkpoint to write")
     parser.add_argument("-c", "--config", help="YAML file, or the name of a shipped config; default: recognised")

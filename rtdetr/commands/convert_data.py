@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser
+from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
 from rtdetr.wording import counted
 
 ABOUT = """Convert annotations and images to a folder of another format.
@@ -24,7 +24,7 @@ cannot hold, such as COCO's ids, is kept in OUT/rtdetr.json.
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Converts a data set; see `rtdetr convert-data --help`."""
-    parser = Parser(prog="rtdetr convert-data", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("convert-data", ABOUT)
     parser.add_argument("source", type=Path, metavar="IN", help="annotations, or the folder of a whole data set")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to write; must be empty or not exist")
     text = "the format of OUT; imagefolder: parquet or arrow files of Hugging Face, unpacked as they are"
@@ -44,7 +44,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.commands.progress import progress
     from rtdetr.data.formats.convert import load, write
     from rtdetr.data.formats.sources import not_read, not_read_line, unpacked
-    from rtdetr.outputs import OutputError, writing
 
     _check(args.source, args.output, args.overwrite)
     if args.to == "imagefolder":
@@ -75,7 +74,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _unpack(source: Path, output: Path) -> int:
     from rtdetr.data.formats.packed import packed_files, unpack
-    from rtdetr.outputs import OutputError, writing
 
     if not packed_files(source):
         raise OutputError(
@@ -89,8 +87,6 @@ def _unpack(source: Path, output: Path) -> int:
 
 def _check(source: Path, output: Path, overwrite: bool) -> None:
     """Raises OutputError if OUT is in use, or cannot be written to."""
-    from rtdetr.outputs import OutputError, check_folder
-
     if source.resolve().is_relative_to(output.resolve()):
         raise OutputError(f"{output}: holds what would be converted; choose another folder for the results")
     if output.exists() and not output.is_dir():
@@ -103,8 +99,6 @@ def _check(source: Path, output: Path, overwrite: bool) -> None:
 @contextmanager
 def _beside(output: Path) -> Iterator[Path]:
     """Context manager: a folder that replaces `output` on success and is removed otherwise. Old files move aside."""
-    from rtdetr.outputs import unused_folder
-
     output = output.resolve()
     folder = unused_folder(output.with_name(f".{output.name}-{os.getpid()}"))
     folder.mkdir(parents=True)

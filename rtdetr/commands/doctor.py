@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ Exit codes: 0 sound, 1 defects that training would survive, 2 unusable.
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Finds defects of a data set; see `rtdetr doctor --help`."""
-    parser = Parser(prog="rtdetr doctor", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("doctor", ABOUT)
     parser.add_argument("source", metavar="SOURCE", help="a config, an annotation file, or the folder of a set")
     parser.add_argument("--images", type=Path, metavar="DIR", help="the image folder; default: found near the file")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all defects as a JSON list")

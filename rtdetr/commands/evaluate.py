@@ -21,6 +21,8 @@ from rtdetr.commands.arguments import (
     add_weights,
     thresholds,
 )
+from rtdetr.engine.signals import StopSignal
+from rtdetr.outputs import check_folder, check_outputs, writing
 from rtdetr.wording import signal_name
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from rtdetr.data.classes import Classes
     from rtdetr.data.loader import DetectionLoader
     from rtdetr.engine.evaluation.evaluator import EvalResult
-    from rtdetr.engine.signals import StopSignal
     from rtdetr.types import Batch
 
 EVALUATORS = ("faster-coco-eval", "pycocotools")
@@ -37,7 +38,7 @@ EVALUATORS = ("faster-coco-eval", "pycocotools")
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
-    parser = Parser(prog="rtdetr eval", description="COCO figures of a checkpoint.")
+    parser = Parser("eval", "COCO figures of a checkpoint.")
     add_weights(parser, "a checkpoint, or an exported file")
     add_validation(parser)
     parser.add_argument("--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help="default: %(default)s")
@@ -63,8 +64,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     args.weights = args.weights or args.named_weights
 
-    from rtdetr.engine.signals import StopSignal
-
     signals = StopSignal()
     with signals.setting_up():
         return _evaluate(args, signals)
@@ -80,7 +79,6 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
-    from rtdetr.outputs import check_folder, check_outputs
     from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.thresholds import check_own
 
@@ -125,7 +123,6 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
 def _report(args: argparse.Namespace, result: EvalResult, loader: DetectionLoader, report: Path | None) -> None:
     """Prints and writes the result of a complete evaluation, in the first process. report: the file for --report."""
     from rtdetr.engine.evaluation.report import write_report
-    from rtdetr.outputs import writing
 
     print(f"{args.weights} on {loader.source.summary()}\n{result.table()}")
     if args.save_thresholds:
@@ -138,8 +135,6 @@ def _report(args: argparse.Namespace, result: EvalResult, loader: DetectionLoade
 
 def _save_json(file: Path, detections: list[dict[str, Any]]) -> str:
     """Writes COCO results, and returns the end of a message about them."""
-    from rtdetr.outputs import writing
-
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(detections), encoding="utf-8")
@@ -162,7 +157,6 @@ def _given(args: argparse.Namespace, classes: Classes) -> dict[int, float] | Non
 def _save_thresholds(weights: Path, result: EvalResult, classes: Classes) -> None:
     """Saves the thresholds of the result in the order of the model's classes; a class without one keeps its own."""
     from rtdetr.inference.thresholds import DEFAULT
-    from rtdetr.outputs import writing
     from rtdetr.weights.thresholds import save_thresholds
 
     before = classes.thresholds or [DEFAULT] * len(classes)

@@ -118,12 +118,8 @@ def _format(text: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="rtdetr export",
-        description=ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was started.",
-    )
+    codes = "Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was started."
+    parser = Parser("export", ABOUT, codes)
     add_weights(parser, "a checkpoint of this project")
     parser.add_argument("--format", type=_format, choices=FORMATS, help="default: onnx")
     text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton, coreml, ncnn are folders"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_device, add_training_data, add_update
 from rtdetr.commands.train import DEFAULT_CONFIG
+from rtdetr.engine.signals import StopSignal
 from rtdetr.wording import signal_name
 
 ABOUT = """Train on half of the images, then on all, for as many iterations; print both AP and whether labelling more
@@ -16,7 +17,7 @@ would pay. It takes twice the time of a training."""
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Estimates the gain from more images; see `rtdetr learning-curve --help`."""
-    parser = Parser(prog="rtdetr learning-curve", description=ABOUT)
+    parser = Parser("learning-curve", ABOUT)
     add_training_data(parser)
     text = f"YAML file, or the name of a shipped config; default with DATA: {DEFAULT_CONFIG}"
     parser.add_argument("-c", "--config", help=text)
@@ -38,7 +39,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.learning_curve import learning_curve
-    from rtdetr.engine.signals import StopSignal
     from rtdetr.outputs import OutputError, check_folder, unused_folder
     from rtdetr.shipped_configs import find_config
 

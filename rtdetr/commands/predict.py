@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
 CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU if there is one
+ABOUT = """Detect objects in images and videos. Draws the boxes, and writes results.json for images, NAME.jsonl for
+videos."""
+EXIT_CODES = "Exit codes: 0 done, 1 some sources could not be read, 2 nothing was started, 130 stopped by Ctrl-C."
 SOURCES = "image, video, folder of images, glob, URL of those, RTSP stream, or number of a camera"
 
 
@@ -90,12 +93,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        prog="rtdetr predict",
-        description="Detect objects in images and videos. Draws the boxes, and writes results.json for images, "
-        "NAME.jsonl for videos.",
-        epilog="Exit codes: 0 done, 1 some sources could not be read, 2 nothing was started, 130 stopped by Ctrl-C.",
-    )
+    parser = Parser("predict", ABOUT, EXIT_CODES)
     parser.add_argument(
         "sources", nargs="*", metavar="WEIGHTS SOURCE", help=f"without -w the weights first; then {SOURCES}"
     )

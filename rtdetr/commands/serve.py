@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import socket
 import sys
@@ -24,7 +23,7 @@ After Ctrl-C or SIGTERM it answers all accepted requests and exits with 0. A sec
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Serves until a signal arrives; see `rtdetr serve --help`."""
-    parser = Parser(prog="rtdetr serve", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("serve", ABOUT)
     add_weights(parser, "a checkpoint of this project")
     text = "address to listen at (default: %(default)s, this machine only); 0.0.0.0: any network"
     parser.add_argument("--host", default="127.0.0.1", help=text)

@@ -15,7 +15,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Draws training images; see `rtdetr show-batch --help`."""
-    parser = Parser(prog="rtdetr show-batch", description=ABOUT)
+    parser = Parser("show-batch", ABOUT)
     text = f"YAML file, or the name of a shipped config; default: {DEFAULT_CONFIG}"
     parser.add_argument("-c", "--config", help=text)
     add_training_data(parser)

@@ -7,20 +7,17 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rtdetr.commands.arguments import Parser, add_device, add_training_data, add_update, count
+from rtdetr.engine.signals import StopSignal
 from rtdetr.wording import signal_name
-
-if TYPE_CHECKING:
-    from rtdetr.engine.signals import StopSignal
 
 DEFAULT_CONFIG = "rtdetrv3_r18vd_small"  # if only DATA is given
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Trains a model; see `rtdetr train --help`."""
-    parser = Parser(prog="rtdetr train", description="Train RT-DETRv3; on several GPUs with torchrun.")
+    parser = Parser("train", "Train RT-DETRv3; on several GPUs with torchrun.")
     parser.add_argument(
         "-c",
         "--config",
@@ -58,14 +55,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.overfit is not None and args.resume is not None:
         parser.error("--overfit always starts a new run: leave out -r")
 
-    from rtdetr.engine.signals import StopSignal
-
     signals = StopSignal()
     with signals.setting_up():
-        if data is not None:
-            from rtdetr.data.data_arguments import data_updates
+        from rtdetr.data.data_arguments import data_updates
 
-            args.update = [*data_updates(data), *args.update]
+        args.update = [*data_updates(data), *args.update]
         if args.replay is not None:
             return _replay(args)
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)

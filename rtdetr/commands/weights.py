@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from rtdetr.commands.arguments import Parser
@@ -19,9 +18,7 @@ Face Hub.
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Lists the weights that can be used by name; see `rtdetr weights --help`."""
-    Parser(prog="rtdetr weights", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
-        arguments
-    )
+    Parser("weights", ABOUT).parse_args(arguments)
 
     from rtdetr.weights.catalogue import OFFICIAL_AP, RELEASES, checkpoint_of, size_of
     from rtdetr.weights.registry import OFFICIAL
