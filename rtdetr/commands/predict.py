@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rtdetr.commands.arguments import (
@@ -25,13 +22,6 @@ from rtdetr.commands.arguments import (
 )
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
-from rtdetr.wording import counted, signal_name
-
-if TYPE_CHECKING:
-    from rtdetr.commands.detection import Search
-    from rtdetr.inference.files import Listing
-    from rtdetr.inference.predictor import File
-    from rtdetr.inference.results import ResultsFolder
 
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
 CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU if there is one
@@ -50,8 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         wake_gpu(args.device)
 
     with collection_paused():
-        from rtdetr.commands import predict_manifest, predict_video
-        from rtdetr.commands.detection import Search
+        from rtdetr.commands.detection import Search, check_videos, detect_images, detect_listed, detect_video
         from rtdetr.engine import distributed
         from rtdetr.inference.files import Listing, find_images
         from rtdetr.inference.image_ids import image_ids
@@ -64,15 +53,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     slices = Slices.of(args.slices, overlap) if args.slices else None
     folder = args.output_dir or unused_folder(Path("output/predict"))
     if args.manifest is not None:
-        return predict_manifest.run(args, folder, slices)
+        return detect_listed(args, folder, slices)
     videos = [each for each in args.sources if is_video(each)]
     addresses = [each for each in args.sources if "://" in each and each not in videos]
     files = [each for each in args.sources if each not in videos and each not in addresses]
     listing = find_images(files, args.recursive, folder) if files else Listing()
-    names, video_names = _names(listing, addresses, videos)
+    names, video_names = _names(listing.images, addresses, videos)
     ids = image_ids(names, args.annotations) if "coco" in args.formats else {}
-    predict_video.check(args, videos, [*names])
-    targets = [*_targets(folder, args.formats, names.values()), *predict_video.targets(folder, video_names.values())]
+    check_videos(args, videos, [*names])
+    targets = [*_targets(folder, args.formats, names.values())]
+    targets += [folder / f"{name}{ending}" for name in video_names.values() for ending in (".mp4", ".jsonl")]
     sources = [*map(Path, listing.images), *(Path(each) for each in videos), args.weights]
     check_outputs(targets, sources, args.overwrite)
     if args.crops:
@@ -85,10 +75,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with writing(folder):
             if names:
                 with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops, ids) as results:
-                    code = detect(search, names, results)
+                    code = detect_images(search, names, results)
             for source, name in video_names.items():
                 if code < 128:
-                    code = max(code, predict_video.detect(search, source, name, folder, args))
+                    code = max(code, detect_video(search, source, name, folder, args))
     return code
 
 
@@ -159,14 +149,13 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
 
 
 def _names(
-    listing: Listing, addresses: Sequence[str], videos: Sequence[str]
-) -> tuple[dict[File, Path], dict[str, Path]]:
+    images: Mapping[Path, Path], addresses: Sequence[str], videos: Sequence[str]
+) -> tuple[dict[Path | str, Path], dict[str, Path]]:
     """Returns the names of the results of images and of videos, each name once."""
-    names: dict[File, Path] = dict(listing.images.items())
-    names |= {each: Path(_name_of(each)) for each in addresses}
-    video_names = {each: Path(_name_of(each)) for each in videos}
-    unique = result_names([*names.values(), *video_names.values()])
-    return dict(zip(names, unique)), dict(zip(video_names, unique))
+    names: dict[Path | str, Path] = dict(images.items())
+    names |= {each: Path(_name_of(each)) for each in (*addresses, *videos)}
+    unique = dict(zip(names, result_names(names.values())))
+    return {each: name for each, name in unique.items() if each not in videos}, {each: unique[each] for each in videos}
 
 
 def _formats(text: str) -> list[str]:
@@ -211,46 +200,3 @@ def result_names(names: Iterable[Path]) -> Iterator[Path]:
             free = stem.with_name(f"{stem.name}_{number}")
         taken.add(str(free).casefold())
         yield free
-
-
-def detect(search: Search, names: dict[File, Path], results: ResultsFolder) -> int:
-    """Detects in the files, writes each result immediately and prints a summary. Returns the exit code: 0, 1 if some
-    could not be read, 128 + n after signal n. names: name of the results of each file."""
-    from rtdetr.commands.progress import progress, say_above_bar
-    from rtdetr.engine.signals import StopSignal
-    from rtdetr.inference.prefetch import in_order
-
-    signals, start = StopSignal(), time.perf_counter()
-    num_errors = num_objects = 0
-    best_score = 0.0
-    with signals.listening(), progress(len(names)) as bar:
-        found_files = takewhile(lambda _: not signals.received, search.files(names))
-        # Drawing and compressing take longer than detecting.
-        begin, number = lambda found: results.begin_drawing(found, names[found.file]), 2 * max(search.readers)
-        for found, _ in in_order(begin, found_files, number):
-            target = results.list_found(found, names[found.file])
-            if found.error:
-                num_errors += 1
-                say_above_bar(f"error: {found.error}", file=sys.stderr)
-            else:
-                num_objects += len(found.detections)
-                best_score = max(best_score, found.best_score)
-                say_above_bar(f"{found.file}: {counted(len(found.detections), 'object')} -> {target}", file=sys.stdout)
-            bar.update()
-    done = results.num_images - num_errors
-    if done:
-        seconds = (time.perf_counter() - start) / done
-        counts = f"{counted(done, 'image')}, {counted(num_objects, 'object')}"
-        print(f"{counts}, {seconds:.3f} s per image; all in {results.file}")
-    if done and not num_objects:
-        best = f", the best score is {best_score:.2f}" if search.slices is None else ""  # tiles report what reaches it
-        lowest = search.predictor.threshold
-        which = f"the threshold {lowest:g}" if isinstance(lowest, float) else "the threshold of its class"
-        print(f"nothing reached {which}{best}; --threshold sets a lower one")
-    if num_errors:
-        print(f"{num_errors} of {results.num_images} files could not be read; {results.file} says why", file=sys.stderr)
-    if signals.received:
-        done_files = f"{results.num_images} of {len(names)} files are in {results.file}"
-        print(f"stopped by {signal_name(signals.received)}; {done_files}", file=sys.stderr)
-        return 128 + signals.received
-    return 1 if num_errors else 0

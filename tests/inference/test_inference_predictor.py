@@ -186,7 +186,7 @@ def test_detection_starts_without_compiler_and_torchvision(checkpoint: Path) -> 
     """The first ones take as long to import as torch itself, the FLOP counter's triton as long as all else."""
     code = (
         "import sys; from PIL import Image; from rtdetr.inference.predictor import Predictor\n"
-        "from rtdetr.commands import detection, predict_manifest, predict_video\n"
+        "from rtdetr.commands import detection\n"
         "from rtdetr.inference import results, sources\n"
         f"predictor = Predictor({str(checkpoint)!r})\n"
         "predictor.predict([Image.new('RGB', (9, 9))])\n"
