@@ -18,11 +18,11 @@ from PIL import Image
 
 from rtdetr.config import ConfigError
 from rtdetr.export import targets
-from rtdetr.export.average_precision import average_precisions, validation_loader
 from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_CLASSES, OTHER_WEIGHTS, Certificate, certify, read_stored_certificate
 from rtdetr.export.edge import of_one_image, write_coreml, write_executorch, write_litert
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
+from rtdetr.export.measure import average_precisions, validation_loader
 from rtdetr.export.ncnn import write_ncnn
 from rtdetr.export.onnx import onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino

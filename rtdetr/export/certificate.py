@@ -22,7 +22,6 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rtdetr.data.preprocess import SCALE
-from rtdetr.export.average_precision import AveragePrecisions
 from rtdetr.export.cases import Case, Images, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
@@ -71,6 +70,12 @@ BOUNDS: dict[Precision, Bounds] = {
     # 8 bits: it is compared, but does not count for the verdict.
     "int8": Bounds(0.3, 30.0, 0.5, 0, noise=False, ap=0.01),
 }
+
+
+class AveragePrecisions(NamedTuple):
+    model: float
+    file: float
+    on: str  # which images
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import pytest
 from engine_helpers import tiny_config
 
 from rtdetr.export import targets
-from rtdetr.export.average_precision import AveragePrecisions
 from rtdetr.export.cases import cases, example_images
 from rtdetr.export.certificate import (
     BOUNDS,
     Arrays,
+    AveragePrecisions,
     Certificate,
     Comparison,
     StoredCertificate,
