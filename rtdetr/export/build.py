@@ -20,15 +20,12 @@ from rtdetr.config import ConfigError
 from rtdetr.export import targets
 from rtdetr.export.cases import calibration_images, example_images
 from rtdetr.export.certificate import OTHER_CLASSES, OTHER_WEIGHTS, Certificate, certify, read_stored_certificate
-from rtdetr.export.edge import of_one_image, write_coreml, write_executorch, write_litert
+from rtdetr.export.edge import of_one_image, write_coreml, write_executorch, write_litert, write_ncnn
 from rtdetr.export.graph import Graph, make_graph, make_portable_graph, own_size, set_backend
 from rtdetr.export.measure import average_precisions, validation_loader
-from rtdetr.export.ncnn import write_ncnn
-from rtdetr.export.onnx import onnx_facts, write_onnx
+from rtdetr.export.onnx import NEWEST, OPSETS, PORTABLE, onnx_facts, write_onnx
 from rtdetr.export.openvino import write_openvino
-from rtdetr.export.opset import NEWEST, OPSETS, PORTABLE
-from rtdetr.export.quantize import LEFT_OUT, quantize, with_more_queries
-from rtdetr.export.quantize_program import quantized
+from rtdetr.export.quantize import LEFT_OUT, quantize_onnx, quantize_program, with_more_queries
 from rtdetr.export.quiet import quiet
 from rtdetr.export.targets import FORMATS, WeightSource
 from rtdetr.export.tensorrt import check_script, write_script
@@ -271,7 +268,7 @@ def _write(
     elif format == "tensorrt":
         write_script(path, metadata)
     elif metadata.precision == "int8":
-        quantize(first, metadata, calibration, file)
+        quantize_onnx(first, metadata, calibration, file)
     if format == "triton":
         write_config(path, metadata)
 
@@ -286,7 +283,7 @@ def _write_edge(format: str, model: Network, metadata: Metadata, calibration: li
         graph = make_portable_graph(model, replace(metadata, input="float") if format == "coreml" else metadata)
     if metadata.precision == "int8":
         with quiet():
-            graph = quantized(graph, metadata, calibration, format)
+            graph = quantize_program(graph, metadata, calibration, format)
     EDGE[format](graph, metadata, path)
 
 

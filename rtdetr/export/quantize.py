@@ -1,4 +1,4 @@
-"""8-bit ONNX files by ONNX Runtime's static quantisation."""
+"""8-bit files by static quantisation: ONNX files by ONNX Runtime, programs for ExecuTorch and LiteRT by torchao."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import fx
 
 from rtdetr.export.cases import stack
+from rtdetr.export.graph import Graph
 from rtdetr.export.onnx import note
 from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
@@ -24,6 +27,8 @@ BATCH = 4  # calibration images at once
 QUANTISED = ("backbone", "encoder")  # the decoder's boxes and scores do not survive 8 bits
 FIRST = "backbone.stem.0"  # in 8 bits it alone cost a nano 11 points of AP
 MORE = 4 / 3  # times as many queries and detections as the model has: rounding changes which are the last ones
+ANNOTATION = "quantization_annotation"  # where torchao looks for annotations
+LEAST_SCALE = 2**-12  # XNNPACK's limit
 LEFT_OUT = (
     f"in 8 bits: the convolutions of {' and '.join(QUANTISED)}; in float32: {FIRST} and all else; "
     f"{MORE:.2f} times as many queries and detections"
@@ -43,7 +48,7 @@ def with_more_queries(model: Network, metadata: Metadata) -> tuple[Network, Meta
     return model, replace(metadata, config=cfg)
 
 
-def quantize(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:
+def quantize_onnx(onnx_file: Path, metadata: Metadata, images: list[Image.Image], path: Path) -> None:
     """Writes `path`: convolutions of backbone and encoder, except FIRST, in 8 bits, with ranges measured on the
     images."""
     onnx = optional("onnx", "onnx", "quantisation")
@@ -99,3 +104,73 @@ def batches(metadata: Metadata, originals: list[Image.Image]) -> Iterator[dict[s
         if not metadata.raw:
             feed["sizes"] = np.array([(each.height, each.width) for each in chosen])
         yield feed
+
+
+def quantize_program(graph: Graph, metadata: Metadata, images: list[Image.Image], extra: str) -> Graph:
+    """The graph, of one image, with convolutions of backbone and encoder, except FIRST, in 8 bits, with ranges
+    measured on the images. extra: executorch or litert; the latter takes the rounded weights as floats. Raises
+    MissingPackage."""
+    steps = optional("torchao.quantization.pt2e.quantize_pt2e", extra, "quantisation")
+    program = torch.export.export(graph.module, graph.inputs, strict=False).module()
+    prepared = steps.prepare_pt2e(program, _quantizer(extra))
+    for feed in batches(metadata, images):
+        prepared(*map(torch.as_tensor, feed.values()))
+    return graph._replace(module=steps.convert_pt2e(prepared, fold_quantize=extra == "executorch"))
+
+
+def _quantizer(extra: str) -> Any:
+    tools: Any = optional("torchao.quantization.pt2e.quantizer", extra, "quantisation")
+    features, weights = _specifications(extra)
+
+    class ConvolutionQuantizer(tools.Quantizer):
+        def annotate(self, model: fx.GraphModule) -> fx.GraphModule:
+            for node in model.graph.nodes:
+                if node.target is not torch.ops.aten.conv2d.default or stays_float(_module_of(node)):
+                    continue
+                last = _relu_after(node) or node  # so that no levels are spent on values that a ReLU removes
+                inputs = {node.args[0]: features, node.args[1]: weights}
+                node.meta[ANNOTATION] = tools.QuantizationAnnotation(
+                    inputs, features if last is node else None, _annotated=True
+                )
+                if last is not node:
+                    last.meta[ANNOTATION] = tools.QuantizationAnnotation(output_qspec=features, _annotated=True)
+            return model
+
+        def validate(self, model: fx.GraphModule) -> None:
+            pass
+
+    return ConvolutionQuantizer()
+
+
+def _specifications(extra: str) -> tuple[Any, Any]:
+    """Quantisation of features, with one scale and zero for all, and of weights, with one scale per output channel."""
+    tools = optional("torchao.quantization.pt2e.quantizer", extra, "quantisation")
+    observers = optional("torchao.quantization.pt2e", extra, "quantisation")
+    features = tools.QuantizationSpec(
+        dtype=torch.int8,
+        quant_min=-128,
+        quant_max=127,
+        qscheme=torch.per_tensor_affine,
+        observer_or_fake_quant_ctr=observers.MinMaxObserver.with_args(eps=LEAST_SCALE),
+    )
+    weights = tools.QuantizationSpec(
+        dtype=torch.int8,
+        quant_min=-127,
+        quant_max=127,
+        qscheme=torch.per_channel_symmetric,
+        ch_axis=0,
+        observer_or_fake_quant_ctr=observers.PerChannelMinMaxObserver.with_args(eps=LEAST_SCALE),
+    )
+    return features, weights
+
+
+def _module_of(node: fx.Node) -> str:
+    """The name of the innermost module of a node."""
+    return [name for name, _ in node.meta["nn_module_stack"].values()][-1]
+
+
+def _relu_after(node: fx.Node) -> fx.Node | None:
+    """The ReLU that is the only user of a node, if any."""
+    users = [*node.users]
+    relus = (torch.ops.aten.relu.default, torch.ops.aten.relu_.default)
+    return users[0] if len(users) == 1 and users[0].target in relus else None

@@ -34,7 +34,7 @@ from rtdetr.export.certificate import BOUNDS, Arrays, certify, compare, differen
 from rtdetr.export.graph import make_graph
 from rtdetr.export.onnx import changed_weights, initializers_sha256
 from rtdetr.export.openvino import write_openvino
-from rtdetr.export.quantize import quantize, with_more_queries
+from rtdetr.export.quantize import quantize_onnx, with_more_queries
 from rtdetr.export.tensorrt import check_script, write_script
 from rtdetr.inference.runtimes import ExportedModel, _load_op, load, open_exported
 from rtdetr.models.postprocess import postprocess
@@ -410,7 +410,7 @@ def test_int8(folder: Path, model: Network, tmp_path: Path) -> None:
     images = calibration_images(folder / "shapes" / "train", metadata.config)
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    quantize(folder / "model.onnx", metadata, images, tmp_path / "model.onnx")
+    quantize_onnx(folder / "model.onnx", metadata, images, tmp_path / "model.onnx")
     assert logging.root.manager.disable == logging.CRITICAL  # what the caller had
     logging.disable(before)
     assert [each.name for each in tmp_path.iterdir()] == ["model.onnx"]

@@ -21,10 +21,9 @@ from PIL import Image
 from rtdetr.cli import main
 from rtdetr.export.build import NEEDS, describe
 from rtdetr.export.cases import calibration_images
-from rtdetr.export.edge import of_one_image
+from rtdetr.export.edge import WithoutComparisons, of_one_image
 from rtdetr.export.graph import make_graph
-from rtdetr.export.ncnn import WithoutComparisons
-from rtdetr.export.quantize_program import quantized
+from rtdetr.export.quantize import quantize_program
 from rtdetr.inference.edge_runtimes import (
     COREML_WEIGHTS,
     NCNN_FILES,
@@ -101,7 +100,9 @@ def test_8_bits(folder: Path, format: str, capsys: pytest.CaptureFixture[str]) -
     model, metadata = describe(folder / "model.pth", "int8", raw=False, input_type="uint8")
     graph = of_one_image(make_graph(model, metadata, "torch"), (64, 96))
     with torch.no_grad():
-        program = quantized(graph, replace(metadata, fixed=True), calibration_images(train, metadata.config), format)
+        program = quantize_program(
+            graph, replace(metadata, fixed=True), calibration_images(train, metadata.config), format
+        )
     convolutions = {"float": 0, "int8": 0}
     for node in program.module.graph.nodes:  # type: ignore[union-attr, operator]
         if node.target is torch.ops.aten.conv2d.default:

@@ -20,7 +20,7 @@ from rtdetr.export.cases import Case, calibration_images, cases, example_images
 from rtdetr.export.certificate import BOUNDS, compare, reference
 from rtdetr.export.graph import make_graph, make_portable_graph
 from rtdetr.export.onnx import operators, write_onnx
-from rtdetr.export.quantize import quantize
+from rtdetr.export.quantize import quantize_onnx
 from rtdetr.inference.export_metadata import Metadata
 from rtdetr.inference.runtimes import open_exported
 from rtdetr.models.portable import best_places, descending, running_sum, sample_by_gather, sample_by_products
@@ -213,7 +213,7 @@ def test_several_images_go_through_a_file_for_one_and_calibrate_it(
     images = calibration_images(folder / "shapes" / "train", metadata.config)
     assert len(images) > 1
     int8 = tmp_path / "int8.onnx"
-    quantize(tmp_path / "portable.onnx", replace(metadata, precision="int8"), images, int8)
+    quantize_onnx(tmp_path / "portable.onnx", replace(metadata, precision="int8"), images, int8)
     assert "QuantizeLinear" in operators(int8) and not REFUSED & set(operators(int8))
     shown = Case("pictures", *case[1:])
     assert compare(open_exported(int8), shown, *reference(model, shown, 300), BOUNDS["int8"]).passed
