@@ -117,9 +117,9 @@ class RTDETRv3:
             from rtdetr.inference.deploy import starting_gpu
             from rtdetr.inference.predictors import Predictors
             from rtdetr.inference.runtimes import is_exported, load_model
+            from rtdetr.weights.catalogue import find_weights
             from rtdetr.weights.checkpoint import CheckpointError
             from rtdetr.weights.digest import file_sha256
-            from rtdetr.weights.given import find_weights
             from rtdetr.weights.load import model_from_content, read_checkpoint
             from rtdetr.weights.pretrained import weight_file
 

@@ -133,9 +133,9 @@ def is_weights(text: str) -> bool:
         return any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
     if path.suffix or path.name != text or text.isdecimal() or os.path.exists(path):
         return False
-    from rtdetr.weights.catalogue import NAMES  # here, because it imports torch
+    from rtdetr.weights.catalogue import NAMED  # here, because it imports torch
 
-    return text in NAMES
+    return text in NAMED
 
 
 def add_weights(parser: argparse.ArgumentParser, text: str) -> None:

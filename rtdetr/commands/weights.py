@@ -20,16 +20,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Lists the weights that can be used by name; see `rtdetr weights --help`."""
     Parser("weights", ABOUT).parse_args(arguments)
 
-    from rtdetr.weights.catalogue import OFFICIAL_AP, RELEASES, checkpoint_of, size_of
-    from rtdetr.weights.registry import OFFICIAL
+    from rtdetr.weights.catalogue import OFFICIAL, RELEASES, checkpoint_of, size_of
 
     row = "{:26s} {:>7s} {:>8s} {:>9s} {:11s} {:4s} {}"
     print(row.format("name", "classes", "COCO AP*", "MB", "licence", "here", "source"))
-    for name, file in [*OFFICIAL.items(), *((name, release.file) for name, release in RELEASES.items())]:
-        ap = OFFICIAL_AP[name] if name in OFFICIAL else RELEASES[name].ap
+    for name, (file, ap, classes, _) in {**OFFICIAL, **RELEASES}.items():
         size = size_of(name)
-        classes = 80 if name in OFFICIAL else len(RELEASES[name].classes)
-        figures = str(classes), f"{ap:.1f}" if ap else "-", f"{size / 1e6:.1f}" if size else "?"
+        figures = str(len(classes)), f"{ap:.1f}" if ap else "-", f"{size / 1e6:.1f}" if size else "?"
         print(row.format(name, *figures, file.licence, "yes" if checkpoint_of(name).is_file() else "no", file.url))
     print("* as its authors report; nothing of it was measured here")
     return 0

@@ -52,7 +52,7 @@ def test_a_mistyped_folder_is_no_model_of_the_hub(tmp_path: Path, monkeypatch: p
         asked.append(revision)
         raise CheckpointError("the Hub was asked")
 
-    monkeypatch.setattr("rtdetr.weights.hub.from_hub", from_hub)
+    monkeypatch.setattr("rtdetr.weights.catalogue.from_hub", from_hub)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     with pytest.raises(CheckpointError, match=message("no such file", "runs/mine", "Hub", "runs")):

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from rtdetr.weights.registry import OfficialFile
+from rtdetr.weights.download import OfficialFile
 
 CONTENT = bytes(range(256)) * 100
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

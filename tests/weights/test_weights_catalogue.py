@@ -24,11 +24,11 @@ from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.shipped_configs import find_config
 from rtdetr.weights import catalogue
-from rtdetr.weights.catalogue import RELEASES, Release, checkpoint_of, located
+from rtdetr.weights.catalogue import OFFICIAL, RELEASES, Release, checkpoint_of, located
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
+from rtdetr.weights.download import OfficialFile
 from rtdetr.weights.load import model_from_checkpoint, read_checkpoint, stored_content, warm_start
 from rtdetr.weights.official_names import official_layout, official_names
-from rtdetr.weights.registry import OFFICIAL, OfficialFile
 from rtdetr.weights.training_parts import OTHER_SELECTOR
 
 NAME = "rtdetr_r18vd_o365"

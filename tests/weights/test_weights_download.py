@@ -11,9 +11,10 @@ import pytest
 from messages import message
 from weight_server import CONTENT, SHA256, Server
 
-from rtdetr.weights import registry
+from rtdetr.weights import catalogue
+from rtdetr.weights.catalogue import OFFICIAL, Release, located
 from rtdetr.weights.checkpoint import CheckpointError
-from rtdetr.weights.registry import OFFICIAL, OfficialFile, download, fetched, official_checkpoint, verify
+from rtdetr.weights.download import OfficialFile, download, fetched, verify
 
 
 def test_a_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
@@ -116,9 +117,9 @@ def test_a_folder_that_cannot_be_written_is_named(server: Server, tmp_path: Path
 def test_without_a_network_it_says_where_the_file_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path))
     name = "rtdetrv3_r18vd_6x_coco"
-    monkeypatch.setitem(OFFICIAL, name, OfficialFile("http://127.0.0.1:9/file"))
+    monkeypatch.setitem(OFFICIAL, name, Release(OfficialFile("http://127.0.0.1:9/file")))
     with pytest.raises(CheckpointError) as raised:
-        official_checkpoint(name)
+        located(name)
     sentence = str(raised.value)
     assert sentence.startswith("http://127.0.0.1:9/file: cannot be downloaded")
     assert f"bring the file to {tmp_path}/{name}.pdparams" in sentence
@@ -129,12 +130,12 @@ def test_a_file_brought_by_hand_is_converted_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("RTDETR_WEIGHTS", str(tmp_path))
     name = "rtdetrv3_r18vd_6x_coco"
     (tmp_path / f"{name}.pdparams").write_bytes(CONTENT)
-    monkeypatch.setitem(OFFICIAL, name, OfficialFile("http://127.0.0.1:9/file", None, SHA256))
+    monkeypatch.setitem(OFFICIAL, name, Release(OfficialFile("http://127.0.0.1:9/file", None, SHA256)))
     converted: list[Path] = []
-    monkeypatch.setattr(registry, "convert", converted.append)
-    monkeypatch.setattr(registry, "save_conversion", lambda done, file, out, licence: out.write_text(licence))
+    monkeypatch.setattr(catalogue, "convert", converted.append)
+    monkeypatch.setattr(catalogue, "save_conversion", lambda done, file, out, licence: out.write_text(licence))
     for _ in range(2):
-        assert official_checkpoint(name).read_text() == "Apache-2.0"
+        assert located(name).read_text() == "Apache-2.0"
     assert converted == [tmp_path / f"{name}.pdparams"]
 
 
@@ -142,4 +143,5 @@ def test_every_official_file_is_that_of_a_shipped_config() -> None:
     from rtdetr.config_file import shipped_configs
 
     assert OFFICIAL.keys() <= shipped_configs().keys()
-    assert all(each.sha256 and len(each.sha256) == 64 and each.url.startswith("https://") for each in OFFICIAL.values())
+    files = [each.file for each in OFFICIAL.values()]
+    assert all(each.sha256 and len(each.sha256) == 64 and each.url.startswith("https://") for each in files)

@@ -1,9 +1,4 @@
-"""The official weights: their addresses and hashes, download and conversion.
-
-A file is downloaded once, resumed if interrupted, verified and converted; see `rtdetr convert` for the last step. The
-authors publish no hashes. Those of R18, R34 and R50 were recorded by the detrs project in July 2026, which measured
-48.05 AP on COCO with that R18 file; the files have not been seen here.
-"""
+"""Downloads weight files: each once, resumed if interrupted, verified and converted."""
 
 from __future__ import annotations
 
@@ -21,12 +16,11 @@ from rtdetr import __version__
 from rtdetr.file_lock import lock
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import file_sha256
-from rtdetr.weights.official import OFFICIAL_LICENCE, convert, save_conversion
+from rtdetr.weights.official import OFFICIAL_LICENCE
 
 logger = logging.getLogger(__name__)
 
 SILENCE = 30.0  # seconds without a byte until a download times out
-DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 
 
 class OfficialFile(NamedTuple):
@@ -34,48 +28,6 @@ class OfficialFile(NamedTuple):
     num_bytes: int | None = None  # None: unknown, any size is accepted
     sha256: str | None = None  # None: unknown; the hash of the first file that converts is printed and stored
     licence: str = OFFICIAL_LICENCE
-
-
-# Config name -> file. The links are from the README of the official repository (clxia12/RT-DETRv3, March 2025), which
-# offers no weights for R101 and LVIS.
-OFFICIAL = {
-    "rtdetrv3_r18vd_6x_coco": OfficialFile(
-        DRIVE + "1zIDOjn1qDccC3TBsDlGQHOjVrehd26bk",
-        91_945_530,
-        "f32dbd008bd7e5311c877d522f6d8c9e349795978c889f53823588b5e5d74a5f",
-    ),
-    "rtdetrv3_r34vd_6x_coco": OfficialFile(
-        DRIVE + "12-wqAF8i67eqbocaWPK33d4tFkN2wGi2",
-        137_016_081,
-        "29b09c64d6c372cde46d94caee1b57a23cee0aae24bd7bd3e2937cf57e581a68",
-    ),
-    "rtdetrv3_r50vd_6x_coco": OfficialFile(
-        DRIVE + "1wfJE-QgdgqKE0IkiTuoD5HEbZwwZg3sQ",
-        182_331_170,
-        "e8b1d5db3208ce0f9edba5a914f23c918141b608ab4cd409db9d9204f7ed4b08",
-    ),
-}
-
-
-def weights_folder() -> Path:
-    """The folder of official weights: RTDETR_WEIGHTS, else ~/.cache/rtdetr/weights (or below XDG_CACHE_HOME)."""
-    if chosen := os.environ.get("RTDETR_WEIGHTS"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rtdetr" / "weights"
-
-
-def official_checkpoint(name: str) -> Path:
-    """The checkpoint of an official model, downloaded, verified and converted if necessary.
-
-    Raises CheckpointError, with advice for machines without a network.
-    """
-    official, file = OFFICIAL[name], weights_folder() / f"{name}.pdparams"
-    checkpoint = file.with_suffix(".pth")
-
-    def save() -> None:
-        save_conversion(convert(file), file, checkpoint, official.licence)
-
-    return fetched(official, file, checkpoint, save)
 
 
 def fetched(official: OfficialFile, file: Path, checkpoint: Path, save: Callable[[], None]) -> Path:
