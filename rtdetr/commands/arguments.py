@@ -49,6 +49,9 @@ class Parser(argparse.ArgumentParser):
         if rest:
             no_word = self._no_keyword if "=" in rest[0] else self._too_many
             self.error((self._no_option if rest[0].startswith("-") else no_word)(rest[0]))
+        for name in ("weights", "data"):  # by position, or by an option
+            if (named := getattr(known, f"named_{name}", None)) is not None:
+                setattr(known, name, named)
         return known, rest
 
     def _is_keyword(self, word: str) -> bool:
@@ -115,10 +118,41 @@ class Parser(argparse.ArgumentParser):
         print(f"error: {message}; `{self.prog} --help` explains", file=sys.stderr)
         sys.exit(2)
 
+    def add_weights(self, text: str) -> None:
+        """Adds `WEIGHTS` and `-w WEIGHTS`, of which one is required."""
+        which = self.add_mutually_exclusive_group(required=True)
+        which.add_argument("weights", type=Path, nargs="?", metavar="WEIGHTS", help=text)
+        which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
 
-def add_update(parser: argparse.ArgumentParser) -> None:
-    text = "change config values, e.g. -u train.epochs=12 data.num_workers=2"
-    parser.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
+    def add_training_data(self) -> None:
+        """Adds DATA, also as --data."""
+        which = self.add_mutually_exclusive_group()
+        text = "a folder or file with training and validation images, in any known format"
+        which.add_argument("data", nargs="?", metavar="DATA", help=text)
+        which.add_argument("--data", dest="named_data", metavar="DATA", help="the same")
+
+    def add_validation(self) -> None:
+        """Adds `-c`, `--data` and `-u`, which change the config of a checkpoint for an evaluation."""
+        text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
+        self.add_argument("-c", "--config", help=text)
+        text = "a folder or file with validation images, in any known format (default: that of the config)"
+        self.add_argument("--data", metavar="DATA", help=text)
+        self.add_update()
+
+    def add_update(self) -> None:
+        text = "change config values, e.g. -u train.epochs=12 data.num_workers=2"
+        self.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
+
+    def add_device(self) -> None:
+        self.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda if available)")
+
+    def add_overwrite(self) -> None:
+        self.add_argument("--overwrite", action="store_true", help="replace existing files")
+
+    def add_threshold(self, text: str) -> None:
+        """Adds `--threshold 0.5`, for all classes, and `--threshold CLASS=0.4`, both repeatable; see `thresholds`."""
+        text += "; CLASS=X sets it for one class; may be repeated"
+        self.add_argument("--threshold", type=_threshold, action="append", default=[], metavar="X|CLASS=X", help=text)
 
 
 def is_weights(text: str) -> bool:
@@ -138,41 +172,9 @@ def is_weights(text: str) -> bool:
     return text in NAMED
 
 
-def add_weights(parser: argparse.ArgumentParser, text: str) -> None:
-    """Adds `WEIGHTS` and `-w WEIGHTS`, of which one is required; parsed as `weights` or `named_weights`."""
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("weights", type=Path, nargs="?", metavar="WEIGHTS", help=text)
-    which.add_argument("-w", "--weights", type=Path, dest="named_weights", metavar="WEIGHTS", help="the same")
-
-
-def add_training_data(parser: argparse.ArgumentParser) -> None:
-    """Adds DATA, also as --data: `args.data or args.named_data`."""
-    which = parser.add_mutually_exclusive_group()
-    text = "a folder or file with training and validation images, in any known format"
-    which.add_argument("data", nargs="?", metavar="DATA", help=text)
-    which.add_argument("--data", dest="named_data", metavar="DATA", help="the same")
-
-
-def add_validation(parser: argparse.ArgumentParser) -> None:
-    """Adds `-c`, `--data` and `-u`, which change the config of a checkpoint for an evaluation."""
-    text = "YAML file, or the name of a shipped config, in place of the config in the checkpoint"
-    parser.add_argument("-c", "--config", help=text)
-    text = "a folder or file with validation images, in any known format (default: that of the config)"
-    parser.add_argument("--data", metavar="DATA", help=text)
-    add_update(parser)
-
-
-def add_device(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: cuda if available)")
-
-
 def add_kernels(parser: argparse.ArgumentParser, default: str = "from the config") -> None:
     text = f"auto, or plain: PyTorch and SciPy only (default: {default})"
     parser.add_argument("--kernels", choices=("auto", "plain"), help=text)
-
-
-def add_overwrite(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
 def number(says: str, fits: Callable[[float], bool]) -> Callable[[str], float]:
@@ -205,14 +207,6 @@ def integer(least: int, most: float = inf) -> Callable[[str], int]:
 score_threshold = number("from 0 to 1", lambda value: 0 <= value <= 1)
 overlap_share = number("from 0, below 0.9", lambda value: 0 <= value < 0.9)
 count, count_from_0 = integer(1), integer(0)
-
-
-def add_threshold(parser: argparse.ArgumentParser, text: str) -> None:
-    """Adds `--threshold 0.5`, for all classes, and `--threshold CLASS=0.4`, both repeatable; see `thresholds`."""
-    more = "; CLASS=X sets it for one class; may be repeated"
-    parser.add_argument(
-        "--threshold", type=_threshold, action="append", default=[], metavar="X|CLASS=X", help=f"{text}{more}"
-    )
 
 
 def _threshold(text: str) -> tuple[str, float]:

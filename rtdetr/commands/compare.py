@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rtdetr.commands.arguments import Parser, add_device, add_overwrite, add_validation, add_weights
+from rtdetr.commands.arguments import Parser
 
 ABOUT = """Print a table of a checkpoint and its exports: AP on the validation set, size, speed on this machine, and the
 largest differences in the certificate of each file.
@@ -28,16 +28,15 @@ DIGITS = {
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; see `rtdetr compare --help`."""
     parser = Parser("compare", ABOUT)
-    add_weights(parser, "a checkpoint of this project")
+    parser.add_weights("a checkpoint of this project")
     text = "exported files (default: those in the checkpoint's folder that have a certificate and its name)"
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
-    add_validation(parser)
+    parser.add_validation()
     text = "write the table: .json or .md; may be repeated"
     parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=text)
-    add_overwrite(parser)
-    add_device(parser)
+    parser.add_overwrite()
+    parser.add_device()
     args = parser.parse_args(arguments)
-    weights = args.weights or args.named_weights
 
     from rtdetr.config import ConfigError, load_config
     from rtdetr.data.data_arguments import data_updates
@@ -49,12 +48,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     for output in args.output:
         if output.suffix not in (".json", ".md"):
             raise ConfigError(f"--output: expected a name that ends in .json or .md, got {output}")
-    files = args.files or exports_beside(weights)
-    check_outputs(args.output, [weights, *files], args.overwrite)
+    files = args.files or exports_beside(args.weights)
+    check_outputs(args.output, [args.weights, *files], args.overwrite)
     updates = [*data_updates(args.data, ("val",)), *args.update]
     replaced = load_config(find_config(args.config), updates) if args.config else None
     with distributed.process_group(args.device) as device:
-        rows, on = measure(weights, files, device, updates, replaced, others=bool(args.files))
+        rows, on = measure(args.weights, files, device, updates, replaced, others=bool(args.files))
     print(table(rows))
     for output in args.output:
         with writing(output):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_overwrite
+from rtdetr.commands.arguments import Parser
 
 ABOUT = """Convert weights of RT-DETRv3, or of RT-DETR v1 or v2, to a checkpoint of this project, without Paddle.
 
@@ -27,7 +27,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--licence", help="licence of the weights, kept in OUT; default: that of the official files")
     parser.add_argument("--all-names", action="store_true", help="list every entry that did not match")
-    add_overwrite(parser)
+    parser.add_overwrite()
     args = parser.parse_args(arguments)
 
     from rtdetr.config import ConfigError, load_config

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_overwrite, integer
+from rtdetr.commands.arguments import Parser, integer
 from rtdetr.wording import counted
 
 ABOUT = """List everything that is wrong with a data set, and what training does about it: kept, clipped, dropped or
@@ -31,7 +31,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="open no image, as training does at its start")
     text = "largest image, in millions of pixels; default: data.max_megapixels of the config, 179"
     parser.add_argument("--max-megapixels", type=integer(1, 10_000), metavar="N", help=text)
-    add_overwrite(parser)
+    parser.add_overwrite()
     args = parser.parse_args(arguments)
 
     from rtdetr.atomic_write import atomic_write

@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rtdetr.commands.arguments import (
     Parser,
-    add_device,
     add_kernels,
-    add_overwrite,
-    add_threshold,
-    add_validation,
-    add_weights,
     thresholds,
 )
 from rtdetr.engine.signals import StopSignal
@@ -39,8 +34,8 @@ EVALUATORS = ("faster-coco-eval", "pycocotools")
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the AP of a checkpoint; see `rtdetr eval --help`."""
     parser = Parser("eval", "COCO figures of a checkpoint.")
-    add_weights(parser, "a checkpoint, or an exported file")
-    add_validation(parser)
+    parser.add_weights("a checkpoint, or an exported file")
+    parser.add_validation()
     parser.add_argument("--evaluator", choices=EVALUATORS, default=EVALUATORS[0], help="default: %(default)s")
     parser.add_argument(
         "--match-classes",
@@ -50,19 +45,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     text = "evaluate the model as `rtdetr predict` runs it, in that type (default: as it was trained)"
     parser.add_argument("--deployed", choices=("float32", "float16"), help=text)
-    add_threshold(
-        parser, "score at which precision, recall and F1 are printed (default: that with the best F1 of each class)"
-    )
+    text = "score at which precision, recall and F1 are printed (default: that with the best F1 of each class)"
+    parser.add_threshold(text)
     text = "store these thresholds in the checkpoint, for predict, serve, Python and exports"
     parser.add_argument("--save-thresholds", action="store_true", help=text)
     parser.add_argument("--save-json", type=Path, metavar="FILE", help="write the detections as COCO results")
     text = "write DIR/report.html: curves, confusions and mistakes with images, in one file"
     parser.add_argument("--report", type=Path, metavar="DIR", help=text)
-    add_overwrite(parser)
-    add_device(parser)
+    parser.add_overwrite()
+    parser.add_device()
     add_kernels(parser)
     args = parser.parse_args(arguments)
-    args.weights = args.weights or args.named_weights
 
     signals = StopSignal()
     with signals.setting_up():

@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rtdetr.commands.arguments import Parser, add_kernels, add_overwrite, add_weights
+from rtdetr.commands.arguments import Parser, add_kernels
 from rtdetr.foreign_names import unknown_format
-
-if TYPE_CHECKING:
-    from rtdetr.export import Certificate
 
 FORMATS = (
     *("onnx", "torch-export", "aot", "openvino", "tensorrt", "triton"),
@@ -40,74 +36,57 @@ does not agree is left as FILE.failed.
 def run(arguments: Sequence[str] | None = None) -> int:
     """Writes a model in another format; see `rtdetr export --help`."""
     args = _parser().parse_args(arguments)
-    weights = args.weights or args.named_weights
 
     from rtdetr.config import ConfigError
     from rtdetr.export import check_file, export_model, targets
+    from rtdetr.export.onnx import operators
     from rtdetr.models.portable import Sampling
     from rtdetr.ops.kernels import Kernels, using
     from rtdetr.outputs import check_outputs, writing
 
-    targets.check_source(weights)
-    kernels: Kernels = args.kernels or "auto"  # the config's value is for training
+    targets.check_source(args.weights)
     if args.check:
         if given := [f"--{name}" for name in OF_NEW_FILES if getattr(args, name) not in (None, False)]:
             raise ConfigError(f"--check: compares a file as it is, so leave out {', '.join(given)}")
-        _check_operators(args.operators, args.check)
-        with writing(args.check), using(kernels):
-            certificate = check_file(weights, args.check, args.images, say=print).certificate
-        print(f"{args.check}: {_verdict(certificate)} {weights}")
-        if args.operators:
-            _say_operators(args.check)
-        return 0
-    if args.sampling and not args.portable:
-        raise ConfigError("--sampling needs --portable")
-    args.format, args.input = args.format or "onnx", args.input or "uint8"
-    portable: Sampling | None = (args.sampling or "gather") if args.portable else None
-    output = args.output or targets.default(weights, args.format, args.half, args.int8, args.raw, portable)
-    targets.check(output, args.format)
-    _check_operators(args.operators, output)
-    check_outputs(targets.of(output, args.format), [weights], args.overwrite)
-    with writing(output), using(kernels):
-        exported = export_model(
-            weights,
-            args.format,
-            output,
-            args.half,
-            args.raw,
-            int8=args.int8,
-            calibrate=args.calibrate,
-            input_type=args.input,
-            portable=portable,
-            opset=args.opset,
-            images=args.images,
-            ap=args.ap,
-            say=print,
-        )
-    print(f"{exported.path}: {exported.certificate.num_bytes / 1e6:.1f} MB, {_verdict(exported.certificate)} {weights}")
+        file = args.check
+    else:
+        if args.sampling and not args.portable:
+            raise ConfigError("--sampling needs --portable")
+        args.format, args.input = args.format or "onnx", args.input or "uint8"
+        portable: Sampling | None = (args.sampling or "gather") if args.portable else None
+        file = args.output or targets.default(args.weights, args.format, args.half, args.int8, args.raw, portable)
+        targets.check(file, args.format)
+        check_outputs(targets.of(file, args.format), [args.weights], args.overwrite)
+    if args.operators and file.suffix != ".onnx":
+        raise ConfigError(f"--operators: expected an ONNX file, got {file}")
+    kernels: Kernels = args.kernels or "auto"  # the config's value is for training
+    with writing(file), using(kernels):
+        if args.check:
+            certificate = check_file(args.weights, file, args.images, say=print).certificate
+        else:
+            certificate = export_model(
+                args.weights,
+                args.format,
+                file,
+                args.half,
+                args.raw,
+                int8=args.int8,
+                calibrate=args.calibrate,
+                input_type=args.input,
+                portable=portable,
+                opset=args.opset,
+                images=args.images,
+                ap=args.ap,
+                say=print,
+            ).certificate
+    size = "" if args.check else f"{certificate.num_bytes / 1e6:.1f} MB, "
+    verdict = "not run here, so not compared with" if certificate.not_run else "agrees with"
+    print(f"{file}: {size}{verdict} {args.weights}")
     if args.operators:
-        _say_operators(exported.path)
+        print(f"operators: {', '.join(f'{name} {count}' for name, count in operators(file).items())}")
     if args.int8 and args.ap is None:
-        print(f"the AP that 8 bits cost depends on the model: --ap or `rtdetr eval {exported.path}` measures it")
+        print(f"the AP that 8 bits cost depends on the model: --ap or `rtdetr eval {file}` measures it")
     return 0
-
-
-def _check_operators(asked: bool, path: Path) -> None:
-    from rtdetr.config import ConfigError
-
-    if asked and path.suffix != ".onnx":
-        raise ConfigError(f"--operators: expected an ONNX file, got {path}")
-
-
-def _say_operators(path: Path) -> None:
-    from rtdetr.export.onnx import operators
-
-    found = operators(path)
-    print(f"operators: {', '.join(f'{name} {count}' for name, count in found.items())}")
-
-
-def _verdict(certificate: Certificate) -> str:
-    return "not run here, so not compared with" if certificate.not_run else "agrees with"
 
 
 def _format(text: str) -> str:
@@ -120,7 +99,7 @@ def _format(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     codes = "Exit codes: 0 done, 1 the file does not agree with the model, 2 nothing was started."
     parser = Parser("export", ABOUT, codes)
-    add_weights(parser, "a checkpoint of this project")
+    parser.add_weights("a checkpoint of this project")
     parser.add_argument("--format", type=_format, choices=FORMATS, help="default: onnx")
     text = "default: in the folder of WEIGHTS, with its name; openvino, transformers, triton, coreml, ncnn are folders"
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
@@ -146,5 +125,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ap", metavar="DATA", help=text)
     parser.add_argument("--check", type=Path, metavar="FILE", help="compare an existing FILE with WEIGHTS")
     add_kernels(parser, "auto")
-    add_overwrite(parser)
+    parser.add_overwrite()
     return parser

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_device, add_training_data, add_update
+from rtdetr.commands.arguments import Parser
 from rtdetr.commands.train import DEFAULT_CONFIG
 from rtdetr.engine.signals import StopSignal
 from rtdetr.wording import signal_name
@@ -18,21 +18,20 @@ would pay. It takes twice the time of a training."""
 def run(arguments: Sequence[str] | None = None) -> int:
     """Estimates the gain from more images; see `rtdetr learning-curve --help`."""
     parser = Parser("learning-curve", ABOUT)
-    add_training_data(parser)
+    parser.add_training_data()
     text = f"YAML file, or the name of a shipped config; default with DATA: {DEFAULT_CONFIG}"
     parser.add_argument("-c", "--config", help=text)
     parser.add_argument(
         "-t", "--tuning", type=Path, metavar="WEIGHTS", help="load all weights that match, and report the rest"
     )
-    add_update(parser)
+    parser.add_update()
     text = (
         "folder of learning_curve.json and both runs, half/ and whole/; default: output/NAME-learning-curve, numbered"
     )
     parser.add_argument("--output-dir", type=Path, help=text)
-    add_device(parser)
+    parser.add_device()
     args = parser.parse_args(arguments)
-    data = args.data or args.named_data
-    if args.config is None and data is None:
+    if args.config is None and args.data is None:
         parser.error("-c CONFIG or DATA is needed")
 
     from rtdetr.config import load_config
@@ -44,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     signals = StopSignal()
     with signals.setting_up():
-        cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data_updates(data), *args.update])
+        cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data_updates(args.data), *args.update])
         folder = args.output_dir or unused_folder(Path("output") / f"{cfg.name}-learning-curve")
         check_folder(folder)
         taken = [name for name in ("half", "whole", "half.json", "learning_curve.json") if (folder / name).exists()]

@@ -11,10 +11,7 @@ from urllib.parse import urlsplit
 
 from rtdetr.commands.arguments import (
     Parser,
-    add_device,
     add_kernels,
-    add_overwrite,
-    add_threshold,
     count,
     count_from_0,
     is_weights,
@@ -89,9 +86,9 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("-w", "--weights", type=Path, help="a checkpoint, or an exported file")
     parser.add_argument("--output-dir", type=Path, help="default: output/predict, or output/predict-2, ...")
-    add_overwrite(parser)
+    parser.add_overwrite()
     parser.add_argument("--recursive", action="store_true", help="include sub-folders")
-    add_threshold(parser, "lowest score to report, from 0 to 1 (default: those in the weights, else 0.5)")
+    parser.add_threshold("lowest score to report, from 0 to 1 (default: those in the weights, else 0.5)")
     text = "also write coco.json, labels/*.txt (yolo) or detections.csv; several as coco,csv"
     parser.add_argument(
         "--format", type=_formats, action="extend", default=[], dest="formats", metavar="coco,yolo,csv", help=text
@@ -103,7 +100,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--slices", metavar="640|2x2", help=text)
     text = "overlap of neighbouring tiles, as a share of a tile (default: 0.2)"
     parser.add_argument("--overlap", type=overlap_share, help=text)
-    add_device(parser)
+    parser.add_device()
     add_kernels(parser)
     parser.add_argument("--batch-size", type=count, default=8, help="images per batch (default: 8)")
     text = "float16 (default: on a GPU)"

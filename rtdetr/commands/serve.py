@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from rtdetr.commands.arguments import Parser, add_device, add_kernels, add_threshold, add_weights, integer, thresholds
+from rtdetr.commands.arguments import Parser, add_kernels, integer, thresholds
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 
@@ -24,11 +24,11 @@ After Ctrl-C or SIGTERM it answers all accepted requests and exits with 0. A sec
 def run(arguments: Sequence[str] | None = None) -> int:
     """Serves until a signal arrives; see `rtdetr serve --help`."""
     parser = Parser("serve", ABOUT)
-    add_weights(parser, "a checkpoint of this project")
+    parser.add_weights("a checkpoint of this project")
     text = "address to listen at (default: %(default)s, this machine only); 0.0.0.0: any network"
     parser.add_argument("--host", default="127.0.0.1", help=text)
     parser.add_argument("--port", type=integer(0, 65535), default=8000, help="default: %(default)s; 0: any free port")
-    add_threshold(parser, "lowest score unless a request sets it (default: those in the weights, else 0.5)")
+    parser.add_threshold("lowest score unless a request sets it (default: those in the weights, else 0.5)")
     text = "largest batch (default: %(default)s)"
     parser.add_argument("--max-batch", type=integer(1, 1024), default=8, metavar="N", help=text)
     text = "requests in progress or waiting; further ones are answered with 503 (default: %(default)s)"
@@ -37,10 +37,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-megabytes", type=integer(1, 2000), default=20, metavar="N", help=text)
     text = "largest image (default: %(default)s)"
     parser.add_argument("--max-megapixels", type=integer(1, 10_000), default=50, metavar="N", help=text)
-    add_device(parser)
+    parser.add_device()
     add_kernels(parser)
     args = parser.parse_args(arguments)
-    args.weights = args.weights or args.named_weights
     wake_gpu(args.device)
 
     from rtdetr.extras import optional

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_overwrite, add_training_data, add_update, count, count_from_0
+from rtdetr.commands.arguments import Parser, count, count_from_0
 from rtdetr.commands.train import DEFAULT_CONFIG
 
 ABOUT = """Write a sheet of training images as the model sees them: augmented, with boxes and names of classes."""
@@ -18,18 +18,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("show-batch", ABOUT)
     text = f"YAML file, or the name of a shipped config; default: {DEFAULT_CONFIG}"
     parser.add_argument("-c", "--config", help=text)
-    add_training_data(parser)
-    add_update(parser)
+    parser.add_training_data()
+    parser.add_update()
     parser.add_argument("-n", "--number", type=count, default=16, metavar="N", help="images (default: 16)")
     parser.add_argument(
         "--epoch", type=count_from_0, default=0, metavar="E", help="show the augmentation of epoch E (default: 0)"
     )
     text = "a .jpg or .png file (default: train_batch.jpg)"
     parser.add_argument("-o", "--output", type=Path, default=Path("train_batch.jpg"), metavar="FILE", help=text)
-    add_overwrite(parser)
+    parser.add_overwrite()
     args = parser.parse_args(arguments)
-    named = args.data or args.named_data
-    if args.config is None and named is None:
+    if args.config is None and args.data is None:
         parser.error("-c CONFIG or DATA is needed")
 
     import torch
@@ -44,7 +43,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     if args.output.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
-    data = data_updates(named)
+    data = data_updates(args.data)
     one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # for any number of images, data sets of any size
     cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data, *args.update, *one_by_one])
     cfg, _ = settle(cfg, torch.device("cpu"))

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rtdetr.commands.arguments import Parser, add_device, add_training_data, add_update, count
+from rtdetr.commands.arguments import Parser, count
 from rtdetr.engine.signals import StopSignal
 from rtdetr.wording import signal_name
 
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         "--config",
         help="YAML file, or the name of a shipped config; default: the checkpoint's with -r, else rtdetrv3_r18vd_small",
     )
-    add_training_data(parser)
+    parser.add_training_data()
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "-r", "--resume", type=Path, metavar="CHECKPOINT", help="resume a run from its last.pth (or last-1.pth)"
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     text = "repeat the failed step in a failed_batch.pth; exit code 1 if it fails again, else 0"
     start.add_argument("--replay", type=Path, metavar="FILE", help=text)
-    add_update(parser)
+    parser.add_update()
     text = "default: output/NAME, NAME-2, ... if that exists, or the folder of the -r checkpoint"
     parser.add_argument("--output-dir", type=Path, help=text)
     text = "move an existing run to FOLDER-old"
@@ -41,15 +41,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     text = "sanity check: overfit N training images in at most 700 iterations; has its own folder (default: "
     text += "output/NAME-overfit); exit code 0: passed, 1: failed"
     parser.add_argument("--overfit", type=count, metavar="N", help=text)
-    add_device(parser)
+    parser.add_device()
     args = parser.parse_args(arguments)
-    data = args.data or args.named_data
-    if args.replay is not None and (data or args.config or args.update or args.output_dir or args.overfit):
+    if args.replay is not None and (args.data or args.config or args.update or args.output_dir or args.overfit):
         parser.error(
             "--replay FILE knows its config and writes nothing; leave out DATA, -c, -u, --output-dir, --overfit"
         )
     if args.config is None and args.resume is None and args.replay is None:
-        if data is None:
+        if args.data is None:
             parser.error("-c CONFIG or DATA is needed (or -r CHECKPOINT, which knows its own)")
         args.config = DEFAULT_CONFIG
     if args.overfit is not None and args.resume is not None:
@@ -59,7 +58,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     with signals.setting_up():
         from rtdetr.data.data_arguments import data_updates
 
-        args.update = [*data_updates(data), *args.update]
+        args.update = [*data_updates(args.data), *args.update]
         if args.replay is not None:
             return _replay(args)
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)
