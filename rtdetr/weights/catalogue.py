@@ -170,23 +170,17 @@ def named_checkpoint(name: str) -> Path:
     return fetched(release.file, file, checkpoint, save)
 
 
-def read_detector(file: Path) -> dict[str, Any]:
-    """The content of a checkpoint, from a file of RT-DETR v1, v2 or v3 by its authors, whether its name is known or
-    not.
-
-    Classes are COCO's or Objects365's if their number matches, else numbers. Raises CheckpointError.
-    """
-    return as_detector(convert(file), file)
-
-
 def detects_alone(made: Conversion) -> bool:
     """Whether a file contains the detection parts only, as those of RT-DETR v1 and v2 do."""
     return not any(OTHER_SELECTOR.match(name) for name in made.weights)
 
 
 def as_detector(made: Conversion, file: Path, classes: Classes | None = None) -> dict[str, Any]:
-    """`read_detector` for a file that is already converted. classes: in place of those that its number of classes
-    indicates."""
+    """The content of a checkpoint, from a file of RT-DETR v1, v2 or v3 by its authors, whether its name is known or
+    not.
+
+    classes: by default COCO's or Objects365's if their number matches, else numbers. Raises CheckpointError.
+    """
     for name, release in RELEASES.items():
         if release.file.url.endswith(f"/{file.name}"):
             return detector_content(made, file, name, release._replace(classes=classes or release.classes))

@@ -14,6 +14,7 @@ from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import save_huggingface
 from rtdetr.weights.pretrained import CONFIG, OWN_FOLDER, PICKLED, PROCESSOR, WEIGHTS, holds_own, save_pretrained
+from rtdetr.wording import first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 CARD = """---
@@ -65,7 +66,7 @@ def from_hub(repo_id: str, revision: str | None = None) -> Path:
         return folder
     except _failures(hub) as error:
         raise CheckpointError(
-            f"{repo_id}: no such file or folder, and not to be had from the Hub ({_first(error)})"
+            f"{repo_id}: no such file or folder, and not to be had from the Hub ({first_line(error)})"
         ) from error
 
 
@@ -105,7 +106,7 @@ def to_hub(
             api.create_repo(repo_id, private=private, exist_ok=True)
             return str(api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="RT-DETRv3 model"))
         except _failures(hub) as error:
-            raise CheckpointError(f"{repo_id}: the Hub did not take it ({_first(error)})") from error
+            raise CheckpointError(f"{repo_id}: the Hub did not take it ({first_line(error)})") from error
 
 
 def _card(name: str, content: dict[str, Any], licence: str | None, format: Format, figures: Mapping[str, float]) -> str:
@@ -144,7 +145,3 @@ def _failures(hub: Any) -> tuple[type[BaseException], ...]:
     """Exceptions of huggingface_hub: its own, and those of the HTTP library that it is built on."""
     base = [each for each in hub.errors.HfHubHTTPError.__mro__ if each.__name__ == "HTTPError"]
     return (OSError, ValueError, *base)
-
-
-def _first(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -29,7 +29,7 @@ from rtdetr.weights.pretrained import (
     OWN_FOLDER,
     OWN_KEY,
     PROCESSOR,
-    WEIGHTS,
+    check_target,
     read_json,
     read_safetensors,
     save_pretrained,
@@ -217,7 +217,7 @@ def save_huggingface(
     safetensors = optional("safetensors.torch", "hub", "the format transformers")
     cfg = config_from_dict(content["config"], str(folder))
     about = _about(cfg, content["classes"], licence) | ({OWN_KEY: OWN_FOLDER} if own_folder else {})
-    _check_target(folder)
+    check_target(folder, lambda there: "rtdetr_version" in there and there.get("model_type") in KINDS)
     if own_folder:
         save_pretrained(folder / OWN_FOLDER, content, licence)
     weights = content["ema"] or content["model"]
@@ -260,13 +260,3 @@ def _about(cfg: Config, classes: Mapping[str, Any], licence: str | None) -> dict
         **{"id2label": {str(index): name for index, name in enumerate(names)}, "dtype": "float32"},
         **{"label2id": {name: index for index, name in enumerate(names)}, "category_ids": classes["category_ids"]},
     }
-
-
-def _check_target(folder: Path) -> None:
-    """Raises CheckpointError unless existing files were written by this function."""
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"{folder}: is a file, expected a folder to write to")
-    there = [file for file in (folder / CONFIG, folder / WEIGHTS) if file.exists()]
-    about = read_json(folder / CONFIG) if folder / CONFIG in there else None
-    if there and not (isinstance(about, dict) and "rtdetr_version" in about and about.get("model_type") in KINDS):
-        raise CheckpointError(f"{there[0]}: already exists in another format; choose another folder")

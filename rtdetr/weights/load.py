@@ -14,14 +14,14 @@ from rtdetr.data.classes import Classes
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.data.objects365_names import OBJECTS365_CLASSES
 from rtdetr.models.rtdetrv3 import Network, build_model
-from rtdetr.weights.catalogue import located, read_detector
+from rtdetr.weights.catalogue import as_detector, located
 from rtdetr.weights.checkpoint import CheckpointError, checked, is_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import CarriedRows, carry_rows
 from rtdetr.weights.compare import LoadReport, compare, describe
 from rtdetr.weights.digest import weights_sha256
 from rtdetr.weights.foreign import PADDLE_SUFFIXES
 from rtdetr.weights.huggingface import is_huggingface, read_huggingface
-from rtdetr.weights.official import guess_classes, load_foreign_weights
+from rtdetr.weights.official import convert, guess_classes, load_foreign_weights
 from rtdetr.weights.pretrained import is_pretrained, read_pretrained
 from rtdetr.weights.training_parts import spread_selector
 
@@ -73,7 +73,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     RT-DETR v1, v2 or v3 by its authors, or a name (catalogue.py). Raises CheckpointError."""
     path = located(path)
     content = _content(path)
-    return content if is_checkpoint(content) else read_detector(path)
+    return content if is_checkpoint(content) else as_detector(convert(path), path)
 
 
 def warm_start(

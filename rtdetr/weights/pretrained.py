@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def save_pretrained(folder: Path, content: dict[str, Any], licence: str | None) 
     """Writes a checkpoint's content as model.safetensors and config.json: the averaged weights if there are any,
     without the training state. Replaces existing files of a model; raises CheckpointError for any other files."""
     safetensors = optional("safetensors.torch", "hub", "save_pretrained()")
-    _check_target(folder)
+    check_target(folder, lambda about: about.get("format") == FORMAT)
     weights = content["ema"] or content["model"]
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in weights.items()}
     names = content["classes"]["names"]
@@ -76,10 +76,8 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint, from a folder or the safetensors file in it, on the CPU. Raises CheckpointError, and
     MissingPackage if safetensors is not installed."""
     file = weight_file(Path(path))
-    if reason := why_no_weight_file(file):
-        raise CheckpointError(f"{file}: {reason}")
-    about = _read_config(file.with_name(CONFIG))
     weights, metadata = read_safetensors(file)
+    about = _read_config(file.with_name(CONFIG))
     parts = {key: about.get(key) for key in ("version", "config", "classes", "preprocess", "source", "began")}
     if about.get("licence"):
         parts["source"] = {**(parts["source"] or {}), "licence": about["licence"]}
@@ -88,13 +86,13 @@ def read_pretrained(path: str | Path) -> dict[str, Any]:
     return content
 
 
-def change_config(path: str | Path, change: Callable[[dict[str, Any]], None]) -> None:
+def replace_thresholds(path: Path, thresholds: Sequence[float]) -> None:
     """Changes the config.json of a folder, or of the safetensors file in it, and updates its digest. Raises
     CheckpointError and OSError."""
     read_pretrained(path)  # raises if the digests are wrong
-    file = weight_file(Path(path)).with_name(CONFIG)
+    file = weight_file(path).with_name(CONFIG)
     about = _read_config(file)
-    change(about)
+    about["classes"]["thresholds"] = list(thresholds)
     if about.get(CONFIG_DIGEST) not in (None, EDITED):
         about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
     _write_json(file, about)
@@ -165,15 +163,15 @@ def _read_config(file: Path) -> dict[str, Any]:
     return about
 
 
-def _check_target(folder: Path) -> None:
-    """Raises CheckpointError unless existing files are a model of this project."""
+def check_target(folder: Path, ours: Callable[[dict[str, Any]], bool]) -> None:
+    """Raises CheckpointError unless existing files are a model that may be replaced. ours: says so of its config."""
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file, expected a folder to write to")
-    if (folder / CONFIG).exists():
-        _read_config(folder / CONFIG)
-    elif (folder / WEIGHTS).exists():
+    there = [file for file in (folder / CONFIG, folder / WEIGHTS) if file.exists()]
+    about = read_json(folder / CONFIG) if folder / CONFIG in there else None
+    if there and not (isinstance(about, dict) and ours(about)):
         raise CheckpointError(
-            f"{folder / WEIGHTS}: is there already, without a {CONFIG} of ours; choose another folder"
+            f"{there[0]}: already exists, not written by this project in this format; choose another folder"
         )
 
 

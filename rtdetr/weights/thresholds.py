@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from rtdetr.weights.huggingface import is_huggingface
-from rtdetr.weights.pretrained import change_config, is_pretrained
+from rtdetr.weights.pretrained import is_pretrained, replace_thresholds
 
 
 def check_own(path: Path) -> None:
@@ -24,7 +24,7 @@ def save_thresholds(path: Path, thresholds: Sequence[float]) -> None:
     moment. Raises CheckpointError and OSError."""
     check_own(path)
     if is_pretrained(path):
-        change_config(path, lambda about: about["classes"].update(thresholds=list(thresholds)))
+        replace_thresholds(path, thresholds)
         return
     content = load_checkpoint(path)
     content["classes"]["thresholds"] = list(thresholds)
