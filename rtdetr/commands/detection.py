@@ -149,47 +149,42 @@ def detect_images(search: Search, names: dict[File, Path], results: ResultsFolde
 
 
 def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
-    """Detects in the images of args.manifest, and appends one line for each to results.jsonl."""
-    results = folder / "results.jsonl"
-    resumed = args.resume and results.is_file()
+    """Detects in the images of args.manifest, appends one line for each to results.jsonl and prints a summary. Returns
+    the exit code, as `detect_images` does."""
+    file = folder / "results.jsonl"
+    resumed = args.resume and file.is_file()
     number = sum(1 for _ in manifest_paths(args.manifest))
-    check_outputs([results], [args.manifest, args.weights], args.overwrite or resumed)
+    check_outputs([file], [args.manifest, args.weights], args.overwrite or resumed)
     if args.crops:
         check_new_folder(folder / "crops", [args.manifest, args.weights], args.overwrite or resumed)
-    done = already_done(results, args.manifest) if resumed else Done()
+    done = already_done(file, args.manifest) if resumed else Done()
     if resumed:
-        print(f"{results}: {done.images} of {number} images are done")
-    with distributed.process_group(args.device) as device:
-        wanted = bool(args.crops or args.slices)  # the images are needed here, so threads read them
-        search = Search.of(args, device, slices, number - done.images, in_threads=wanted)
-        with writing(folder):
-            if resumed:
-                cut_partial_line(results)
-            return _detect_listed(search, args, folder, number, done)
-
-
-def _detect_listed(search: Search, args: argparse.Namespace, folder: Path, number: int, done: Done) -> int:
-    """Detects in the remaining images and prints a summary. Returns the exit code: 0, 1 if some could not be read, 128
-    + n after signal n. number: of all images."""
-    signals, start, before = StopSignal(), time.perf_counter(), done.images
+        print(f"{file}: {done.images} of {number} images are done")
+    signals, before = StopSignal(), done.images
     rest = islice(manifest_paths(args.manifest), before, None)
-    results = JsonLines(folder / "results.jsonl", append=args.resume)
-    with signals.listening(), progress(number, done=before) as bar:
-        for found in search.files(rest, with_images=bool(args.crops)):
-            if args.crops and (image := found.as_pil) is not None:
-                save_crops(image, found.detections, folder / "crops" / str(done.images + 1))
-            results.add(item_of(found))
-            done = Done(done.images + 1, done.errors + bool(found.error), done.objects + len(found.detections))
-            if found.error:
-                say_above_bar(f"error: {found.error}", file=sys.stderr)
-            bar.update()
-            if signals.received:
-                break
-    results.close()
+    with distributed.process_group(args.device) as device, writing(folder):
+        wanted = bool(args.crops or args.slices)  # the images are needed here, so threads read them
+        search = Search.of(args, device, slices, number - before, in_threads=wanted)
+        start = time.perf_counter()
+        if resumed:
+            cut_partial_line(file)
+        results = JsonLines(file, append=args.resume)
+        with signals.listening(), progress(number, done=before) as bar:
+            for found in search.files(rest, with_images=bool(args.crops)):
+                if args.crops and (image := found.as_pil) is not None:
+                    save_crops(image, found.detections, folder / "crops" / str(done.images + 1))
+                results.add(item_of(found))
+                done = Done(done.images + 1, done.errors + bool(found.error), done.objects + len(found.detections))
+                if found.error:
+                    say_above_bar(f"error: {found.error}", file=sys.stderr)
+                bar.update()
+                if signals.received:
+                    break
+        results.close()
     seconds = (time.perf_counter() - start) / max(1, done.images - before)
     print(
         f"{counted(done.images - done.errors, 'image')}, {counted(done.objects, 'object')}, {seconds:.3f} s per image; "
-        f"all in {folder / 'results.jsonl'}"
+        f"all in {file}"
     )
     if done.errors:
         print(f"{done.errors} of {done.images} files could not be read; results.jsonl says why", file=sys.stderr)

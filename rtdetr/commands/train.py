@@ -60,7 +60,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
         args.update = [*data_updates(args.data), *args.update]
         if args.replay is not None:
-            return _replay(args)
+            from rtdetr.engine import distributed
+            from rtdetr.engine.run_files.replay import replay
+
+            return replay(args.replay, distributed.choose_device(args.device))
         return _train(args, signals) if args.overfit is None else _overfit(args, signals)
 
 
@@ -83,13 +86,6 @@ def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
         verdict = overfit(cfg, args.overfit, folder, device, args.tuning, signals)
     print(verdict.sentence, file=sys.stderr if verdict.stopped_by else sys.stdout)
     return 128 + verdict.stopped_by if verdict.stopped_by else int(not verdict.passed)
-
-
-def _replay(args: argparse.Namespace) -> int:
-    from rtdetr.engine import distributed
-    from rtdetr.engine.run_files.replay import replay
-
-    return replay(args.replay, distributed.choose_device(args.device))
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:

@@ -319,12 +319,9 @@ def _put_in_place(path: Path, target: Path, certificate: Certificate) -> Exporte
     """
     ending = "" if certificate.passed else targets.FAILED
     place = target.with_name(target.name + ending)
-    if path.is_dir():
-        place.mkdir(exist_ok=True)
     for file in targets.of(path, certificate.format):
         if file.exists():
-            inside = path.is_dir() and file != path and path in file.parents
-            goal = place / file.relative_to(path) if inside else place.with_name(file.name + ending)
+            goal = place / file.relative_to(path) if path in file.parents else place.with_name(file.name + ending)
             goal.parent.mkdir(parents=True, exist_ok=True)
             os.replace(file, goal)
     certificate.save(targets.certificate_path(place))

@@ -107,7 +107,7 @@ def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
             backbone=_recognise_backbone(shapes, path),
             encoder=_recognise_encoder(shapes),
             decoder=_recognise_decoder(shapes),
-            supervision=_recognise_supervision(shapes),
+            supervision=SupervisionConfig(num_noise_groups=_count_noise_groups(shapes)),
         )
     except (IndexError, ZeroDivisionError) as error:  # too few axes, an axis of length 0
         raise ConvertError(f"{path}: {IMPOSSIBLE_SIZES}") from error
@@ -165,11 +165,10 @@ def _recognise_decoder(shapes: Mapping[str, tuple[int, ...]]) -> DecoderConfig:
     )
 
 
-def _recognise_supervision(shapes: Mapping[str, tuple[int, ...]]) -> SupervisionConfig:
-    """Infers the query groups: main, noise groups, one-to-many group. RT-DETR v1 and v2 have the main group only."""
-    default = SupervisionConfig()
+def _count_noise_groups(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Of the query groups main, noise groups, one-to-many group. RT-DETR v1 and v2 have the main group only."""
     groups = _count(shapes, r"transformer\.enc_score_head\.(\d+)\.")
-    return SupervisionConfig(num_noise_groups=groups - 2 if groups >= 2 else default.num_noise_groups)
+    return groups - 2 if groups >= 2 else SupervisionConfig().num_noise_groups
 
 
 def _count(shapes: Mapping[str, tuple[int, ...]], pattern: str) -> int:

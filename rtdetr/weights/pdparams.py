@@ -42,9 +42,6 @@ class _Placeholder:
     name: str
     call: Callable[[tuple[Any, ...]], Any]  # of the arguments
 
-    def set_state(self, state: Any) -> NoReturn:
-        raise ConvertError(f"tries to change `{self.name}`")
-
 
 def _ndarray(arguments: tuple[Any, ...]) -> NoReturn:
     raise ConvertError("calls `numpy.ndarray` in a way that no Paddle weight file does")
@@ -62,7 +59,7 @@ def _dtype(arguments: tuple[Any, ...]) -> _StoredDtype:
         shown = _shown(code) if isinstance(code, str) else _kind(code)
         kind = "object " if shown.startswith("O") else ""
         raise ConvertError(f"holds an array of the {kind}dtype '{shown}'; only numbers are read")
-    return _StoredDtype(code)
+    return _StoredDtype(np.dtype(code))
 
 
 def _encode(arguments: tuple[Any, ...]) -> bytes:
@@ -79,11 +76,9 @@ def _tuple(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return arguments[0]
 
 
+@dataclass
 class _StoredDtype:
-    __slots__ = ("dtype",)
-
-    def __init__(self, code: str) -> None:
-        self.dtype: np.dtype[Any] = np.dtype(code)
+    dtype: np.dtype[Any]
 
     def set_state(self, state: Any) -> None:
         """state: (version, byte order, None for the parts of structured types, ...)."""
@@ -94,11 +89,9 @@ class _StoredDtype:
         self.dtype = self.dtype.newbyteorder(state[1])
 
 
+@dataclass
 class _StoredArray:
-    __slots__ = ("array",)
-
-    def __init__(self) -> None:
-        self.array: Array | None = None
+    array: Array | None = None
 
     def set_state(self, state: Any) -> None:
         """state: (version, shape, dtype, is Fortran order, bytes)."""
@@ -221,8 +214,9 @@ class _Reader:
     def _build(self) -> None:
         state = self._pop(1)[0]
         target = self.stack[-1]
-        if not isinstance(target, (_Placeholder, _StoredArray, _StoredDtype)):
-            raise ConvertError(f"tries to change a {_kind(target)}")
+        if not isinstance(target, (_StoredArray, _StoredDtype)):
+            what = f"`{target.name}`" if isinstance(target, _Placeholder) else f"a {_kind(target)}"
+            raise ConvertError(f"tries to change {what}")
         if isinstance(target, _StoredArray) and isinstance(state, tuple) and isinstance(state[-1], bytes):
             self._spend(len(state[-1]))
         target.set_state(state)
