@@ -48,15 +48,6 @@ RTDETR_PADDLE_RULES: tuple[tuple[str, str], ...] = (
 )
 
 
-def read_official(path: str | Path) -> dict[str, Tensor]:
-    """Entries of a weight file under official names (`.running_mean` becomes `._mean` and so on), in torch's layout.
-
-    Entries with unknown names keep them. Raises CheckpointError with one sentence if the file cannot be read or
-    contains no known detector or backbone.
-    """
-    return to_official(read_entries(path), Path(path))
-
-
 def read_entries(path: str | Path) -> dict[str, Tensor]:
     """Entries of a weight file under the names and in the layout that they have in it. Raises CheckpointError."""
     path = Path(path)
@@ -71,7 +62,10 @@ def is_own(names: Mapping[str, Tensor]) -> bool:
 
 
 def to_official(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The entries of read_entries under official names, as read_official returns them. Raises CheckpointError."""
+    """The entries of read_entries under official names (`.running_mean` becomes `._mean` and so on), in torch's layout.
+
+    Entries with unknown names keep them. Raises CheckpointError if there is no known detector or backbone.
+    """
     paddle = path.suffix in PADDLE_SUFFIXES
     tensors = {name: tensor for name, tensor in tensors.items() if not DERIVED.search(name)}
     names = _official_names(tensors, path)

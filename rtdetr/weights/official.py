@@ -21,7 +21,7 @@ from rtdetr.models.rtdetrv3 import Network, build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 from rtdetr.weights.compare import LoadReport, compare
 from rtdetr.weights.digest import file_sha256
-from rtdetr.weights.foreign import is_own, read_entries, read_official, to_official
+from rtdetr.weights.foreign import is_own, read_entries, to_official
 from rtdetr.weights.official_names import official_names
 from rtdetr.weights.pdparams import ConvertError
 
@@ -47,7 +47,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
     Entries that are missing or have another shape are in the report, not in the weights. Raises ConvertError if the
     file cannot be read, is not an RT-DETRv3, or has another number of classes.
     """
-    official = read_official(path)
+    official = to_official(read_entries(path), Path(path))
     if config is None:
         config = recognise(official, path)
         if "transformer.dec_score_head.0.weight" not in official:

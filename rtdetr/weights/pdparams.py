@@ -23,7 +23,6 @@ from rtdetr.weights.checkpoint import CheckpointError, why_no_weight_file
 Array = np.ndarray[Any, Any]
 
 NAMES_KEY = "StructuredToParameterName@@"  # name -> Paddle's internal name; ignored
-SLICES_KEY = "UnpackBigParamInfor@@"  # name -> {"OriginShape", "slices"}: arrays over 1 GiB are stored in pieces
 
 # Bool, signed and unsigned integers, floats. Weights have no other types (objects, strings, records).
 NUMBER_TYPES = frozenset({"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"})
@@ -264,7 +263,6 @@ def read_pdparams(path: str | Path) -> dict[str, Array]:
 def _arrays(path: Path, content: Any) -> dict[str, Array]:
     if not isinstance(content, dict):
         raise ConvertError(f"{path}: expected a dict of weights, got {_kind(content)}")
-    slices = content.pop(SLICES_KEY, {})
     content.pop(NAMES_KEY, None)
     arrays: dict[str, Array] = {}
     for name, value in content.items():
@@ -275,14 +273,6 @@ def _arrays(path: Path, content: Any) -> dict[str, Array]:
                 f"{path}: entry '{_shown(name)}' is {_kind(value)}, not an array; is this an optimiser file (.pdopt)?"
             )
         arrays[name] = value.array
-    try:
-        for name, parts in slices.items():
-            if not all(isinstance(piece, str) for piece in parts["slices"]):
-                raise TypeError("slices")
-            pieces = [arrays.pop(piece).ravel() for piece in parts["slices"]]
-            arrays[name] = np.concatenate(pieces).reshape(parts["OriginShape"])
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ConvertError(f"{path}: the entry `{SLICES_KEY}` does not fit the arrays") from error
     return arrays
 
 

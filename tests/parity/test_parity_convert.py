@@ -114,14 +114,6 @@ class TestPaddleFiles:
             path.write_bytes(pickle.dumps({"w": AsTuple()}, protocol=protocol))
             assert np.array_equal(read_pdparams(path)["w"], np.ones(3, np.float32))
 
-    def test_slices_of_a_large_array_are_joined(self, tmp_path: Path) -> None:
-        array = np.arange(12, dtype=np.float32)
-        table = {"w": {"OriginShape": (3, 4), "slices": ["w@@.0", "w@@.1"]}}
-        content = {"w@@.0": array[:5], "w@@.1": array[5:], "UnpackBigParamInfor@@": table}
-        path = tmp_path / "w.pdparams"
-        path.write_bytes(pickle.dumps(content, protocol=2))
-        assert np.array_equal(read_pdparams(path)["w"], array.reshape(3, 4))
-
 
 class Calls:
     """Pickles into a call of any function."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.compare import compare
-from rtdetr.weights.foreign import read_official
+from rtdetr.weights.foreign import read_entries, to_official
 from rtdetr.weights.load import warm_start
 from rtdetr.weights.official import load_foreign_weights
 from rtdetr.weights.official_names import official_layout, official_names
@@ -107,7 +107,8 @@ class TestForeignWeights:
     @pytest.mark.parametrize("prefix", ["module._orig_mod.", "_orig_mod.module."])
     def test_prefixes_of_wrappers_are_stripped(self, prefix: str, tmp_path: Path) -> None:
         torch.save({"model": {f"{prefix}backbone.res2.w": torch.zeros(2)}}, tmp_path / "w.pth")
-        assert [*read_official(tmp_path / "w.pth")] == ["backbone.res2.w"]
+        path = tmp_path / "w.pth"
+        assert [*to_official(read_entries(path), path)] == ["backbone.res2.w"]
 
     def test_unknown_entries_are_left_over(self, official: dict[str, Tensor], tmp_path: Path) -> None:
         state = {**rtdetr_state(official, 2), "decoder.tgt_embed.weight": torch.ones(300, 256)}
@@ -121,15 +122,15 @@ class TestForeignWeights:
         assert {each.split(" ")[0].split(".")[-2] for each in report.mismatched} >= {"score_head", "label_embedding"}
         assert "decoder.box_heads.0.layers.0.weight" in report.matched
 
-    def test_read_official_of_a_memory_dump(self, tmp_path: Path) -> None:
+    def test_read_entries_of_a_memory_dump(self, tmp_path: Path) -> None:
         buffer = io.BytesIO()
         torch.save([torch.ones(2)], buffer)
         (tmp_path / "list.pth").write_bytes(buffer.getvalue())
         with pytest.raises(ConvertError, match="expected a dict of tensors, got list"):
-            read_official(tmp_path / "list.pth")
+            read_entries(tmp_path / "list.pth")
         (tmp_path / "cut.pth").write_bytes(buffer.getvalue()[:200])
         with pytest.raises(CheckpointError, match=message("damaged", "cut.pth")):
-            read_official(tmp_path / "cut.pth")
+            read_entries(tmp_path / "cut.pth")
 
 
 def in_rtdetr(official_name: str) -> bool:
