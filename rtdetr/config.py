@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import yaml
 
@@ -43,6 +43,7 @@ Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
 Number = TypeVar("Number", int, float)
+Section = TypeVar("Section")  # one of the dataclasses below
 MAX_NAME = 200  # bytes; folders called so, with endings such as -old, have 255 at most
 CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
 
@@ -298,15 +299,26 @@ def setting(word: str) -> str | None:
 
 
 def _all_keys() -> list[str]:
-    return list(_dotted_keys(config_to_dict(Config())))
+    return list(flat(config_to_dict(Config())))
 
 
-def _dotted_keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def flat(tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """The values of nested dicts by their dotted keys. section: starts the keys."""
+    values: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _dotted_keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+        dotted = f"{section}{key}"
+        values |= flat(value, f"{dotted}.") if isinstance(value, dict) else {dotted: value}
+    return values
+
+
+def with_values(config: Section, values: Mapping[str, Any]) -> Section:
+    """A config, or a section of one, with other values at dotted keys; the values are not checked."""
+    changed: Any = config
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        new = with_values(getattr(changed, name), {rest: value}) if rest else value
+        changed = dataclasses.replace(changed, **{name: new})
+    return cast(Section, changed)
 
 
 def save_config(config: Config, path: str | Path) -> None:
