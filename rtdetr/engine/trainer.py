@@ -36,8 +36,7 @@ from rtdetr.engine.run_files.run_state import RunState, be_deterministic, seed_e
 from rtdetr.engine.run_files.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.step import Part
-from rtdetr.engine.step_checks import StepChecks, StepRecord
-from rtdetr.engine.unreadable import Unreadable
+from rtdetr.engine.step_checks import StepChecks, StepRecord, Unreadable
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model
@@ -104,8 +103,9 @@ class Trainer:
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.update = OptimizerStep(self.state, device)
         criterion, left = build_criterion(cfg, len(self.classes)), self.total_iterations - self.state.iteration
-        fast = accelerate(cfg, network, criterion, device, left, self.update.scale, draws)
-        self.step, self.graphs, self.why_not_compiled = fast
+        self.step, self.graphs, self.why_not_compiled = accelerate(
+            cfg, network, criterion, device, left, self.update.scale, draws
+        )
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
         self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)
