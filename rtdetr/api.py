@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, get_args
 
 from rtdetr.config import ConfigError, Kernels, config_from_dict, config_to_dict, keyword_updates, load_config
+from rtdetr.config_file import find_config
 from rtdetr.data.classes import DataError, new_classes
 from rtdetr.data.data_arguments import data_updates, path_of
 from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
 from rtdetr.foreign_names import check_arguments, no_attribute
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
-from rtdetr.shipped_configs import find_config
 from rtdetr.wording import counted
 
 if TYPE_CHECKING:  # `from_pretrained` imports torch, while the GPU starts

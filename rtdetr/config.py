@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 import yaml
 
-from rtdetr.config_file import ConfigError, Origins, Range, build, merge, origin, parse_updates, read_config_file
+from rtdetr.config_file import ConfigError, Range, build, find_config, merge, origin, parse_updates, read_config_file
 from rtdetr.config_keys import SHORT_KEYS, foreign_key, full_key, nearest_key, replace_old_keys
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -231,12 +232,28 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
 
+def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("train", "val")) -> None:
+    """Raises ConfigError if the data do not exist and the user did not name them: the path in a shipped config, or in a
+    checkpoint from another machine, is not one that the user typed."""
+    for split in splits:
+        path = getattr(cfg.data, split).annotations
+        if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):
+            continue
+        here = "not here" if os.path.isabs(path) else f"not here, in {os.getcwd()}"
+        why = f"data.{split}.annotations of {cfg.name} is {path}, which is {here}" if path else f"{cfg.name} has none"
+        raise ConfigError(f"--data DATA is needed, a folder or file with images and their boxes ({why})")
+
+
 def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
-    """Reads a YAML file, merges its bases, applies `a.b=value` updates (values are YAML) and checks it all.
+    """Reads a YAML file, or the shipped config of that name, merges its bases, applies `a.b=value` updates (values are
+    YAML) and checks it all.
 
     Raises ConfigError with one sentence that names the file (or `-u`), the dotted path and what is wrong.
     """
-    return _config(*read_config_file(Path(path), replace_old_keys), updates)
+    sources = read_config_file(find_config(str(path)))
+    for content, file in sources:
+        replace_old_keys(content, file)
+    return _config(sources, updates)
 
 
 def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None, by: str = "-u") -> Config:
@@ -245,7 +262,7 @@ def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | Non
     tree, where = copy.deepcopy(data), f"{source} (the config stored in it)"
     replace_old_keys(tree, where, stored=True)
     _leave_out_unknown(tree.get("train"))
-    return _config(tree, {"": where}, updates, by)
+    return _config([(tree, where)], updates, by)
 
 
 def _leave_out_unknown(train: Any) -> None:
@@ -325,15 +342,18 @@ def save_config(config: Config, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False), encoding="utf-8")
 
 
-def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
+def _config(sources: list[tuple[dict[str, Any], str]], updates: list[str] | None, by: str = "-u") -> Config:
     keys = _all_keys()
     changes = parse_updates([_in_full(update, keys, by) for update in updates or []], by)
     replace_old_keys(changes, by)
-    merge(tree, origins, changes, {"": by})
+    tree: dict[str, Any] = {}
+    origins = {"": sources[-1][1]}
+    for content, where in (*sources, (changes, by)):
+        merge(tree, origins, content, where)
     config: Config = build(Config, tree, origins, partial(nearest_key, keys=keys))
     for key, other, sentence in _contradictions(config):
-        where = [origin(origins, key), origin(origins, other)]
-        raise ConfigError(f"{by if by in where else where[0]}: {key} {sentence}")
+        set_by = [origin(origins, key), origin(origins, other)]
+        raise ConfigError(f"{by if by in set_by else set_by[0]}: {key} {sentence}")
     return config
 
 

@@ -28,7 +28,6 @@ FLOORS = {
     "file_lock": 0,
     "foreign_names": 0,
     "outputs": 0,
-    "shipped_configs": 0,
     "openmp_threads": 0,
     "wording": 0,
     "models": 1,

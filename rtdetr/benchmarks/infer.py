@@ -62,10 +62,9 @@ def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
     from rtdetr.config import load_config
     from rtdetr.data.classes import Classes
     from rtdetr.models.rtdetrv3 import build_model
-    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
-    cfg = load_config(find_config(config), updates)
+    cfg = load_config(config, updates)
     torch.manual_seed(0)
     model = build_model(cfg.model, 80)
     decoder = model.decoder

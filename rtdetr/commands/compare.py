@@ -87,7 +87,7 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     """Returns the rows, the checkpoint's first, and what they were measured on. Raises CheckpointError, ConfigError."""
     import torch
 
-    from rtdetr.config import load_config
+    from rtdetr.config import find_config, load_config
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
@@ -96,7 +96,6 @@ def _rows(weights: Path, files: list[Path], args: argparse.Namespace) -> tuple[l
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import load_model
     from rtdetr.models.rtdetrv3 import Network
-    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.catalogue import located
     from rtdetr.weights.checkpoint import CheckpointError
     from rtdetr.weights.digest import weights_sha256

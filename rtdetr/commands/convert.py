@@ -31,10 +31,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     add_overwrite(parser)
     args = parser.parse_args(arguments)
 
-    from rtdetr.config import ConfigError, load_config
+    from rtdetr.config import ConfigError, find_config, load_config
     from rtdetr.data.formats.coco import read_classes
     from rtdetr.outputs import check_outputs, writing
-    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.catalogue import as_detector, detects_alone
     from rtdetr.weights.checkpoint import save_checkpoint
     from rtdetr.weights.compare import describe

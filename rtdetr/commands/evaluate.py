@@ -71,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import ConfigError, load_config
+    from rtdetr.config import ConfigError, check_data, find_config, load_config
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
@@ -81,7 +81,6 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
     from rtdetr.outputs import check_folder, check_outputs
-    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.thresholds import check_own
 
     if args.save_thresholds:

@@ -34,13 +34,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.config is None and data is None:
         parser.error("-c CONFIG or DATA is needed")
 
-    from rtdetr.config import load_config
+    from rtdetr.config import find_config, load_config
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.learning_curve import learning_curve
     from rtdetr.engine.signals import StopSignal
     from rtdetr.outputs import OutputError, check_folder, unused_folder
-    from rtdetr.shipped_configs import find_config
 
     signals = StopSignal()
     with signals.setting_up():

@@ -34,13 +34,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     import torch
 
-    from rtdetr.config import load_config
+    from rtdetr.config import find_config, load_config
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_train_loader
     from rtdetr.data.sheet import sheet_of
     from rtdetr.engine.planning.auto_config import settle
     from rtdetr.outputs import OutputError, check_outputs, writing
-    from rtdetr.shipped_configs import find_config
 
     if args.output.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")

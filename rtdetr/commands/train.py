@@ -72,11 +72,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import load_config
+    from rtdetr.config import check_data, find_config, load_config
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.overfit import open_images, overfit
     from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
-    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.load import read_weights
 
     cfg = load_config(find_config(args.config), args.update)
@@ -100,11 +99,10 @@ def _replay(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import config_from_dict, load_config
+    from rtdetr.config import check_data, config_from_dict, find_config, load_config
     from rtdetr.engine import distributed
     from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
     from rtdetr.engine.trainer import Trainer
-    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.checkpoint import load_checkpoint
 
     if args.config is None:
