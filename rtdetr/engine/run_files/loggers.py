@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rtdetr.atomic_write import atomic_write
 from rtdetr.config import flat
 from rtdetr.engine.callbacks import Callback, Outcome, Run
 from rtdetr.engine.log import say
 from rtdetr.extras import optional
+from rtdetr.outputs import atomic_write
 from rtdetr.weights.checkpoint import LAST
 
 if TYPE_CHECKING:

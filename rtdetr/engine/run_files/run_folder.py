@@ -16,8 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rtdetr.config import ConfigError
-from rtdetr.file_lock import lock
-from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
+from rtdetr.outputs import OutputError, check_folder, lock, unused_folder, writing
 from rtdetr.wording import option
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
