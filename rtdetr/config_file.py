@@ -119,7 +119,9 @@ def parse_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         _check_nodes(node, where)
-        return _construct(loader, node, where)
+        return loader.construct_document(node)
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         place = f" at {_place(error.problem_mark)}" if error.problem_mark else ""
         sentence = ", ".join(part for part in (error.context, error.problem) if part)
@@ -132,11 +134,6 @@ def parse_yaml(text: str, where: str) -> Any:
         ) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: nested more than {MAX_DEPTH} deep, which no config is") from error
-
-
-def _construct(loader: yaml.SafeLoader, node: yaml.Node, where: str) -> Any:
-    try:
-        return loader.construct_document(node)
     except (ValueError, LookupError, AttributeError) as error:  # from PyYAML: 2024-13-45, !!bool no-bool, !!int ""
         raise ConfigError(f"{where}: not valid YAML: a number or date that does not exist ({error})") from error
 

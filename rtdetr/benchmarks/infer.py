@@ -28,7 +28,7 @@ with collection_paused():
     from PIL import Image
     from torch import Tensor
 
-    from rtdetr.benchmarks.timing import latency, wait
+    from rtdetr.benchmarks.timing import latency, wait, work_of
     from rtdetr.inference.deploy import RECORD_AT
     from rtdetr.inference.predictor import Predictor
 
@@ -218,9 +218,6 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if on_gpu:
         row["mib"] = torch.cuda.max_memory_reserved() / 2**20
         if profile:
-            # local, so that importing torch.profiler does not delay the first result
-            from rtdetr.benchmarks.profiled import work_of
-
             row |= work_of(call, number=5)._asdict()
     return row
 

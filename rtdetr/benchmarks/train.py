@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rtdetr.benchmarks.profiled import work_of
+from rtdetr.benchmarks.timing import work_of
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import CELLS, Config, ConfigError, load_config
 from rtdetr.engine import distributed

@@ -200,12 +200,13 @@ def score(
         for number, each in enumerate(detections, start=1)
     ]
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-        run = _run_lvis if is_federated(truth.images) else _run
-        figures, precision, category_ids = run(truth._replace(annotations=boxes), results, evaluator)
+        truth = truth._replace(annotations=boxes)
+        figures, run = _run_lvis(truth, results) if is_federated(truth.images) else _run(truth, results, evaluator)
+    precision = run.eval["precision"]
     names = {each["id"]: each["name"] for each in truth.categories}
     counts = Counter(box["category_id"] for box in boxes if not box["iscrowd"])
     per_class = []
-    for k, category_id in enumerate(category_ids):
+    for k, category_id in enumerate(map(int, run.params.catIds)):
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
         ap, ap50 = mean_measured(values), mean_measured(values[0])
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
@@ -239,9 +240,8 @@ def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list
     return [each for each, has_area in zip(annotations, keep) if has_area or each["iscrowd"]]
 
 
-def _run(
-    truth: CocoDocument, results: list[dict[str, Any]], evaluator: Evaluator
-) -> tuple[dict[str, float], np.ndarray, list[int]]:
+def _run(truth: CocoDocument, results: list[dict[str, Any]], evaluator: Evaluator) -> tuple[dict[str, float], Any]:
+    """The figures, and the evaluator that has computed them."""
     if evaluator == "pycocotools":
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
@@ -254,13 +254,10 @@ def _run(
     run.evaluate()
     run.accumulate()
     run.summarize()
-    figures = {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}
-    return figures, run.eval["precision"], [int(i) for i in run.params.catIds]
+    return {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}, run
 
 
-def _run_lvis(
-    truth: CocoDocument, results: list[dict[str, Any]], _: Evaluator
-) -> tuple[dict[str, float], np.ndarray, list[int]]:
+def _run_lvis(truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[dict[str, float], Any]:
     """The federated figures of the `lvis` package: classes that were not annotated in an image are no errors there."""
     from faster_coco_eval import COCO
     from faster_coco_eval import COCOeval_faster as COCOeval
@@ -274,14 +271,13 @@ def _run_lvis(
     run.params.maxDets = [LVIS_DETECTIONS]
     run.evaluate()
     run.accumulate()
-    precision, recall = run.eval["precision"], run.eval["recall"][..., -1]  # recall: (thresholds, classes, areas)
-    ap = precision[..., -1]  # (thresholds, recalls, classes, areas)
+    ap = run.eval["precision"][..., -1]  # (thresholds, recalls, classes, areas)
+    recall = run.eval["recall"][..., -1]  # (thresholds, classes, areas)
     frequencies = np.array([each.get("frequency", "") for each in truth.categories])
     parts = [ap[..., 0], ap[0, ..., 0], ap[5, ..., 0], *(ap[..., area] for area in (1, 2, 3))]
     parts += [ap[..., frequencies == each, 0] for each in FREQUENCIES]
     parts += [recall[..., area] for area in (0, 1, 2, 3)]
-    figures = {name: mean_measured(part, nothing=-1.0) for name, part in zip(LVIS_FIGURES, parts)}
-    return figures, precision, [int(i) for i in run.params.catIds]
+    return {name: mean_measured(part, nothing=-1.0) for name, part in zip(LVIS_FIGURES, parts)}, run
 
 
 def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ weights less, so two batches at the rate of one make a step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,11 @@ def settle(
         return cfg, []
     content = load_checkpoint(resume) if resume is not None else None
     stored = config_from_dict(content["config"], str(resume)) if content is not None else None
-    column = _column(tuning) if content is None else _column_of_run(content.get("began"))
+    if content is None:
+        column = _column(tuning, tuning and _learnt_in_full(tuning))
+    else:
+        began = content.get("began") or {}  # see `how_it_began`; older files lack it
+        column = _column(began.get("weights"), began.get("in_full"))
     cfg, lines = _settle_by_weights(cfg, column, stored)
     if "auto" not in sizes:
         return cfg, lines
@@ -100,18 +104,11 @@ def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config,
     return cfg, f"{lr:g}, meant for {meant_for} images a step, is {scaled:g} for {total}"
 
 
-def _column(tuning: Path | None) -> int:
-    """Table column of a new run."""
-    if tuning is None:
+def _column(weights: object, in_full: object) -> int:
+    """Table column of a run. weights: from which it began, if not from random ones; in_full: see `_learnt_in_full`."""
+    if not weights:
         return RANDOM
-    return LIKE_THIS if _learnt_in_full(tuning) else KNOWING
-
-
-def _column_of_run(began: Mapping[str, Any] | None) -> int:
-    """Table column of a resumed run, see `how_it_began`; older files lack it."""
-    if not began or not began["weights"]:
-        return RANDOM
-    return LIKE_THIS if began["in_full"] else KNOWING
+    return LIKE_THIS if in_full else KNOWING
 
 
 def _settle_by_weights(cfg: Config, column: int, stored: Config | None) -> tuple[Config, list[str]]:
