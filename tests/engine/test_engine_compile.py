@@ -11,7 +11,7 @@ from engine_helpers import made_up_batch, tiny_config
 from torch import Tensor
 
 from rtdetr.config import TrainConfig, load_config
-from rtdetr.engine.acceleration.accelerate import WORTH_IT, compile_step, why_not_compile
+from rtdetr.engine.acceleration.compile import WORTH_IT, compile_step, why_not_compile
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from rtdetr.config import ConfigError
-from rtdetr.engine.acceleration.graphs import GradientBuffer
+from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
 
 
 def network() -> nn.Sequential:

@@ -15,7 +15,7 @@ from plain_kernels import OurOperators
 from run_cases import ROOT, environment
 
 from rtdetr import RTDETRv3
-from rtdetr.engine.acceleration.accelerate import WORTH_IT, why_not_compile
+from rtdetr.engine.acceleration.compile import WORTH_IT, why_not_compile
 from rtdetr.engine.trainer import Trainer
 from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.ops.kernels import are_plain, using

@@ -23,7 +23,7 @@ from rtdetr.config import ConfigError
 from rtdetr.engine.failures import CannotWrite
 from rtdetr.engine.run_files import saving
 from rtdetr.engine.run_files.metrics import read_rows
-from rtdetr.engine.run_files.run_folder import run_lock
+from rtdetr.engine.run_files.run_lock import run_lock
 from rtdetr.engine.step_checks import StepRecord
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch
@@ -252,7 +252,7 @@ def test_one_training_at_a_time(
     data: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is started again while it still goes on would write over its own state."""
-    monkeypatch.setattr("rtdetr.engine.run_files.run_folder.GRACE", 0.2)
+    monkeypatch.setattr("rtdetr.engine.run_files.run_lock.GRACE", 0.2)
     folder = shutil.copytree(whole, tmp_path / "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     new = ["-c", str(NANO), "--output-dir", str(folder), "--overwrite", "-u", *tiny_updates(data)]

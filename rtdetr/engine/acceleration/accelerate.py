@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from rtdetr.config import Config, ConfigError, Kernels, TrainConfig
+from rtdetr.config import Config
 from rtdetr.engine import distributed
-from rtdetr.engine.acceleration.graphs import GradientBuffer, StepGraphs, why_not_capture
+from rtdetr.engine.acceleration.compile import compile_step, why_not_compile
+from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
+from rtdetr.engine.acceleration.graphs import StepGraphs, why_not_capture
 from rtdetr.engine.acceleration.mixed_precision import autocast_type, cast_together, hand_over
 from rtdetr.engine.step import Losses, Part, Step, training_step
 from rtdetr.losses.criterion import Criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Targets
-from rtdetr.wording import counted
-
-MAX_RECOMPILATIONS = 64  # recompilations of one function before torch stops compiling it
-WORTH_IT = 25000  # iterations per image size that repay 75 s of compilation (3 ms saved per iteration, H200)
 
 
 def accelerate(
@@ -84,43 +78,3 @@ def averaged_last(step: Step, model: DistributedDataParallel) -> Step:
             return step(images, targets, part)
 
     return averaged
-
-
-def why_not_compile(
-    cfg: TrainConfig, device: torch.device, iterations: int, sizes: int = 1, kernels: Kernels = "auto"
-) -> str | None:
-    """Returns the reason why the step is not compiled, or None if it is. iterations: those left; sizes: number of image
-    sizes. Raises ConfigError if the config demands compilation and it is impossible."""
-    if cfg.compile == "off":
-        return "train.compile=off"
-    if kernels == "plain":
-        if cfg.compile == "on":
-            raise ConfigError("train.compile=on is not possible with kernels=plain; set it to auto")
-        return "kernels=plain"
-    if cfg.compile == "on":
-        return None
-    if device.type != "cuda":
-        return "there is no GPU"
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
-    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
-        return "triton finds no C compiler"
-    if distributed.world_size() > 1:  # pytorch/pytorch#161302
-        return "batch norm of several processes breaks what is compiled into pieces"
-    if iterations < WORTH_IT * sizes:
-        return f"compiling {counted(sizes, 'image size')} takes longer than it saves in {iterations} iterations"
-    return None
-
-
-def compile_step(model: Network, backend: str | Callable[..., object] = "inductor") -> None:
-    """Compiles backbone, encoder and dense head in place. State dicts and earlier copies of the model are unaffected.
-
-    Each image size gets a graph of its own: a dynamic-shape graph takes minutes to compile. Decoder and losses depend
-    on the number of boxes; compiling them takes longer than it saves. The inductor cache is kept between runs in
-    ~/.cache/rtdetr, unless TORCHINDUCTOR_CACHE_DIR is set.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_RECOMPILATIONS)
-    for part in (model.backbone, model.encoder, model.dense_head):
-        if part is not None:
-            part.compile(backend=backend, dynamic=False)

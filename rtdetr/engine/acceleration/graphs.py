@@ -1,25 +1,23 @@
-"""Captures forward pass, losses and gradients of a training step as CUDA graphs: one launch instead of thousands. All
-gradients are kept in one flat tensor, which processes average in one collective."""
+"""Captures forward pass, losses and gradients of a training step as CUDA graphs: one launch instead of thousands."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rtdetr.config import ConfigError, Kernels, TrainConfig, settled
 from rtdetr.engine import distributed
+from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
 from rtdetr.engine.step import Losses, Part, Step
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
-from rtdetr.wording import counted
 
 MAX_GRAPHS = 96  # kept at a time; 13 image sizes with 7 slot counts each need 91
-ALIGNMENT = 32  # elements to which each gradient is padded: fused kernels read several at a time
 RUNS_BEFORE = 2  # plain steps of a kind before capture: they do the work that must not happen in a graph
 
 
@@ -43,54 +41,6 @@ def why_not_capture(cfg: TrainConfig, device: torch.device, kernels: Kernels = "
 
 def why_no_kernels(device: torch.device) -> str | None:
     return why_not_compiled(torch.empty(0, device=device))
-
-
-class GradientBuffer:
-    """Flat buffer for the gradients of `parameters`, float32.
-
-    They are averaged after the backward pass, not during it: in a CUDA graph, work on a second stream delays every
-    memset and copy by more than it saves (1 ms of a step on two H200, where averaging takes .4).
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        room = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
-        self.parameters, self.flat = parameters, torch.zeros(sum(room), device=parameters[0].device)
-        pairs = zip(self.flat.split(room), parameters)
-        self.parts = [part.as_strided(parameter.shape, parameter.stride()) for part, parameter in pairs]
-
-    def collect(self, leaves: Sequence[Tensor]) -> None:
-        """Copies gradients into the buffer and sets `grad` of the parameters to its views. leaves: for each parameter,
-        the tensor that holds its gradient (itself or a cast copy); a gradient may be None."""
-        moves: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # one _foreach_copy_ per source dtype
-        for parameter, part, leaf in zip(self.parameters, self.parts, leaves):
-            gradient, leaf.grad = leaf.grad, None
-            parameter.grad = None if gradient is None else part
-            if gradient is not None:
-                places, found = moves.setdefault(gradient.dtype, ([], []))
-                places.append(part)
-                found.append(gradient)
-        for places, found in moves.values():
-            torch._foreach_copy_(places, found)
-
-    def behind(self, step: Step) -> Step:
-        """Wraps a step so that its gradients are collected in the buffer."""
-
-        def collected(images: Tensor, targets: Targets, part: Part) -> Losses:
-            losses = step(images, targets, part)
-            self.collect(self.parameters)
-            return losses
-
-        return collected
-
-    def average(self) -> None:
-        """Averages the gradients over all processes. Raises ConfigError if a parameter has none."""
-        missing = sum(parameter.grad is None for parameter in self.parameters)
-        if missing:
-            raise ConfigError(
-                f"{counted(missing, 'parameter')} got no gradient; make the loss depend on every parameter, or freeze "
-                "the others with requires_grad_(False)"
-            )
-        distributed.average(self.flat)
 
 
 class Captured(NamedTuple):

@@ -1,22 +1,17 @@
-"""The folder of a training run: its choice, moving existing runs aside, and a lock: two trainings in it would overwrite
-each other's state.
+"""The folder of a training run: its choice, and moving existing runs aside.
 
 `choose_folder` decides before any work and creates nothing; `prepare_folder` acts, once the run can start.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shlex
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rtdetr.config import ConfigError
-from rtdetr.outputs import OutputError, check_folder, lock, unused_folder, writing
+from rtdetr.engine.run_files.run_lock import run_lock
+from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
 from rtdetr.wording import option
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
@@ -31,7 +26,6 @@ BESIDE = (
     "wandb",
 )
 HISTORY = ("best.pth", "metrics.csv", "tensorboard", "load_report.txt", "train_batch.jpg")
-GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its folder, too
 
 
 def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overwrite: bool) -> Path:
@@ -123,23 +117,3 @@ def _bring_history(checkpoint: Path, folder: Path) -> None:
             shutil.copytree(each, folder / each.name)
         elif each.is_file():
             shutil.copyfile(each, folder / each.name)
-
-
-@contextmanager
-def run_lock(folder: Path) -> Iterator[None]:
-    """Locks the folder until the end of the block, or of the process and its workers; raises ConfigError if
-    another training holds it. File systems without locks give no protection."""
-    descriptor, end = os.open(folder, os.O_RDONLY), time.monotonic() + GRACE
-    try:
-        while not lock(descriptor):
-            if time.monotonic() > end:
-                raise ConfigError(
-                    f"{folder}: another training is running in it, perhaps this one, started twice; wait for its "
-                    f"end, stop it, or choose another {option('--output-dir', 'output_dir')}"
-                )
-            time.sleep(0.1)
-        yield
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # workers that are still running hold it, too
-    finally:
-        os.close(descriptor)

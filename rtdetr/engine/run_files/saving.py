@@ -14,7 +14,7 @@ from torch import Tensor
 from rtdetr.engine import distributed
 from rtdetr.engine.failures import CannotWrite, writing
 from rtdetr.engine.log import say
-from rtdetr.engine.run_files.run_folder import run_lock
+from rtdetr.engine.run_files.run_lock import run_lock
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.weights.checkpoint import BEFORE, LAST, make_checkpoint, save_checkpoint
 
