@@ -25,7 +25,6 @@ from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import (
     AnyImage,
     Batch,
-    DeviceJpegs,
     DevicePixels,
     DeviceTensors,
     FileBatch,
@@ -237,15 +236,10 @@ class Predictor:
         with torch.no_grad():
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
-    def _empty_batch(self, number: int) -> HostPixels | DevicePixels:
-        kind = DevicePixels if self.plan.resize == "device" else HostPixels
-        data = self.cfg.data
+    def _empty_batch(self, number: int, for_files: bool = False) -> FileBatch:
+        there = self.plan.resize == "device" or (for_files and self.plan.decode == "device")
+        kind, data = DevicePixels if there else HostPixels, self.cfg.data
         return kind(number, data.image_size, self._upload is not None, data.interpolation)
-
-    def _batch_of_files(self, number: int) -> FileBatch:
-        if self.plan.decode == "device":
-            return DeviceJpegs(number, self.cfg.data.image_size, self.cfg.data.interpolation)
-        return self._empty_batch(number)
 
     def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
         """Builds a batch: from the tensors if all images are tensors on the device, else from pixels prepared on the
@@ -285,7 +279,7 @@ class Predictor:
         try:
             with one_opencv_thread():
                 while batch := list(islice(files, batch_size)):
-                    pixels = self._batch_of_files(len(batch))
+                    pixels = self._empty_batch(len(batch), for_files=True)
                     step = max(1, min(AT_ONCE, len(batch) // num_threads))
                     parts = ((read, batch[i : i + step], pixels, i, with_images) for i in range(0, len(batch), step))
                     begun.append((batch, pixels, [pool.submit(self._read, *part) for part in parts]))

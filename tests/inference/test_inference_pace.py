@@ -395,7 +395,7 @@ def test_the_gpu_decodes_jpegs_and_leaves_the_rest_to_the_host(checkpoint: Path,
     there, here = (Predictor(checkpoint, "cuda", threshold=0, half=False, decode=place) for place in ("device", "host"))
     batches = []
     for each in (there, here):
-        batch = each._batch_of_files(len(files))
+        batch = each._empty_batch(len(files), for_files=True)
         results = each._read(each._read_stored if each is there else each.read_file, files, batch, 0, False)
         assert [file.name for file, result in zip(files, results) if result] == ["1_broken.jpg"]
         batches.append(batch.on(each.device).cpu().float())
