@@ -11,7 +11,8 @@ import importlib
 import json
 import platform
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ Run = Callable[[dict[str, Tensor]], Sequence[Tensor]]  # inputs by name -> outpu
 Opened = tuple[Metadata, Run]
 
 
+@contextmanager
+def load_errors(path: Path, what: str, *errors: type[Exception], line: int = 0) -> Iterator[None]:
+    """Context manager: turns these errors of a runtime that opens a file into a CheckpointError. what: is wrong with the
+    file. line: see `line_of`."""
+    try:
+        yield
+    except errors as error:
+        raise CheckpointError(f"{path}: {what} ({line_of(error, line)}); export it again") from error
+
+
+def line_of(error: BaseException, number: int = 0) -> str:
+    """Returns one line of an error: the first, or the last, -1, of OpenVINO, which begins with source locations."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[number][:200]
+
+
 def append_metadata(path: Path, entries: dict[str, str]) -> None:
     """Appends the metadata to a file; `unzip -p FILE rtdetr.json` prints them."""
     noted = {**entries, CONTENT: file_sha256(path)}
@@ -45,12 +61,10 @@ def appended_metadata(path: Path) -> dict[str, str]:
     """Returns what `append_metadata` wrote; empty for other files. Raises CheckpointError if the file is damaged."""
     if not zipfile.is_zipfile(path):
         return {}
-    try:
-        with zipfile.ZipFile(path) as parts:
-            start = parts.getinfo(METADATA_FILE).header_offset
-            entries: dict[str, str] = json.loads(parts.read(METADATA_FILE))
-    except (KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"{path}: damaged, the metadata at its end cannot be read; export it again") from error
+    what = "damaged, the metadata at its end cannot be read"
+    with load_errors(path, what, KeyError, ValueError, zipfile.BadZipFile), zipfile.ZipFile(path) as parts:
+        start = parts.getinfo(METADATA_FILE).header_offset
+        entries: dict[str, str] = json.loads(parts.read(METADATA_FILE))
     with open(path, "rb") as file:
         content = hashlib.sha256(file.read(start)).hexdigest()
     if content != entries.get(CONTENT):
@@ -61,11 +75,9 @@ def appended_metadata(path: Path) -> dict[str, str]:
 def open_executorch(path: Path, device: torch.device) -> Opened:
     metadata = read_metadata(appended_metadata(path), path)
     runtime = optional("executorch.runtime", "executorch", str(path)).Runtime.get()
-    try:
+    with load_errors(path, "ExecuTorch cannot load it", RuntimeError):
         program = runtime.load_program(path)
         method = program.load_method("forward")
-    except RuntimeError as error:
-        raise CheckpointError(f"{path}: ExecuTorch cannot load it ({error}); export it again") from error
 
     def run(feed: dict[str, Tensor], program: Any = program) -> Sequence[Tensor]:  # keeps the program alive
         return method.execute([*feed.values()])
@@ -76,11 +88,9 @@ def open_executorch(path: Path, device: torch.device) -> Opened:
 def open_litert(path: Path, device: torch.device) -> Opened:
     metadata = read_metadata(appended_metadata(path), path)
     litert = optional("ai_edge_litert.interpreter", "litert", str(path))
-    try:
+    with load_errors(path, "LiteRT cannot load it", RuntimeError, ValueError):
         interpreter = litert.Interpreter(model_path=str(path), num_threads=torch.get_num_threads())
         runner = interpreter.get_signature_runner()
-    except (RuntimeError, ValueError) as error:
-        raise CheckpointError(f"{path}: LiteRT cannot load it ({error}); export it again") from error
 
     def run(feed: dict[str, Tensor]) -> list[Tensor]:
         found = runner(**{name: in_32_bits(tensor).numpy() for name, tensor in feed.items()})
@@ -110,13 +120,11 @@ def open_coreml(path: Path, device: torch.device) -> Opened:
     models = optional("coremltools", "coreml", str(path)).models
     damage = importlib.import_module("google.protobuf.message").DecodeError
     reason = why_not_run(path)
-    try:
+    with load_errors(path, "damaged, or no Core ML package", OSError, RuntimeError, ValueError, damage):
         package = models.MLModel(str(path), skip_model_load=bool(reason))
         description = package.get_spec().description
         entries: dict[str, str] = json.loads(package.user_defined_metadata.get("rtdetr", "{}"))
         content = file_sha256(path / COREML_WEIGHTS)
-    except (OSError, RuntimeError, ValueError, damage) as error:
-        raise CheckpointError(f"{path}: damaged, or no Core ML package ({error}); export it again") from error
     metadata = read_metadata(entries, path)
     if content != entries.get(CONTENT):
         raise CheckpointError(f"{path}: damaged, its weights are not those that were written; export it again")
@@ -148,13 +156,9 @@ def _ncnn_sha256(folder: Path) -> str:
 
 
 def open_ncnn(path: Path, device: torch.device) -> Opened:
-    try:
+    with load_errors(path, "damaged, or no ncnn folder of this program", OSError, ValueError):
         entries: dict[str, str] = json.loads((path / METADATA_FILE).read_bytes())
         content = _ncnn_sha256(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path}: damaged, or no ncnn folder of this program ({error}); export it again"
-        ) from error
     metadata = read_metadata(entries, path)
     if content != entries.get(CONTENT):
         raise CheckpointError(f"{path}: damaged, it has other bytes than were written; copy or export it again")

@@ -19,7 +19,7 @@ from torch import Tensor
 from rtdetr.config import Config, ConfigError, config_from_dict, config_to_dict
 from rtdetr.data.classes import Classes
 from rtdetr.extras import optional
-from rtdetr.inference.edge_runtimes import NCNN_FILES, OPENERS, RUNTIMES, Opened, Run
+from rtdetr.inference.edge_runtimes import NCNN_FILES, OPENERS, RUNTIMES, Opened, Run, line_of, load_errors
 from rtdetr.inference.export_metadata import METADATA_FILE, TRITON_MODEL, Metadata, read_metadata
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.thresholds import Lowest
@@ -141,20 +141,16 @@ def _open_onnx(path: Path, device: torch.device) -> Opened:
             providers.insert(0, "CUDAExecutionProvider")
         else:
             logger.warning("%s: this onnxruntime has no CUDA, so the CPU computes; onnxruntime-gpu has it", path)
-    try:
+    with load_errors(path, "damaged, or no ONNX file that onnxruntime can run", *damage):
         session = ort.InferenceSession(str(path), options, providers)
         entries = session.get_modelmeta().custom_metadata_map
-    except damage as error:
-        raise CheckpointError(
-            f"{path}: damaged, or no ONNX file that onnxruntime can run ({_line(error)}); export it again"
-        ) from error
     metadata = read_metadata(entries, path)
 
     def run(feed: dict[str, Tensor]) -> list[Tensor]:
         try:
             return session.run(None, {name: tensor.numpy() for name, tensor in feed.items()})
         except damage as error:  # such as row numbers that come from NaN
-            raise CheckpointError(f"{path}: onnxruntime cannot run it ({_line(error)}); export it again") from error
+            raise CheckpointError(f"{path}: onnxruntime cannot run it ({line_of(error)}); export it again") from error
 
     return metadata, run
 
@@ -163,29 +159,25 @@ def _open_openvino(path: Path, device: torch.device) -> Opened:
     ov = optional("openvino", "openvino", str(path))
     file = path if path.is_file() else min(path.glob("*.xml"))
     core = ov.Core()
-    try:
+    # by default, some CPUs compute in bfloat16
+    hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    with load_errors(path, "damaged, or no model that OpenVINO can run", RuntimeError, line=-1):
         model = core.read_model(file)
-        entries = _openvino_entries(ov, model, path)
-        # by default, some CPUs compute in bfloat16
-        hints = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+        entries = _openvino_entries(model, path)
         compiled = core.compile_model(model, "CPU", hints)
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"{path}: damaged, or no model that OpenVINO can run ({_line(error, -1)}); export it again"
-        ) from error
     metadata = read_metadata(entries, path)
 
     def run(feed: dict[str, Tensor]) -> list[Tensor]:
         try:
             result = compiled({name: tensor.numpy() for name, tensor in feed.items()})
         except RuntimeError as error:
-            raise CheckpointError(f"{path}: OpenVINO cannot run it ({_line(error, -1)}); export it again") from error
+            raise CheckpointError(f"{path}: OpenVINO cannot run it ({line_of(error, -1)}); export it again") from error
         return [torch.from_numpy(result[i].copy()) for i in range(len(compiled.outputs))]
 
     return metadata, run
 
 
-def _openvino_entries(ov: Any, model: Any, path: Path) -> dict[str, str]:
+def _openvino_entries(model: Any, path: Path) -> dict[str, str]:
     """Returns the metadata of an OpenVINO file, or of an ONNX file that OpenVINO reads."""
     if path.suffix == ".onnx":
         onnx = optional("onnx", "onnx", str(path))
@@ -201,12 +193,8 @@ def _open_torch(path: Path, device: torch.device) -> Opened:
     metadata = read_metadata(entries, path)
     _load_op(path, entries.get("op_library", ""))
     program: Callable[..., Any]
-    try:
+    with load_errors(path, f"torch {torch.__version__} cannot load it", *DAMAGE):
         program = torch._inductor.aoti_load_package(str(path)) if packaged else torch.export.load(path).module()
-    except DAMAGE as error:
-        raise CheckpointError(
-            f"{path}: torch {torch.__version__} cannot load it ({_line(error)}); export it again with this torch"
-        ) from error
     return metadata, lambda feed: program(*feed.values())
 
 
@@ -240,9 +228,4 @@ def _load_op(path: Path, library: str) -> None:
     try:
         torch.ops.load_library(str(path.with_name(library)))
     except OSError as error:
-        raise CheckpointError(f"{path}: its op library {library} does not load ({_line(error)})") from error
-
-
-def _line(error: BaseException, number: int = 0) -> str:
-    """Returns one line of an error: the first, or the last for OpenVINO, which begins with source locations."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[number][:200]
+        raise CheckpointError(f"{path}: its op library {library} does not load ({line_of(error)})") from error
