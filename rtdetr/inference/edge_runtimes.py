@@ -37,8 +37,8 @@ Opened = tuple[Metadata, Run]
 
 @contextmanager
 def load_errors(path: Path, what: str, *errors: type[Exception], line: int = 0) -> Iterator[None]:
-    """Context manager: turns these errors of a runtime that opens a file into a CheckpointError. what: is wrong with the
-    file. line: see `line_of`."""
+    """Context manager: turns these errors of a runtime that opens a file into a CheckpointError. what: is wrong with
+    it. line: see `line_of`."""
     try:
         yield
     except errors as error:
