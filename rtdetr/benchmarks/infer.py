@@ -235,7 +235,7 @@ def measure_files(
 ) -> Iterator[dict[str, Any]]:
     """Images per second from a folder of JPEGs to lists of detections, and the time of one image on one thread."""
     from rtdetr.inference.prefetch import one_opencv_thread
-    from rtdetr.inference.readers import usable_cores
+    from rtdetr.inference.processes import usable_cores
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]

@@ -14,8 +14,7 @@ from rtdetr.commands.arguments import thresholds
 from rtdetr.config import ConfigError
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.predictor import File, FileResult, Predictor
-from rtdetr.inference.processes import ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers, ReadingProcesses
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener

@@ -34,8 +34,7 @@ from rtdetr.inference.images import (
     check_decoder,
 )
 from rtdetr.inference.prefetch import one_opencv_thread
-from rtdetr.inference.processes import KeptImage, ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import KeptImage, Readers, ReadingProcesses
 from rtdetr.inference.reading import Task, working_folder
 from rtdetr.inference.thresholds import Lowest, lowest_scores
 from rtdetr.models.postprocess import EndToEnd

@@ -17,7 +17,7 @@ from rtdetr.inference.fonts import font_file
 from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, FileResult
 from rtdetr.inference.prefetch import FutureLike
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers
 
 Format = Literal["coco", "yolo", "csv"]
 COLUMNS = ("file", "category_id", "name", "score", "x1", "y1", "x2", "y2")

@@ -33,8 +33,7 @@ from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import DeviceTensors, HostPixels, as_pixels, crop
 from rtdetr.inference.predictor import Predictor
-from rtdetr.inference.processes import ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers, ReadingProcesses
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

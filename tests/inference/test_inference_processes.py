@@ -23,8 +23,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.inference import fonts
 from rtdetr.inference.draw import Detection, save_drawn
 from rtdetr.inference.predictor import FileResult, Predictor
-from rtdetr.inference.processes import ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers, ReadingProcesses
 from rtdetr.inference.reading import Task
 from rtdetr.inference.results import ResultsFolder
 from rtdetr.outputs import RunFailed
