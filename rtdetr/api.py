@@ -186,7 +186,7 @@ class RTDETRv3:
         in pixels of overlapping tiles, also searched in large images. half: float16; default: as in `from_pretrained`.
         allow_private: URLs may lead into private networks.
         """
-        from rtdetr.inference.answer import results_of
+        from rtdetr.inference.result import results_of
         from rtdetr.inference.slicing import tile_size
         from rtdetr.inference.sources import Opener
         from rtdetr.inference.thresholds import lowest_scores

@@ -53,8 +53,7 @@ def detect(search: Search, source: str, name: Path, folder: Path, args: argparse
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.prefetch import BackgroundCalls, ahead
     from rtdetr.inference.sources import Opener
-    from rtdetr.inference.tracking import Tracker
-    from rtdetr.inference.video_out import VideoResultsWriter, search_frames
+    from rtdetr.inference.video_out import Tracker, VideoResultsWriter, search_frames
 
     signals, start = StopSignal(), time.perf_counter()
     num_frames = num_objects = 0
