@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from rtdetr.data.classes import DataError
 
-BLOCK = 1 << 20  # bytes
-
 
 class Done(NamedTuple):
     """Counts of the results that a file contains already."""
@@ -46,16 +44,7 @@ def manifest_paths(manifest: Path) -> Iterator[Path]:
 def cut_partial_line(results: Path) -> None:
     """Removes the last line of a file if it is incomplete. Raises OSError."""
     with open(results, "r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - BLOCK)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        file.truncate(end)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
 
 def already_done(results: Path, manifest: Path) -> Done:
