@@ -29,6 +29,17 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
         pool.shutdown(cancel_futures=True)
 
 
+def delayed(items: Iterable[Item], number: int) -> Iterator[Item]:
+    """Yields the same items, each once `number` later ones, whose work has begun then, are taken."""
+    waiting: deque[Item] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > number:
+            yield waiting.popleft()
+    while waiting:
+        yield waiting.popleft()
+
+
 class FutureLike(Protocol[MadeThere]):
     """A result that is computed elsewhere, such as a future."""
 

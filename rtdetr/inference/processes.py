@@ -221,8 +221,8 @@ class KeptImage:
 
 
 class Read(NamedTuple):
-    size: tuple[int, int] | DataError  # height and width of the image
-    kept: KeptImage | None
+    size: tuple[int, int]  # height and width of the image; (0, 0) after an error
+    image: KeptImage | DataError | None  # None if it is not kept
 
 
 class ReadingProcesses:
@@ -297,7 +297,7 @@ def _read(key: int, answer: Answer, keep: bool) -> Read:
     try:
         return Read(answer.result(), KeptImage(answer.process, key) if keep else None)
     except DataError as error:
-        return Read(error.with_traceback(None), None)  # its frames would keep this alive
+        return Read((0, 0), error.with_traceback(None))  # its frames would keep this alive
 
 
 def _end(teams: list[Team], owner: int) -> None:
