@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from rtdetr.inference.manifest import manifest_paths
+from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.results import item_of
 

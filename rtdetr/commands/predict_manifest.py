@@ -13,7 +13,7 @@ from rtdetr.wording import counted, signal_name
 
 if TYPE_CHECKING:
     from rtdetr.commands.detection import Search
-    from rtdetr.inference.manifest import Done
+    from rtdetr.inference.results import Done
     from rtdetr.inference.slicing import Slices
 
 
@@ -21,7 +21,8 @@ def run(args: argparse.Namespace, folder: Path, slices: Slices | None) -> int:
     """Detects in the images of args.manifest, and appends one line for each to results.jsonl."""
     from rtdetr.commands.detection import Search
     from rtdetr.engine import distributed
-    from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+    from rtdetr.inference.files import manifest_paths
+    from rtdetr.inference.results import Done, already_done, cut_partial_line
     from rtdetr.outputs import check_new_folder, check_outputs, writing
 
     results = folder / "results.jsonl"
@@ -48,8 +49,8 @@ def detect(search: Search, args: argparse.Namespace, folder: Path, number: int, 
     from rtdetr.commands.progress import progress, say_above_bar
     from rtdetr.engine.signals import StopSignal
     from rtdetr.inference.draw import save_crops
-    from rtdetr.inference.manifest import Done, manifest_paths
-    from rtdetr.inference.results import JsonLines, item_of
+    from rtdetr.inference.files import manifest_paths
+    from rtdetr.inference.results import Done, JsonLines, item_of
 
     signals, start, before = StopSignal(), time.perf_counter(), done.images
     rest = islice(manifest_paths(args.manifest), before, None)

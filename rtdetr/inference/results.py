@@ -11,12 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rtdetr.data.classes import Classes, DataError, some
 from rtdetr.inference.draw import Detection, save_drawn
+from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.fonts import font_file
-from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, FileResult
 from rtdetr.inference.prefetch import FutureLike
 from rtdetr.inference.processes import Readers
@@ -76,6 +76,47 @@ class JsonLines:
         self.file.close()
 
 
+class Done(NamedTuple):
+    """Counts of the results that a file contains already."""
+
+    images: int = 0
+    errors: int = 0  # of these
+    objects: int = 0
+
+
+def cut_partial_line(results: Path) -> None:
+    """Removes the last line of a file if it is incomplete. Raises OSError."""
+    with open(results, "r+b") as file:
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+
+
+def already_done(results: Path, manifest: Path) -> Done:
+    """Counts the complete lines of results, which belong to the first images of the manifest, in its order. An
+    incomplete last line does not count.
+
+    Raises DataError if they belong to other images, and OSError.
+    """
+    done = Done()
+    paths = manifest_paths(manifest)
+    with open(results, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                item = json.loads(line)
+                name, error, objects = item["file"], "error" in item, len(item.get("detections", ()))
+            except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                raise DataError(f"{results}: line {number} is no result of an image; it cannot be resumed") from problem
+            expected = next(paths, None)
+            if name != str(expected):
+                raise DataError(
+                    f"{results}: line {number} is that of {name}, the manifest has {expected or 'no more images'}; "
+                    "resume with the manifest that began it"
+                )
+            done = Done(number, done.errors + error, done.objects + objects)
+    return done
+
+
 def as_json(detections: Sequence[Detection]) -> list[dict[str, Any]]:
     """Returns detections as written to files: boxes to a hundredth of a pixel."""
     return [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in detections]
@@ -85,14 +126,8 @@ def item_of(found: FileResult, **more: str) -> dict[str, Any]:
     """Returns the entry of a file in the results: file, width, height, `more`, detections; or file and error."""
     if found.error:
         return {"file": str(found.file), "error": found.error}
-    width, height = _size(found)
-    size = {"width": width, "height": height}
-    return {"file": str(found.file), **size, **more, "detections": as_json(found.detections)}
-
-
-def _size(found: FileResult) -> tuple[int, int]:
-    """(width, height)"""
-    return found.size if found.image is None else size_of(found.image)[::-1]
+    width, height = found.size
+    return {"file": str(found.file), "width": width, "height": height, **more, "detections": as_json(found.detections)}
 
 
 class ResultsFolder:
@@ -144,7 +179,7 @@ class ResultsFolder:
         target = self._target(name)
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
-            writer.add(self.num_images, name, found.file, _size(found), found.detections)
+            writer.add(self.num_images, name, found.file, found.size, found.detections)
         return target
 
     def _target(self, name: Path) -> Path:

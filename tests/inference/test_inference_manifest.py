@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rtdetr.data.classes import DataError
-from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+from rtdetr.inference.files import manifest_paths
+from rtdetr.inference.results import Done, already_done, cut_partial_line
 
 
 def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
