@@ -13,8 +13,8 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.export.graph import Graph
 from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
-from rtdetr.inference.edge_runtimes import CONTENT, COREML_WEIGHTS, append_metadata
 from rtdetr.inference.export_metadata import Metadata
+from rtdetr.inference.runtimes import CONTENT, COREML_WEIGHTS, append_metadata
 from rtdetr.weights.digest import file_sha256
 
 

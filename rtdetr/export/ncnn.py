@@ -15,8 +15,8 @@ from torch.overrides import TorchFunctionMode
 from rtdetr.export.graph import Graph
 from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
-from rtdetr.inference.edge_runtimes import NCNN_FILES, note_ncnn
 from rtdetr.inference.export_metadata import Metadata
+from rtdetr.inference.runtimes import NCNN_FILES, note_ncnn
 
 STEEP = 1e30  # times the difference of two different logits: above 1
 # ncnn rounds to 16 bits where it can, too coarse for numbers of cells: of each layer, not for arithmetic, not in
