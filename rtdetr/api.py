@@ -159,7 +159,7 @@ class RTDETRv3:
         network = build_model(cfg.model, len(classes)).eval()  # folded on the CPU, as by `rtdetr predict`
         made = cls(Predictors(network, cfg, classes, device, *options))
         network.to(device)
-        made._as_made = weights_sha256(made._network("from_pretrained").state_dict())
+        made._as_made = weights_sha256(network.state_dict())
         return made
 
     def predict(

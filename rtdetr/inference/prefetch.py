@@ -67,19 +67,18 @@ def in_order(
 def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Yields lists of `size` items, the last one shorter. An error is raised once the items before it were yielded."""
     batch: list[Item] = []
-    failed: Exception | None = None
     try:
         for item in items:
             batch.append(item)
             if len(batch) == size:
                 yield batch
                 batch = []
-    except Exception as error:
-        failed = error
+    except Exception:
+        if batch:
+            yield batch
+        raise
     if batch:
         yield batch
-    if failed is not None:
-        raise failed
 
 
 _opencv = threading.Lock()

@@ -163,7 +163,7 @@ class ResultsFolder:
     def begin_drawing(self, found: FileResult, name: Path) -> FutureLike[None]:
         """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image. name:
         relative to the folder, no suffix."""
-        files = self._target(name), None if self.crops is None else self.crops / name
+        files = self.folder / f"{name}.jpg", None if self.crops is None else self.crops / name
         if found.kept is None:
             return self.threads.submit(_save_drawn_here, found, *files)
         for each in found.detections:
@@ -176,14 +176,11 @@ class ResultsFolder:
         if found.error:
             self.list.extend([item_of(found)])
             return None
-        target = self._target(name)
+        target = self.folder / f"{name}.jpg"
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
             writer.add(self.num_images, name, found.file, found.size, found.detections)
         return target
-
-    def _target(self, name: Path) -> Path:
-        return self.folder / f"{name}.jpg"
 
     def __enter__(self) -> ResultsFolder:
         return self
