@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, overload
@@ -47,7 +47,7 @@ def results_of(
         return [DetectionArrays.of(search(image, tile, batch_size), predictor.classes) for image in images]
 
     if source.files and tile is None:
-        return [*_of_files(predictor, source.files, threshold, batch_size, source.tolerant)]
+        return [*_of_files(predictor, source, threshold, batch_size)]
     if source.batch is not None and tile is None:
         parts = source.batch.split(batch_size) if len(source.batch) > batch_size else [source.batch]
         found = [hits for part in parts for hits in predictor.find(part, threshold)]
@@ -71,17 +71,16 @@ def _one_by_one(
             yield Result(item, DetectionArrays.of([], classes) if item.image is None else next(found))
 
 
-def _of_files(
-    predictor: Predictor, files: Sequence[Path], threshold: Lowest, batch_size: int, tolerant: bool
-) -> Iterator[Result]:
+def _of_files(predictor: Predictor, source: Source, threshold: Lowest, batch_size: int) -> Iterator[Result]:
     """Yields results without images; `Result.image` reads them again."""
+    files = source.files
     readers = predictor.readers(len(files))
     logger.debug("%d files are read by %s", len(files), readers)
     found = predictor.predict_files(
         files, batch_size, readers.threads, num_processes=readers.processes, threshold=threshold, with_images=False
     )
     for each, file in zip(found, files):
-        if each.error and not tolerant:
+        if each.error and not source.tolerant:
             raise DataError(each.error)
         if each.error:
             logger.warning(each.error)
