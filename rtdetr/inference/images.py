@@ -123,10 +123,14 @@ class DevicePixels:
         self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
 
     def put(self, index: int, image: AnyImage | Jpeg) -> None:
-        stored = image.content if isinstance(image, Jpeg) else as_pixels(image)
-        self.images[index] = torch.empty(stored.shape, dtype=torch.uint8, pin_memory=self.pinned)
-        self.images[index].numpy()[:] = stored
-        self.sizes[index].numpy()[:] = image.size[::-1] if isinstance(image, Jpeg) else stored.shape[:2]
+        if isinstance(image, Jpeg):
+            self.images[index] = torch.tensor(image.content)
+            self.sizes[index].numpy()[:] = image.size[::-1]
+            return
+        pixels = as_pixels(image)
+        self.images[index] = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self.pinned)
+        self.images[index].numpy()[:] = pixels
+        self.sizes[index].numpy()[:] = pixels.shape[:2]
 
     def on(self, device: torch.device) -> Tensor:
         """(B, 3, h, w) uint8; places without an image are black."""
