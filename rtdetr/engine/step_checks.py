@@ -1,4 +1,4 @@
-"""Checks the losses and gradients of every step, and counts unreadable images.
+"""Checks the losses and gradients of every step.
 
 On a GPU the losses of a step are copied to the host asynchronously and checked one step later, so that the GPU never
 waits. On a CPU, and with an optimiser that is not fused, they are checked before the weights change.
@@ -7,7 +7,6 @@ waits. On a CPU, and with an optimiser that is not fused, they are checked befor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -17,7 +16,6 @@ from tqdm import tqdm
 
 from rtdetr.config import config_to_dict
 from rtdetr.engine import distributed
-from rtdetr.engine.evaluation.evaluator import EvalResult
 from rtdetr.engine.failures import StepFailed, TrainingFailed, writing
 from rtdetr.engine.optim import skips_on_device
 from rtdetr.engine.run_files.replay import diagnose, random_state
@@ -28,7 +26,6 @@ from rtdetr.weights.checkpoint import save_checkpoint
 from rtdetr.wording import counted
 
 MIN_LOSS_SCALE, MAX_SKIPPED = 2.0**-10, 50  # limits beyond which float16 training has failed
-MIN_UNREADABLE = 10  # images, or more than half of the set; fewer do not stop a run unless data.max_defects is 0
 
 
 class StepRecord(NamedTuple):
@@ -146,47 +143,3 @@ class StepChecks:
             raise error
         tqdm.write(f"{error}; step skipped, number {self._skipped} of at most {most}")
         return StepRecord(self.state.iteration, 0.0, (), torch.zeros(0), None, batches, [])
-
-
-class Unreadable:
-    """Counts the unreadable images that one process has met. Each is reported once; too many end the run."""
-
-    def __init__(self, state: RunState) -> None:
-        self.state = state
-        self.sentences: set[str] = set()  # one per unreadable training image
-        self.replaced = self.seen = 0  # images, including repetitions
-        self._named: set[str] = set()  # sentences already printed, including those of evaluation
-
-    def count(self, batches: list[Batch]) -> None:
-        """Counts the unreadable images of a training step. Raises TrainingFailed if there are too many."""
-        for batch in batches:
-            self.seen += len(batch.infos)
-            self.replaced += len(batch.unreadable)
-            self.sentences.update(batch.unreadable)
-            self._name(batch.unreadable, "training takes another image instead")
-        bad, num_images = len(self.sentences), self.state.pace.num_images
-        self._refuse(bad, min(self.seen, num_images), "images seen so far", MIN_UNREADABLE)
-        self._refuse(bad, num_images, "images of the set", num_images // 2 + 1)
-
-    def figures_of(self, result: EvalResult | None, num_images: int) -> dict[str, float]:
-        """Returns the figures of an evaluation of `num_images` images ({} if `result` is None). Raises TrainingFailed
-        if too many are unreadable. Main process only."""
-        if result is None:
-            return {}
-        self._name(result.unreadable, "evaluation does without it")
-        self._refuse(len(result.unreadable), num_images, "validation images", min(MIN_UNREADABLE, num_images))
-        return result.figures
-
-    def _name(self, sentences: Sequence[str], instead: str) -> None:
-        for sentence in sentences:
-            if sentence not in self._named:
-                self._named.add(sentence)
-                tqdm.write(f"{sentence}; {instead}")
-
-    def _refuse(self, bad: int, of: int, what: str, least: int) -> None:
-        share = self.state.cfg.data.max_defects
-        if bad > share * of and bad >= (least if share else 1):
-            raise TrainingFailed(
-                f"{bad} of the {of} {what} cannot be read (above), more than data.max_defects={share:g} allows; "
-                "`rtdetr doctor CONFIG` lists them all"
-            )

@@ -36,7 +36,8 @@ from rtdetr.engine.run_files.run_state import RunState, be_deterministic, seed_e
 from rtdetr.engine.run_files.saving import Saver
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.step import Part
-from rtdetr.engine.step_checks import StepChecks, StepRecord, Unreadable
+from rtdetr.engine.step_checks import StepChecks, StepRecord
+from rtdetr.engine.unreadable import Unreadable
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import build_model
