@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from rtdetr.inference.manifest import manifest_paths
+from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.results import item_of
 
@@ -43,9 +43,9 @@ class Detect:
         with open(unfinished, "w", encoding="utf-8") as file:
             for found in self.predictor.predict_files(manifest_paths(shard), self.batch_size):
                 file.write(json.dumps(item_of(found)) + "\n")
-                said.update(pictures=1, unreadable=bool(found.error), objects=len(found.detections))
+                said.update(images=1, unreadable=bool(found.error), objects=len(found.detections))
         os.replace(unfinished, self.output / f"{shard.stem}.jsonl")
-        return {"shard": shard.name, **{key: said[key] for key in ("pictures", "unreadable", "objects")}}
+        return {"shard": shard.name, **{key: said[key] for key in ("images", "unreadable", "objects")}}
 
 
 def main() -> int:
@@ -79,10 +79,10 @@ def main() -> int:
     )
     for row in work.iter_rows() if left else ():
         done.update({key: value for key, value in row.items() if key != "shard"})
-        print(f"{row['shard']}: {row['pictures']} images, {row['objects']} objects", flush=True)
+        print(f"{row['shard']}: {row['images']} images, {row['objects']} objects", flush=True)
     for each in (unfinished for shard in shards for unfinished in output.glob(f".{shard.stem}.*")):
         each.unlink()  # of who was lost
-    print(f"{done['pictures']} images, {done['objects']} objects, {done['unreadable']} unreadable; all in {output}")
+    print(f"{done['images']} images, {done['objects']} objects, {done['unreadable']} unreadable; all in {output}")
     return 1 if done["unreadable"] else 0
 
 

@@ -20,7 +20,6 @@ from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
 from rtdetr.foreign_names import check_arguments, no_attribute
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
-from rtdetr.shipped_configs import find_config
 from rtdetr.wording import counted
 
 if TYPE_CHECKING:  # `from_pretrained` imports torch, while the GPU starts
@@ -153,13 +152,13 @@ class RTDETRv3:
         from rtdetr.weights.digest import weights_sha256
         from rtdetr.weights.official import guess_classes
 
-        cfg = load_config(find_config(name), updates)
+        cfg = load_config(name, updates)
         classes = guess_classes(80) if names is None else new_classes(names)
         logger.warning("%s: random weights; train the model before it can detect", name)
         network = build_model(cfg.model, len(classes)).eval()  # folded on the CPU, as by `rtdetr predict`
         made = cls(Predictors(network, cfg, classes, device, *options))
         network.to(device)
-        made._as_made = weights_sha256(made._network("from_pretrained").state_dict())
+        made._as_made = weights_sha256(network.state_dict())
         return made
 
     def predict(
@@ -186,7 +185,7 @@ class RTDETRv3:
         in pixels of overlapping tiles, also searched in large images. half: float16; default: as in `from_pretrained`.
         allow_private: URLs may lead into private networks.
         """
-        from rtdetr.inference.answer import results_of
+        from rtdetr.inference.result import results_of
         from rtdetr.inference.slicing import tile_size
         from rtdetr.inference.sources import Opener
         from rtdetr.inference.thresholds import lowest_scores

@@ -10,15 +10,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import yaml
 
-from rtdetr.config_file import ConfigError, Origins, Range, build, merge, origin, parse_updates, read_config_file
+from rtdetr.config_file import ConfigError, Range, build, find_config, merge, origin, parse_updates, read_config_file
 from rtdetr.config_keys import SHORT_KEYS, foreign_key, full_key, nearest_key, replace_old_keys
 
 Precision = Literal["auto", "bf16", "fp16", "fp32"]
@@ -43,6 +44,7 @@ Decay = Annotated[float, Range(0, 1, below=True)]
 Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network input; its coarsest cells have 32
 
 Number = TypeVar("Number", int, float)
+Section = TypeVar("Section")  # one of the dataclasses below
 MAX_NAME = 200  # bytes; folders called so, with endings such as -old, have 255 at most
 CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
 
@@ -230,12 +232,28 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
 
 
+def check_data(cfg: Config, updates: Sequence[str], splits: Sequence[str] = ("train", "val")) -> None:
+    """Raises ConfigError if the data do not exist and the user did not name them: the path in a shipped config, or in a
+    checkpoint from another machine, is not one that the user typed."""
+    for split in splits:
+        path = getattr(cfg.data, split).annotations
+        if any(each.startswith(f"data.{split}.") for each in updates) or (path and os.path.exists(path)):
+            continue
+        here = "not here" if os.path.isabs(path) else f"not here, in {os.getcwd()}"
+        why = f"data.{split}.annotations of {cfg.name} is {path}, which is {here}" if path else f"{cfg.name} has none"
+        raise ConfigError(f"--data DATA is needed, a folder or file with images and their boxes ({why})")
+
+
 def load_config(path: str | Path, updates: list[str] | None = None) -> Config:
-    """Reads a YAML file, merges its bases, applies `a.b=value` updates (values are YAML) and checks it all.
+    """Reads a YAML file, or the shipped config of that name, merges its bases, applies `a.b=value` updates (values are
+    YAML) and checks it all.
 
     Raises ConfigError with one sentence that names the file (or `-u`), the dotted path and what is wrong.
     """
-    return _config(*read_config_file(Path(path), replace_old_keys), updates)
+    sources = read_config_file(find_config(str(path)))
+    for content, file in sources:
+        replace_old_keys(content, file)
+    return _config(sources, updates)
 
 
 def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | None = None, by: str = "-u") -> Config:
@@ -244,7 +262,7 @@ def config_from_dict(data: dict[str, Any], source: str, updates: list[str] | Non
     tree, where = copy.deepcopy(data), f"{source} (the config stored in it)"
     replace_old_keys(tree, where, stored=True)
     _leave_out_unknown(tree.get("train"))
-    return _config(tree, {"": where}, updates, by)
+    return _config([(tree, where)], updates, by)
 
 
 def _leave_out_unknown(train: Any) -> None:
@@ -298,30 +316,44 @@ def setting(word: str) -> str | None:
 
 
 def _all_keys() -> list[str]:
-    return list(_dotted_keys(config_to_dict(Config())))
+    return list(flat(config_to_dict(Config())))
 
 
-def _dotted_keys(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def flat(tree: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """The values of nested dicts by their dotted keys. section: starts the keys."""
+    values: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _dotted_keys(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
+        dotted = f"{section}{key}"
+        values |= flat(value, f"{dotted}.") if isinstance(value, dict) else {dotted: value}
+    return values
+
+
+def with_values(config: Section, values: Mapping[str, Any]) -> Section:
+    """A config, or a section of one, with other values at dotted keys; the values are not checked."""
+    changed: Any = config
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        new = with_values(getattr(changed, name), {rest: value}) if rest else value
+        changed = dataclasses.replace(changed, **{name: new})
+    return cast(Section, changed)
 
 
 def save_config(config: Config, path: str | Path) -> None:
     Path(path).write_text(yaml.safe_dump(config_to_dict(config), sort_keys=False), encoding="utf-8")
 
 
-def _config(tree: dict[str, Any], origins: Origins, updates: list[str] | None, by: str = "-u") -> Config:
+def _config(sources: list[tuple[dict[str, Any], str]], updates: list[str] | None, by: str = "-u") -> Config:
     keys = _all_keys()
     changes = parse_updates([_in_full(update, keys, by) for update in updates or []], by)
     replace_old_keys(changes, by)
-    merge(tree, origins, changes, {"": by})
+    tree: dict[str, Any] = {}
+    origins = {"": sources[-1][1]}
+    for content, where in (*sources, (changes, by)):
+        merge(tree, origins, content, where)
     config: Config = build(Config, tree, origins, partial(nearest_key, keys=keys))
     for key, other, sentence in _contradictions(config):
-        where = [origin(origins, key), origin(origins, other)]
-        raise ConfigError(f"{by if by in where else where[0]}: {key} {sentence}")
+        set_by = [origin(origins, key), origin(origins, other)]
+        raise ConfigError(f"{by if by in set_by else set_by[0]}: {key} {sentence}")
     return config
 
 

@@ -6,6 +6,7 @@ This module knows no keys. rtdetr/config.py declares them, with their allowed va
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 import typing
 from collections.abc import Callable
@@ -19,9 +20,8 @@ PACKAGE = Path(__file__).resolve().parent
 MAX_BYTES = 100_000  # of a file; ours have three thousand, and PyYAML needs a second for this many
 MAX_VALUES, MAX_DEPTH = 10_000, 20  # of a file, its aliases written out
 
-Origins = dict[
-    str, str
-]  # dotted path -> the file that set it last, "-u" or "train()"; what is missing has that of its section
+# Dotted path -> the file that set it last, "-u" or "train()"; what is missing has that of its section.
+Origins = dict[str, str]
 
 
 class ConfigError(ValueError):
@@ -56,11 +56,24 @@ def shipped_configs() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yml"))}
 
 
-def read_config_file(
-    path: Path, prepare: Callable[[dict[str, Any], str], None], asked_by: tuple[Path, ...] = ()
-) -> tuple[dict[str, Any], Origins]:
-    """The merged content of a file and its bases, and which source set each key. prepare: called with the content and
-    name of each file before it is merged; asked_by: the files that name this one as a base."""
+def find_config(text: str) -> Path:
+    """The file that `-c` means: a bare name, without suffix and separator, is a shipped config; everything else is a
+    path.
+
+    Raises ConfigError for a bare name that is neither a shipped config nor a file.
+    """
+    path, shipped = Path(text), shipped_configs()
+    if text in shipped:
+        return shipped[text]
+    if path.name == text and not path.suffix and not os.path.exists(path):  # which says no to a name too long
+        near = difflib.get_close_matches(text, shipped, n=5) or list(shipped)
+        raise ConfigError(f"{text}: no config of that name is shipped, the nearest are {', '.join(near)}")
+    return path
+
+
+def read_config_file(path: Path, asked_by: tuple[Path, ...] = ()) -> list[tuple[dict[str, Any], str]]:
+    """The content and name of each base of a file and of the file itself, to be merged in this order. asked_by: the
+    files that name this one as a base."""
     if any(os.path.realpath(path) == os.path.realpath(other) for other in asked_by):
         raise ConfigError(f"{path}: `base` goes round in a circle: {' -> '.join(map(str, (*asked_by, path)))}")
     own = parse_yaml(_read_text(path, f", a `base` of {asked_by[-1]}" if asked_by else ""), str(path))
@@ -71,14 +84,8 @@ def read_config_file(
     bases = [bases] if isinstance(bases, str) else bases
     if not isinstance(bases, list) or not all(isinstance(base, str) and "\0" not in base for base in bases):
         raise ConfigError(f"{path}: base must be a file or a list of files, got {_shown(bases)}")
-    merged: dict[str, Any] = {}
-    origins: Origins = {"": str(path)}
-    for base in bases:
-        file = shipped_configs().get(base, path.parent / base)
-        merge(merged, origins, *read_config_file(file, prepare, (*asked_by, path)))
-    prepare(own, str(path))
-    merge(merged, origins, own, {"": str(path)})
-    return merged, origins
+    files = [shipped_configs().get(base, path.parent / base) for base in bases]
+    return [*(source for file in files for source in read_config_file(file, (*asked_by, path))), (own, str(path))]
 
 
 def _read_text(path: Path, asker: str) -> str:
@@ -112,7 +119,9 @@ def parse_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         _check_nodes(node, where)
-        return _construct(loader, node, where)
+        return loader.construct_document(node)
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         place = f" at {_place(error.problem_mark)}" if error.problem_mark else ""
         sentence = ", ".join(part for part in (error.context, error.problem) if part)
@@ -125,11 +134,6 @@ def parse_yaml(text: str, where: str) -> Any:
         ) from error
     except RecursionError as error:
         raise ConfigError(f"{where}: nested more than {MAX_DEPTH} deep, which no config is") from error
-
-
-def _construct(loader: yaml.SafeLoader, node: yaml.Node, where: str) -> Any:
-    try:
-        return loader.construct_document(node)
     except (ValueError, LookupError, AttributeError) as error:  # from PyYAML: 2024-13-45, !!bool no-bool, !!int ""
         raise ConfigError(f"{where}: not valid YAML: a number or date that does not exist ({error})") from error
 
@@ -171,19 +175,16 @@ def origin(origins: Origins, dotted: str) -> str:
     return origins[dotted]
 
 
-def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], new_origins: Origins, prefix: str = "") -> None:
-    """Merges new values over existing ones in place, key by key, and records the source of each."""
+def merge(into: dict[str, Any], origins: Origins, new: dict[str, Any], where: str, prefix: str = "") -> None:
+    """Merges new values over existing ones in place, key by key, and records `where`, their source."""
     for key, value in new.items():
         dotted = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, dict):
-            if key not in into:
-                into[key], origins[dotted] = {}, origin(new_origins, dotted)
-            below = into[key]
-            if isinstance(below, dict):
-                merge(below, origins, value, new_origins, dotted)
-                continue
-        into[key] = value
-        origins[dotted] = origin(new_origins, dotted)
+        if isinstance(value, dict) and isinstance(into.setdefault(key, {}), dict):
+            origins.setdefault(dotted, where)
+            merge(into[key], origins, value, where, dotted)
+        else:
+            into[key] = value
+            origins[dotted] = where
 
 
 def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
@@ -199,7 +200,7 @@ def parse_updates(updates: list[str], by: str) -> dict[str, Any]:
         value = parse_yaml(text, where)
         for key in reversed(keys):
             value = {key: value}
-        merge(tree, {}, value, {"": by})
+        merge(tree, {}, value, by)
     return tree
 
 

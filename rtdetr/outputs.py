@@ -1,7 +1,9 @@
-"""Checks output paths: existing files are not replaced, and unwritable paths are reported before the work."""
+"""Output paths: they are checked before the work, so that existing files are not replaced and unwritable paths are
+reported early; files are replaced as a whole; one process can lock them."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import sys
@@ -90,6 +92,31 @@ def writing(place: Path) -> Iterator[None]:
             raise  # an error unrelated to the path
         where = error.filename or place
         raise RunFailed(f"{where}: cannot be written ({error.strerror or error})") from error
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Context manager: yields a temporary file in the same folder, which replaces `path` if the block ends without an
+    error, and is removed otherwise. The target of a symbolic link is not changed. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def lock(descriptor: int, wait: bool = False) -> bool:
+    """Locks an open file or folder until it is closed or the process ends; False if another process holds it, unless
+    `wait`. File systems without locks give no protection."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks, as on NFS
+        return True
+    return True
 
 
 def nobody_reads() -> bool:

@@ -18,9 +18,9 @@ def process_restored() -> Iterator[None]:
     current GPU, torch's thread counts, default type and environment variables at the end, also after an error. Inside,
     gradients are computed and new tensors are float32, whatever the caller has set."""
     environment, threads, generators = dict(os.environ), torch.get_num_threads(), _generators()
-    precision, deterministic = _precision(), _deterministic()
+    precision, deterministic = torch.get_float32_matmul_precision(), _deterministic()
+    settings = [(owner, name, getattr(owner, name)) for owner, name in _settings()]
     gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    cudnn = {name: getattr(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")}
     default_type = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -33,12 +33,14 @@ def process_restored() -> Iterator[None]:
         os.environ.update(environment)
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
-        _restore_precision(precision)
+        if torch.get_float32_matmul_precision() != precision:
+            torch.set_float32_matmul_precision(precision)
         if _deterministic() != deterministic:
             enabled, warn_only = deterministic
             torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        for name, value in cudnn.items():
-            setattr(torch.backends.cudnn, name, value)
+        for owner, name, value in settings:
+            if getattr(owner, name) != value:
+                setattr(owner, name, value)
         if gpu is not None:
             torch.cuda.set_device(gpu)
         _restore_generators(generators)
@@ -65,25 +67,8 @@ def _deterministic() -> tuple[bool, bool]:
     return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
-def _precision() -> tuple[str, bool, list[str]]:
-    """Precision of float32 matrix products and convolutions, in torch's older and newer settings."""
-    return (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-        [each.fp32_precision for each in _products()],
-    )
-
-
-def _restore_precision(before: tuple[str, bool, list[str]]) -> None:
-    matmul, convolution, newer = before
-    if torch.get_float32_matmul_precision() != matmul:
-        torch.set_float32_matmul_precision(matmul)
-    if torch.backends.cudnn.allow_tf32 != convolution:
-        torch.backends.cudnn.allow_tf32 = convolution
-    for each, value in zip(_products(), newer):  # the older setting has written another value there
-        if each.fp32_precision != value:
-            each.fp32_precision = value
-
-
-def _products() -> tuple[Any, Any]:
-    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+def _settings() -> list[tuple[Any, str]]:
+    """Torch's settings that are attributes. The newer ones of float32 come last: the older ones write to them."""
+    products = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    flags = ("enabled", "benchmark", "deterministic", "allow_tf32")
+    return [*((torch.backends.cudnn, name) for name in flags), *((each, "fp32_precision") for each in products)]

@@ -32,7 +32,6 @@ from rtdetr.commands.arguments import add_kernels, count
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
-from rtdetr.shipped_configs import find_config
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -169,7 +168,7 @@ def measure_train(args: argparse.Namespace) -> int:
         rows = []
         for mode in args.modes:
             row = benchmark_train.measure(
-                find_config(config), mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
+                config, mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
                 args.update, args.gpus,
             )  # fmt: skip
             rows.append(row)

@@ -13,8 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rtdetr.benchmarks.profiled import work_of
-from rtdetr.benchmarks.timing import median_time
+from rtdetr.benchmarks.timing import median_time, work_of
 from rtdetr.config import LossConfig, SupervisionConfig
 from rtdetr.engine.acceleration.placement import slots_for
 from rtdetr.losses.matcher import match_together, matching_cost
@@ -110,22 +109,20 @@ def measure(
             assignment_ms=median_time(solve, on_gpu, times),
             both_ms=median_time(lambda: solve(make()), on_gpu, times),
             same_as_scipy=float(same.float().mean()),
+            graph_ms=median_time(captured(on_device, targets), on_gpu, 9) if backend == "cuda" else 0.0,
         )
-        if backend == "cuda":
-            replay = captured(on_device, targets, LossConfig())
-            measured = replace(measured, graph_ms=median_time(replay, on_gpu, 9))
         return with_profile(measured, solve, costs, on_gpu, times) if profiled else measured
 
     return [row(backend) for backend in backends]
 
 
-def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets, config: LossConfig) -> Callable[[], object]:
+def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets) -> Callable[[], object]:
     """Captures the matching of a training step as a CUDA graph; returns the function that replays it."""
     padded = targets.padded(slots_for(max(targets.counts), SupervisionConfig().num_denoising))._replace(counts=())
     graph = torch.cuda.CUDAGraph()
-    match_together(outputs, padded, config)
+    match_together(outputs, padded, LossConfig())
     with torch.cuda.graph(graph):
-        match_together(outputs, padded, config)
+        match_together(outputs, padded, LossConfig())
 
     def replay(inputs: object = (outputs, padded)) -> None:  # keeps the tensors alive, as the graph reads them
         graph.replay()

@@ -28,7 +28,7 @@ with collection_paused():
     from PIL import Image
     from torch import Tensor
 
-    from rtdetr.benchmarks.timing import latency, wait
+    from rtdetr.benchmarks.timing import latency, wait, work_of
     from rtdetr.inference.deploy import RECORD_AT
     from rtdetr.inference.predictor import Predictor
 
@@ -62,10 +62,9 @@ def make_checkpoint_file(path: Path, config: str, updates: list[str]) -> None:
     from rtdetr.config import load_config
     from rtdetr.data.classes import Classes
     from rtdetr.models.rtdetrv3 import build_model
-    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
-    cfg = load_config(find_config(config), updates)
+    cfg = load_config(config, updates)
     torch.manual_seed(0)
     model = build_model(cfg.model, 80)
     decoder = model.decoder
@@ -219,9 +218,6 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if on_gpu:
         row["mib"] = torch.cuda.max_memory_reserved() / 2**20
         if profile:
-            # local, so that importing torch.profiler does not delay the first result
-            from rtdetr.benchmarks.profiled import work_of
-
             row |= work_of(call, number=5)._asdict()
     return row
 
@@ -239,7 +235,7 @@ def measure_files(
 ) -> Iterator[dict[str, Any]]:
     """Images per second from a folder of JPEGs to lists of detections, and the time of one image on one thread."""
     from rtdetr.inference.prefetch import one_opencv_thread
-    from rtdetr.inference.readers import usable_cores
+    from rtdetr.inference.processes import usable_cores
 
     files = sorted(folder.iterdir())
     files = (files * (number // len(files) + 1))[:number]

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rtdetr.benchmarks.profiled import work_of
+from rtdetr.benchmarks.timing import work_of
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import CELLS, Config, ConfigError, load_config
 from rtdetr.engine import distributed
@@ -100,7 +100,7 @@ def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None,
 
 
 def measure(
-    config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
+    config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str], gpus: int = 1,
 ) -> Measurement:  # fmt: skip
     """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU. Raises
@@ -136,7 +136,7 @@ def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[
 
 
 def measure_process(
-    config: Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
+    config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str],
 ) -> Measurement:  # fmt: skip
     gpus = distributed.world_size()

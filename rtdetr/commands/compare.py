@@ -43,7 +43,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.engine import distributed
     from rtdetr.export.measure import measure
     from rtdetr.outputs import check_outputs, writing
-    from rtdetr.shipped_configs import find_config
 
     for output in args.output:
         if output.suffix not in (".json", ".md"):
@@ -51,7 +50,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     files = args.files or exports_beside(args.weights)
     check_outputs(args.output, [args.weights, *files], args.overwrite)
     updates = [*data_updates(args.data, ("val",)), *args.update]
-    replaced = load_config(find_config(args.config), updates) if args.config else None
+    replaced = load_config(args.config, updates) if args.config else None
     with distributed.process_group(args.device) as device:
         rows, on = measure(args.weights, files, device, updates, replaced, others=bool(args.files))
     print(table(rows))

@@ -33,7 +33,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.config import ConfigError, load_config
     from rtdetr.data.formats.coco import read_classes
     from rtdetr.outputs import check_outputs, writing
-    from rtdetr.shipped_configs import find_config
     from rtdetr.weights.catalogue import as_detector, detects_alone
     from rtdetr.weights.checkpoint import save_checkpoint
     from rtdetr.weights.compare import describe
@@ -43,7 +42,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--output: expected a name that ends in .pth, got {args.output}")
     check_outputs([args.output], [args.weights], args.overwrite)
     licence = args.licence or OFFICIAL_LICENCE
-    config = load_config(find_config(args.config)) if args.config else None
+    config = load_config(args.config) if args.config else None
     classes = read_classes(args.annotations) if args.annotations else None
     conversion = convert(args.weights, config, classes)
     print(f"{args.weights}: sha256 {conversion.sha256}")

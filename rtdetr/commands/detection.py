@@ -25,18 +25,16 @@ from rtdetr.engine import distributed
 from rtdetr.engine.signals import StopSignal
 from rtdetr.extras import optional
 from rtdetr.inference.draw import Detection, save_crops
-from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.predictor import File, FileResult, Predictor
 from rtdetr.inference.prefetch import BackgroundCalls, ahead, in_order
-from rtdetr.inference.processes import ReadingProcesses
-from rtdetr.inference.readers import Readers
-from rtdetr.inference.results import JsonLines, ResultsFolder, item_of
+from rtdetr.inference.processes import Readers, ReadingProcesses
+from rtdetr.inference.results import Done, JsonLines, ResultsFolder, already_done, cut_partial_line, item_of
 from rtdetr.inference.runtimes import is_exported, load
 from rtdetr.inference.slicing import Slices, predict_files_sliced, predict_sliced
 from rtdetr.inference.sources import Opener
 from rtdetr.inference.thresholds import lowest_scores
-from rtdetr.inference.tracking import Tracker
-from rtdetr.inference.video_out import VideoResultsWriter, search_frames
+from rtdetr.inference.video_out import Tracker, VideoResultsWriter, search_frames
 from rtdetr.outputs import check_new_folder, check_outputs, writing
 from rtdetr.wording import counted, signal_name
 

@@ -34,13 +34,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_overwrite()
     args = parser.parse_args(arguments)
 
-    from rtdetr.atomic_write import atomic_write
     from rtdetr.commands.progress import progress
     from rtdetr.config_file import shipped_configs
     from rtdetr.data.defects import Defect
     from rtdetr.data.doctor.examine import examine, plain
     from rtdetr.data.doctor.fix import clean_document, clean_files
-    from rtdetr.outputs import OutputError, check_outputs, writing
+    from rtdetr.outputs import OutputError, atomic_write, check_outputs, writing
 
     source = shipped_configs().get(args.source, Path(args.source))
     if args.fix and os.path.lexists(args.fix):

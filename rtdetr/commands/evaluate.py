@@ -11,11 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rtdetr.commands.arguments import (
-    Parser,
-    add_kernels,
-    thresholds,
-)
+from rtdetr.commands.arguments import Parser, add_kernels, thresholds
 from rtdetr.engine.signals import StopSignal
 from rtdetr.outputs import check_folder, check_outputs, writing
 from rtdetr.wording import signal_name
@@ -63,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import ConfigError, load_config
+    from rtdetr.config import ConfigError, check_data, load_config
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
@@ -72,7 +68,6 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.inference.predictor import Predictor
     from rtdetr.inference.runtimes import is_exported, load_model
     from rtdetr.ops.kernels import using
-    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.thresholds import check_own
 
     if args.save_thresholds:
@@ -81,7 +76,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     if args.kernels and is_exported(args.weights):
         raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
     updates = [*data_updates(args.data, ("val",)), *args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
-    replaced = load_config(find_config(args.config), updates) if args.config else None
+    replaced = load_config(args.config, updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)
         check_data(cfg, updates, ["val"])

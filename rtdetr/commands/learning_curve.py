@@ -39,11 +39,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.learning_curve import learning_curve
     from rtdetr.outputs import OutputError, check_folder, unused_folder
-    from rtdetr.shipped_configs import find_config
 
     signals = StopSignal()
     with signals.setting_up():
-        cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data_updates(args.data), *args.update])
+        cfg = load_config(args.config or DEFAULT_CONFIG, [*data_updates(args.data), *args.update])
         folder = args.output_dir or unused_folder(Path("output") / f"{cfg.name}-learning-curve")
         check_folder(folder)
         taken = [name for name in ("half", "whole", "half.json", "learning_curve.json") if (folder / name).exists()]

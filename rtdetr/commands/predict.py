@@ -40,8 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.commands.detection import Search, check_videos, detect_images, detect_listed, detect_video
         from rtdetr.engine import distributed
         from rtdetr.inference.files import Listing, find_images
-        from rtdetr.inference.image_ids import image_ids
-        from rtdetr.inference.results import ResultsFolder
+        from rtdetr.inference.results import ResultsFolder, image_ids
         from rtdetr.inference.slicing import OVERLAP, Slices
         from rtdetr.inference.sources import is_video
         from rtdetr.outputs import check_new_folder, check_outputs, unused_folder, writing

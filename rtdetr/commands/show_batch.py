@@ -39,13 +39,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.data.sheet import sheet_of
     from rtdetr.engine.planning.auto_config import settle
     from rtdetr.outputs import OutputError, check_outputs, writing
-    from rtdetr.shipped_configs import find_config
 
     if args.output.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
     data = data_updates(args.data)
     one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # for any number of images, data sets of any size
-    cfg = load_config(find_config(args.config or DEFAULT_CONFIG), [*data, *args.update, *one_by_one])
+    cfg = load_config(args.config or DEFAULT_CONFIG, [*data, *args.update, *one_by_one])
     cfg, _ = settle(cfg, torch.device("cpu"))
     loader = build_train_loader(cfg, cfg.train.seed)
     check_outputs([args.output], loader.source.files(), args.overwrite)

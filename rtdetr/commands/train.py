@@ -68,14 +68,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import load_config
+    from rtdetr.config import check_data, load_config
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.overfit import open_images, overfit
     from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
-    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.load import read_weights
 
-    cfg = load_config(find_config(args.config), args.update)
+    cfg = load_config(args.config, args.update)
     with distributed.process_group(args.device, training=True) as device:
         folder = choose_folder(args.output_dir, None, f"{cfg.name}-overfit", args.overwrite)
         check_data(cfg, args.update, ["train"])
@@ -89,17 +88,16 @@ def _overfit(args: argparse.Namespace, signals: StopSignal) -> int:
 
 
 def _train(args: argparse.Namespace, signals: StopSignal) -> int:
-    from rtdetr.config import config_from_dict, load_config
+    from rtdetr.config import check_data, config_from_dict, load_config
     from rtdetr.engine import distributed
     from rtdetr.engine.run_files.run_folder import choose_folder, prepare_folder
     from rtdetr.engine.trainer import Trainer
-    from rtdetr.shipped_configs import check_data, find_config
     from rtdetr.weights.checkpoint import load_checkpoint
 
     if args.config is None:
         cfg = config_from_dict(load_checkpoint(args.resume)["config"], str(args.resume), args.update)
     else:
-        cfg = load_config(find_config(args.config), args.update)
+        cfg = load_config(args.config, args.update)
     with distributed.process_group(args.device, training=True) as device:
         folder = distributed.from_main(lambda: choose_folder(args.output_dir, args.resume, cfg.name, args.overwrite))
         check_data(cfg, args.update)

@@ -35,13 +35,9 @@ def preprocess(
     return to_tensor(resize(as_rgb_array(image), size, interpolation))
 
 
-def resize_there(pixels: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
-    """Resizes a tensor (H, W, 3) uint8 on its own device. Values are within one level of 255 of `resize`."""
-    return resize_planes_there(pixels.permute(2, 0, 1)[None], size, interpolation)[0].permute(1, 2, 0)
-
-
 def resize_planes_there(planes: Tensor, size: tuple[int, int], interpolation: Resize = "cubic") -> Tensor:
-    """Resizes (B, 3, H, W) uint8 to (B, 3, h, w), see `resize_there`. Input of that size is returned unchanged."""
+    """Resizes (B, 3, H, W) uint8 to (B, 3, h, w) on its own device. Values are within one level of 255 of `resize`.
+    Input of that size is returned unchanged."""
     if planes.shape[2:] == size:
         return planes
     mode, smooth = ("bilinear" if interpolation == "bilinear" else "bicubic"), interpolation != "cubic"

@@ -87,10 +87,7 @@ class Listeners:
         self._started = True
         self._tell_loggers(event, values)
         for each in self.callbacks:
-            try:
-                getattr(each, event)(*values)
-            except Exception as error:
-                raise CallbackFailed(_sentence(type(each).__name__, event, error)) from error
+            _tell_callback(each, event, values)
 
     def end(self, outcome: Outcome) -> None:
         """Sends on_end to all if any event was sent. Raises CallbackFailed for the first exception in a callback; those
@@ -101,14 +98,12 @@ class Listeners:
         self._tell_loggers("on_end", (outcome,))
         for each in self.callbacks:
             try:
-                each.on_end(outcome)
-            except Exception as error:
-                sentence = _sentence(type(each).__name__, "on_end", error)
+                _tell_callback(each, "on_end", (outcome,))
+            except CallbackFailed as error:
                 if outcome == "failed" or failed is not None:
-                    self.warn(sentence)
+                    self.warn(str(error))
                 else:
-                    failed = CallbackFailed(sentence)
-                    failed.__cause__ = error
+                    failed = error
         if failed is not None:
             raise failed
 
@@ -119,6 +114,13 @@ class Listeners:
             except Exception as error:
                 del self.loggers[name]
                 self.warn(f"{_sentence(f'train.loggers: {name}', event, error)}; it is off for the rest of this run")
+
+
+def _tell_callback(callback: Callback, event: str, values: Sequence[Any]) -> None:
+    try:
+        getattr(callback, event)(*values)
+    except Exception as error:
+        raise CallbackFailed(_sentence(type(callback).__name__, event, error)) from error
 
 
 def _sentence(who: str, event: str, error: Exception) -> str:

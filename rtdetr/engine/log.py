@@ -5,15 +5,17 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image, ImageDraw
 from tqdm import tqdm
 
 from rtdetr.config import config_to_dict
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import DetectionLoader
 from rtdetr.data.sheet import sheet_of
@@ -25,6 +27,10 @@ from rtdetr.engine.run_files.metrics import MetricsLog, read_rows, short_name
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.engine.step_checks import StepRecord
 from rtdetr.types import Batch
+
+IMAGES, SIDE = 6, 480  # images of the validation set that are shown, and pixels of their longer side
+SURE = 0.3  # score of the detections that are drawn
+OBJECT, FOUND = (40, 200, 80), (230, 40, 40)
 
 
 def say(*messages: str) -> None:
@@ -128,8 +134,6 @@ class TrainingLog:
         existing = {name: None if value < 0 else value for name, value in result.figures.items()}  # COCO's -1
         self._log("eval", self.state.iteration, existing)
         if self.listeners.want_images:
-            from rtdetr.engine.run_files.tensorboard import album  # here, because it imports tensorboard
-
             drawn = album(source, classes, result.detections)
             images = {f"images/{number}": image for number, image in enumerate(drawn)}
             self.listeners.tell("on_images", self.state.iteration, images)
@@ -151,3 +155,29 @@ class TrainingLog:
         existing = {name: value for name, value in named.items() if value is not None}
         event = "on_step" if kind == "train" else "on_evaluation"
         self.listeners.tell(event, iteration, self.state.epoch, existing)
+
+
+def album(source: DetectionSet, classes: Classes, detections: Sequence[dict[str, Any]]) -> Iterator[Image.Image]:
+    """A few images, always the same ones: objects green, detections red, with class and score. classes: of the
+    detections, which are COCO results."""
+    names = dict(zip(classes.category_ids, classes.names))
+    for index in np.linspace(0, len(source) - 1, min(IMAGES, len(source))).astype(int).tolist():
+        image_id = source.info(index).image_id
+        try:
+            image = source.image(index)
+        except DataError:  # the evaluation has already reported it
+            continue
+        zoom = SIDE / max(image.size)
+        shown = image.resize((max(1, round(image.width * zoom)), max(1, round(image.height * zoom))))
+        pen = ImageDraw.Draw(shown)
+        for box in source.targets(index)[0].tolist():
+            pen.rectangle([zoom * each for each in box], outline=OBJECT, width=2)
+        for found in detections:
+            if found["image_id"] != image_id or found["score"] < SURE:
+                continue
+            left, top, width, height = (zoom * each for each in found["bbox"])
+            pen.rectangle((left, top, left + max(0, width), top + max(0, height)), outline=FOUND, width=2)
+            # Pillow's font has no characters beyond Latin-1.
+            text = f"{names[found['category_id']]} {found['score']:.2f}".encode("latin-1", "replace")
+            pen.text((left + 3, top + 1), text, fill=FOUND)
+        yield shown

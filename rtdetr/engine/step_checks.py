@@ -18,7 +18,7 @@ from rtdetr.config import config_to_dict
 from rtdetr.engine import distributed
 from rtdetr.engine.failures import StepFailed, TrainingFailed, writing
 from rtdetr.engine.optim import skips_on_device
-from rtdetr.engine.run_files.replay import FailedStep, diagnose, random_state
+from rtdetr.engine.run_files.replay import diagnose, random_state
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.losses.matcher import NON_FINITE
 from rtdetr.types import Batch
@@ -105,24 +105,22 @@ class StepChecks:
         StepFailed. what: the defect; random: state of the generators before the step, None: before the present one."""
         state, rank = self.state, distributed.rank()
         path = self.output_dir / (f"failed_batch_rank{rank}.pth" if rank else "failed_batch.pth")
-        model = state.model.state_dict()
-        step = FailedStep(state.cfg, len(state.classes), state.epoch, random or self._random, batches, model)
         infos = [info for batch in batches for info in batch.infos]
         content = {
             "config": config_to_dict(state.cfg),
-            "num_classes": step.num_classes,
+            "num_classes": len(state.classes),
             "iteration": iteration,
-            "epoch": step.epoch,
+            "epoch": state.epoch,
             "losses": losses,
-            "random": step.random,
+            "random": random or self._random,
             "pictures": [tuple(info) for info in infos],
             "batches": [(batch.images, tuple(batch.targets)) for batch in batches],
-            "model": model,
+            "model": state.model.state_dict(),
         }
         with writing(path):
             save_checkpoint(path, content)
         try:
-            found = diagnose(step, self.device)
+            found = diagnose(content, state.cfg, self.device)
         except torch.cuda.OutOfMemoryError:
             closer = "the GPU has no room to look for the module here"
         else:

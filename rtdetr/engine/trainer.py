@@ -104,8 +104,9 @@ class Trainer:
         self.total_iterations, self.signals = self.state.total_iterations, signals or StopSignal()
         self.update = OptimizerStep(self.state, device)
         criterion, left = build_criterion(cfg, len(self.classes)), self.total_iterations - self.state.iteration
-        fast = accelerate(cfg, network, criterion, device, left, self.update.scale, draws)
-        self.step, self.graphs, self.why_not_compiled = fast
+        self.step, self.graphs, self.why_not_compiled = accelerate(
+            cfg, network, criterion, device, left, self.update.scale, draws
+        )
         self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
         self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
         self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)

@@ -34,9 +34,8 @@ from rtdetr.export.transformers import write_folder
 from rtdetr.export.triton import write_config
 from rtdetr.extras import optional
 from rtdetr.foreign_names import unknown_format
-from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import TRITON_MODEL, InputType, Metadata, Precision
-from rtdetr.inference.runtimes import SMALLEST, is_exported, model_file, open_exported
+from rtdetr.inference.runtimes import SMALLEST, is_exported, model_file, open_exported, why_not_run
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.ops import Backend, why_not_compiled

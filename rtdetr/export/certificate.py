@@ -26,9 +26,8 @@ from rtdetr.export.cases import Case, Images, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
-from rtdetr.inference.edge_runtimes import why_not_run
 from rtdetr.inference.export_metadata import Metadata, Precision
-from rtdetr.inference.runtimes import ExportedModel, model_file, open_exported, runtime_of
+from rtdetr.inference.runtimes import ExportedModel, model_file, open_exported, runtime_of, why_not_run
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Detections

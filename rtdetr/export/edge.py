@@ -17,8 +17,8 @@ from rtdetr.data.preprocess import SCALE
 from rtdetr.export.graph import Graph
 from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
-from rtdetr.inference.edge_runtimes import CONTENT, COREML_WEIGHTS, NCNN_FILES, append_metadata, note_ncnn
 from rtdetr.inference.export_metadata import Metadata
+from rtdetr.inference.runtimes import CONTENT, COREML_WEIGHTS, NCNN_FILES, append_metadata, note_ncnn
 from rtdetr.weights.digest import file_sha256
 
 STEEP = 1e30  # times the difference of two different logits: above 1

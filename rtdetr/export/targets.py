@@ -8,9 +8,8 @@ from pathlib import Path
 from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes
 from rtdetr.export.triton import CONFIG_FILE
-from rtdetr.inference.edge_runtimes import COREML_WEIGHTS, NCNN_FILES, RUNTIMES
 from rtdetr.inference.export_metadata import METADATA_FILE, TRITON_MODEL
-from rtdetr.inference.runtimes import is_exported
+from rtdetr.inference.runtimes import COREML_WEIGHTS, NCNN_FILES, RUNTIMES, is_exported
 from rtdetr.models.portable import Sampling
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.weights.catalogue import is_hub_name

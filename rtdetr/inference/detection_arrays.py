@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,12 +67,6 @@ class DetectionArrays(Sequence[Detection]):
 
     def __iter__(self) -> Iterator[Detection]:  # twice as fast as that of Sequence
         return iter(self.detections)
-
-    @overload
-    def __getitem__(self, index: int) -> Detection: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Detection]: ...
 
     def __getitem__(self, index: Any) -> Any:
         return self.detections[index]

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from PIL import Image, ImageDraw
 
-from rtdetr.atomic_write import atomic_write
 from rtdetr.foreign_names import no_attribute
 from rtdetr.inference.fonts import RenderedText, rendered
+from rtdetr.outputs import atomic_write
 
 VIEW = 640  # pixels of an image's longer side for which lines and fonts are sized
 MARGIN = 2  # pixels around the text of a label

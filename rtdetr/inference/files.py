@@ -1,11 +1,13 @@
-"""Finds the image files that a list of paths, folders and globs names, and what was left out."""
+"""Finds the image files that a list of paths, folders and globs names, and what was left out; reads manifests, lists of
+any length."""
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -117,3 +119,24 @@ def _in_folder(folder: Path, recursive: bool, except_in: Path | None) -> Listing
         break
     listing.images = {each: each.relative_to(folder) for each in sorted(found)}
     return listing
+
+
+def manifest_paths(manifest: Path) -> Iterator[Path]:
+    """Yields the paths of a text file, one per line, unchanged; skips empty lines, and a byte order mark. Raises
+    DataError, also for UTF-16, and for a pipe, which can be read only once."""
+    if manifest.exists() and not manifest.is_file():
+        what = "folder" if manifest.is_dir() else "pipe or device"
+        raise DataError(f"{manifest}: is a {what}, expected a text file, a path per line")
+    try:
+        with open(manifest, "rb") as file:
+            for number, line in enumerate(file):
+                if not number:
+                    if line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise DataError(f"{manifest}: is in UTF-16, expected UTF-8, a path per line; save it as UTF-8")
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if name := line.strip(b"\r\n"):
+                    yield Path(os.fsdecode(name))
+    except OSError as error:
+        raise DataError(
+            f"{manifest}: cannot be read ({error.strerror}); expected a text file, a path per line"
+        ) from error

@@ -18,7 +18,7 @@ from torch import Tensor
 from rtdetr.config import ConfigError, Resize
 from rtdetr.data.classes import DataError
 from rtdetr.data.images import Jpeg
-from rtdetr.data.preprocess import resize_planes_there, resize_there
+from rtdetr.data.preprocess import resize_planes_there
 from rtdetr.data.resize import as_rgb_array, resize
 from rtdetr.wording import first_line
 
@@ -113,14 +113,20 @@ class HostPixels:
 
 
 class DevicePixels:
-    """A batch of images on the host that are resized to the network's size on the device."""
+    """A batch of images on the host that are resized to the network's size on the device. JPEG files may be copied as
+    stored; torchvision decodes them there with nvJPEG."""
 
     def __init__(self, number: int, size: tuple[int, int], pinned: bool, interpolation: Resize = "cubic") -> None:
         self.size, self.pinned, self.interpolation = size, pinned, interpolation
-        self.images = [torch.zeros(1, 1, 3, dtype=torch.uint8)] * number  # (H, W, 3), each of its own size
-        self.sizes = torch.ones(number, 2, pin_memory=pinned)
+        black = torch.zeros(1, 1, 3, dtype=torch.uint8)
+        self.images = [black] * number  # pixels (H, W, 3), each of its own size, or bytes of a JPEG (n,)
+        self.sizes = torch.ones(number, 2, pin_memory=pinned)  # height, width of the images
 
-    def put(self, index: int, image: AnyImage) -> None:
+    def put(self, index: int, image: AnyImage | Jpeg) -> None:
+        if isinstance(image, Jpeg):
+            self.images[index] = torch.tensor(image.content)
+            self.sizes[index].numpy()[:] = image.size[::-1]
+            return
         pixels = as_pixels(image)
         self.images[index] = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self.pinned)
         self.images[index].numpy()[:] = pixels
@@ -128,8 +134,28 @@ class DevicePixels:
 
     def on(self, device: torch.device) -> Tensor:
         """(B, 3, h, w) uint8; places without an image are black."""
-        there = (each.to(device, non_blocking=True) for each in self.images)
-        return torch.stack([resize_there(each, self.size, self.interpolation) for each in there]).permute(0, 3, 1, 2)
+        decoded = iter(_decoded([each for each in self.images if each.dim() == 1], device))
+        there = [
+            next(decoded) if each.dim() == 1 else each.to(device, non_blocking=True).permute(2, 0, 1)
+            for each in self.images
+        ]
+        batch = torch.cat([resize_planes_there(planes[None], self.size, self.interpolation) for planes in there])
+        return batch.contiguous(memory_format=torch.channels_last)
+
+
+def _decoded(stored: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Decodes JPEG files on the device: bytes (n,) to planes (3, H, W) uint8. Raises DataError."""
+    if not stored:
+        return []
+    from torchvision.io import ImageReadMode, decode_jpeg  # here, as it takes as long as torch to import
+
+    # The decoder uses its own stream, and does not wait for this one before it writes to this stream's memory.
+    torch.cuda.current_stream(device).synchronize()
+    try:
+        return decode_jpeg(stored, ImageReadMode.RGB, device)
+    except RuntimeError as error:
+        reason = first_line(error)
+        raise DataError(f"decode: {device} cannot decode one of the JPEG files ({reason}); host can") from error
 
 
 class DeviceTensors:
@@ -151,39 +177,6 @@ class DeviceTensors:
         return torch.cat([resize_planes_there(each[None], self.size, self.interpolation) for each in self.images])
 
 
-class DeviceJpegs:
-    """A batch of files. JPEGs are copied as stored, and decoded on the device by torchvision with nvJPEG. All images
-    are resized to the network's size there."""
-
-    def __init__(self, number: int, size: tuple[int, int], interpolation: Resize = "cubic") -> None:
-        self.size, self.interpolation = size, interpolation
-        self.images: list[Tensor | None] = [None] * number  # bytes of a JPEG (n,), or pixels (H, W, 3)
-        self.sizes = torch.ones(number, 2, pin_memory=True)  # height, width of the images
-
-    def put(self, index: int, image: Jpeg | Pixels) -> None:
-        self.images[index] = torch.tensor(image.content if isinstance(image, Jpeg) else image)
-        self.sizes[index].numpy()[:] = image.size[::-1] if isinstance(image, Jpeg) else image.shape[:2]
-
-    def on(self, device: torch.device) -> Tensor:
-        """(B, 3, h, w) uint8; places without an image are black."""
-        from torchvision.io import ImageReadMode, decode_jpeg  # here, as it takes as long as torch to import
-
-        stored = [each for each in self.images if each is not None and each.dim() == 1]
-        # The decoder uses its own stream, and does not wait for this one before it writes to this stream's memory.
-        torch.cuda.current_stream(device).synchronize()
-        try:
-            decoded = iter(decode_jpeg(stored, ImageReadMode.RGB, device) if stored else [])
-        except RuntimeError as error:
-            reason = first_line(error)
-            raise DataError(f"decode: {device} cannot decode one of the JPEG files ({reason}); host can") from error
-        batch = torch.zeros(len(self.images), 3, *self.size, dtype=torch.uint8, device=device)
-        for place, image in zip(batch, self.images):
-            if image is not None:
-                planes = next(decoded) if image.dim() == 1 else image.to(device).permute(2, 0, 1)
-                place.copy_(resize_planes_there(planes[None], self.size, self.interpolation)[0])
-        return batch
-
-
 def check_decoder(device: torch.device) -> None:
     """Raises ConfigError if torchvision cannot decode JPEG files on the device."""
     from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
@@ -195,5 +188,5 @@ def check_decoder(device: torch.device) -> None:
         raise ConfigError(f"decode: expected host, as torchvision decodes no JPEG on {device} ({reason})") from error
 
 
-FileBatch = HostPixels | DevicePixels | DeviceJpegs
+FileBatch = HostPixels | DevicePixels
 Batch = FileBatch | DeviceTensors

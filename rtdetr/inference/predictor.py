@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
@@ -25,7 +24,6 @@ from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import (
     AnyImage,
     Batch,
-    DeviceJpegs,
     DevicePixels,
     DeviceTensors,
     FileBatch,
@@ -34,9 +32,8 @@ from rtdetr.inference.images import (
     as_image,
     check_decoder,
 )
-from rtdetr.inference.prefetch import one_opencv_thread
-from rtdetr.inference.processes import KeptImage, ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.prefetch import delayed, one_opencv_thread
+from rtdetr.inference.processes import KeptImage, Readers, ReadingProcesses
 from rtdetr.inference.reading import Task, working_folder
 from rtdetr.inference.thresholds import Lowest, lowest_scores
 from rtdetr.models.postprocess import EndToEnd
@@ -79,12 +76,6 @@ class PendingBatch(NamedTuple):
 # Files, their pixels at the network's size, and for each file its image, None if not requested, or its error.
 ReadImage = Pixels | KeptImage | DataError | None
 Batches = Generator[tuple[list[File], Batch, Sequence[ReadImage]], None, None]
-
-
-def _when_read(
-    files: list[File], batch: Batch, reading: list[Future[list[Pixels | DataError | None]]]
-) -> tuple[list[File], Batch, list[Pixels | DataError | None]]:
-    return files, batch, [each for part in reading for each in part.result()]
 
 
 class Predictor:
@@ -182,7 +173,6 @@ class Predictor:
             raise ValueError(f"read: only threads call it, expected num_processes=0, got {num_processes}")
         threshold = self.threshold if threshold is None else threshold
         num_threads = num_threads or Readers.choose().threads
-        waiting: deque[tuple[list[File], Sequence[ReadImage], PendingBatch]] = deque()
         at_work = 1 if self._upload else 0  # batches left to the GPU while the next one is prepared
         if self.plan.decode == "device":
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self._read_stored, False)
@@ -190,13 +180,10 @@ class Predictor:
             begun = self._read_by_processes(iter(files), batch_size, with_images)
         else:
             begun = self._read_ahead(iter(files), batch_size, num_threads, read or self.read_file, with_images)
+        started = ((batch, images, self._start(pixels, ahead=True)) for batch, pixels, images in begun)
         try:
-            for batch, pixels, images in begun:
-                waiting.append((batch, images, self._start(pixels, ahead=True)))
-                while len(waiting) > at_work:
-                    yield from self._found(*waiting.popleft(), threshold)
-            while waiting:
-                yield from self._found(*waiting.popleft(), threshold)
+            for batch, images, pending in delayed(started, at_work):
+                yield from self._found(batch, images, pending, threshold)
         finally:
             if self._upload is not None:
                 self._upload.synchronize()  # it may still copy from memory that closing `begun` releases
@@ -237,15 +224,10 @@ class Predictor:
         with torch.no_grad():
             return self._detect(images.to(self.device), sizes.to(self.device, torch.float32))
 
-    def _empty_batch(self, number: int) -> HostPixels | DevicePixels:
-        kind = DevicePixels if self.plan.resize == "device" else HostPixels
-        data = self.cfg.data
+    def _empty_batch(self, number: int, for_files: bool = False) -> FileBatch:
+        there = self.plan.resize == "device" or (for_files and self.plan.decode == "device")
+        kind, data = DevicePixels if there else HostPixels, self.cfg.data
         return kind(number, data.image_size, self._upload is not None, data.interpolation)
-
-    def _batch_of_files(self, number: int) -> FileBatch:
-        if self.plan.decode == "device":
-            return DeviceJpegs(number, self.cfg.data.image_size, self.cfg.data.interpolation)
-        return self._empty_batch(number)
 
     def _batch_of(self, images: Sequence[AnyImage] | Tensor) -> Batch:
         """Builds a batch: from the tensors if all images are tensors on the device, else from pixels prepared on the
@@ -280,19 +262,19 @@ class Predictor:
     ) -> Batches:
         """Yields batches of files, their pixels and their images, read by threads. Starts enough batches in advance for
         every thread to have two more images to read."""
-        begun: deque[tuple[list[File], Batch, list[Future[list[Pixels | DataError | None]]]]] = deque()
         pool = ThreadPoolExecutor(num_threads, "rtdetr-read")
+
+        def begun() -> Iterator[tuple[list[File], Batch, list[Future[list[ReadImage]]]]]:
+            while batch := list(islice(files, batch_size)):
+                pixels = self._empty_batch(len(batch), for_files=True)
+                step = max(1, min(AT_ONCE, len(batch) // num_threads))
+                parts = ((read, batch[i : i + step], pixels, i, with_images) for i in range(0, len(batch), step))
+                yield batch, pixels, [pool.submit(self._read, *part) for part in parts]
+
         try:
             with one_opencv_thread():
-                while batch := list(islice(files, batch_size)):
-                    pixels = self._batch_of_files(len(batch))
-                    step = max(1, min(AT_ONCE, len(batch) // num_threads))
-                    parts = ((read, batch[i : i + step], pixels, i, with_images) for i in range(0, len(batch), step))
-                    begun.append((batch, pixels, [pool.submit(self._read, *part) for part in parts]))
-                    if len(begun) > math.ceil(2 * num_threads / batch_size):
-                        yield _when_read(*begun.popleft())
-                while begun:
-                    yield _when_read(*begun.popleft())
+                for batch, pixels, reading in delayed(begun(), math.ceil(2 * num_threads / batch_size)):
+                    yield batch, pixels, [image for part in reading for image in part.result()]
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -303,10 +285,8 @@ class Predictor:
         with contextlib.closing(self.processes.batches(files, batch_size, task, pinned)) as batches:
             for names, pixels, read in batches:
                 batch = HostPixels(len(names), data.image_size, pinned, pixels=torch.from_numpy(pixels))
-                for size, each in zip(batch.sizes.numpy(), read):
-                    if not isinstance(each.size, DataError):
-                        size[:] = each.size
-                yield names, batch, [each.size if isinstance(each.size, DataError) else each.kept for each in read]
+                batch.sizes.numpy()[:] = [each.size for each in read]
+                yield names, batch, [each.image for each in read]
 
     def readers(self, num_files: int) -> Readers:
         """Chooses what reads `num_files` files. If only torch can resize, processes would have to import it first."""
@@ -323,12 +303,10 @@ class Predictor:
         return ordinary_jpeg(Path(file), self.cfg.data.max_megapixels) or self.read_file(file)
 
     @staticmethod
-    def _read(
-        read: Read, files: list[File], batch: FileBatch, first: int, with_images: bool
-    ) -> list[Pixels | DataError | None]:
+    def _read(read: Read, files: list[File], batch: FileBatch, first: int, with_images: bool) -> list[ReadImage]:
         """Puts the pixels of files into the batch, and returns the images, None if not requested, or errors. After an
         error, the place in the batch is not written."""
-        images: list[Pixels | DataError | None] = []
+        images: list[ReadImage] = []
         for index, file in enumerate(files, first):
             try:
                 pixels = read(file)

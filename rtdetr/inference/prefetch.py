@@ -29,6 +29,17 @@ def ahead(items: Iterator[Item], number: int) -> Generator[Item, None, None]:
         pool.shutdown(cancel_futures=True)
 
 
+def delayed(items: Iterable[Item], number: int) -> Iterator[Item]:
+    """Yields the same items, each once `number` later ones, whose work has begun then, are taken."""
+    waiting: deque[Item] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > number:
+            yield waiting.popleft()
+    while waiting:
+        yield waiting.popleft()
+
+
 class FutureLike(Protocol[MadeThere]):
     """A result that is computed elsewhere, such as a future."""
 
@@ -56,19 +67,18 @@ def in_order(
 def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
     """Yields lists of `size` items, the last one shorter. An error is raised once the items before it were yielded."""
     batch: list[Item] = []
-    failed: Exception | None = None
     try:
         for item in items:
             batch.append(item)
             if len(batch) == size:
                 yield batch
                 batch = []
-    except Exception as error:
-        failed = error
+    except Exception:
+        if batch:
+            yield batch
+        raise
     if batch:
         yield batch
-    if failed is not None:
-        raise failed
 
 
 _opencv = threading.Lock()

@@ -1,5 +1,5 @@
-"""Processes that read images, and work on the images they keep. Threads share Python's lock: if there are many, each
-waits for it at every call."""
+"""Processes that read images, and work on the images they keep; and the choice between them and threads, which share
+Python's lock: if there are many, each waits for it at every call."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.workers import signals_held_back
 from rtdetr.inference.reading import Task, on_kept, read
 from rtdetr.outputs import RunFailed
+from rtdetr.wording import counted
 
+MAX_THREADS = 8  # that read files by default; 16 are slower, as they wait for Python's lock
+MAX_PROCESSES = 16
+MIN_PROCESSES = 4  # fewer are no faster than threads
+FILES_PER_PROCESS = 8  # from which a running process is worth using
+FILES_PER_START = 64  # from which a process makes up for its start
 AHEAD = 2  # images requested from each process before the first one is needed
 SECONDS = 10.0  # for processes to end
 LOST = "a process that reads images has died, perhaps for lack of memory; 0 processes read in threads"
@@ -49,6 +55,33 @@ CODE = (
 def can_start() -> bool:
     """Whether Python can be started again, and can pass open files on to the new process."""
     return os.name == "posix" and bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Readers(NamedTuple):
+    """The number of threads, or of processes that replace them."""
+
+    threads: int
+    processes: int = 0
+
+    @classmethod
+    def choose(
+        cls, num_files: int = 0, on_gpu: bool = False, started: bool = False, cores: int | None = None
+    ) -> Readers:
+        """Chooses the readers for `num_files` files. Threads share Python's lock, and processes take time to start; a
+        network on the CPU is slower than either. started: processes are running, or will be before the first file is
+        read. cores: default: those available to this process."""
+        cores = cores or usable_cores()
+        number, least = min(cores, MAX_PROCESSES), FILES_PER_PROCESS if started else FILES_PER_START
+        if can_start() and on_gpu and number >= MIN_PROCESSES and num_files >= least * number:
+            return cls(0, number)
+        return cls(min(MAX_THREADS, cores))
+
+    def __str__(self) -> str:
+        return counted(self.processes, "process") if self.processes else counted(self.threads, "thread")
 
 
 class Process:
@@ -188,8 +221,8 @@ class KeptImage:
 
 
 class Read(NamedTuple):
-    size: tuple[int, int] | DataError  # height and width of the image
-    kept: KeptImage | None
+    size: tuple[int, int]  # height and width of the image; (0, 0) after an error
+    image: KeptImage | DataError | None  # None if it is not kept
 
 
 class ReadingProcesses:
@@ -264,7 +297,7 @@ def _read(key: int, answer: Answer, keep: bool) -> Read:
     try:
         return Read(answer.result(), KeptImage(answer.process, key) if keep else None)
     except DataError as error:
-        return Read(error.with_traceback(None), None)  # its frames would keep this alive
+        return Read((0, 0), error.with_traceback(None))  # its frames would keep this alive
 
 
 def _end(teams: list[Team], owner: int) -> None:

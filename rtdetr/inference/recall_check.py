@@ -56,19 +56,15 @@ def count_found(results: Path, annotations: Path) -> Counts:
 def _count(objects: list[dict[str, Any]], detections: list[dict[str, Any]]) -> tuple[int, int, int]:
     """Returns objects, hits and others of one image. The best detection is matched first, with its best object."""
     free = [each for each in objects if not each.get("iscrowd")]
-    total, others = len(free), 0
+    hits, total = 0, len(free)
     for detection in sorted(detections, key=lambda each: -each["score"]):
-        fits = [each for each in free if _fits(detection, each)]
-        if fits:
-            free.remove(max(fits, key=lambda each: _iou(detection["box"], each["bbox"])))
-        else:
-            others += 1
-    return total, total - len(free), others
-
-
-def _fits(detection: dict[str, Any], annotation: dict[str, Any]) -> bool:
-    same_class = detection["category_id"] == annotation["category_id"]
-    return bool(same_class and _iou(detection["box"], annotation["bbox"]) >= MIN_IOU)
+        same_class = [each for each in free if each["category_id"] == detection["category_id"]]
+        overlaps = [_iou(detection["box"], each["bbox"]) for each in same_class]
+        best = max(overlaps, default=0.0)
+        if best >= MIN_IOU:
+            free.remove(same_class[overlaps.index(best)])
+            hits += 1
+    return total, hits, len(detections) - hits
 
 
 def _iou(corners: list[float], box: list[float]) -> float:

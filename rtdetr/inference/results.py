@@ -1,23 +1,25 @@
-"""Detections as files, written image by image: after an interruption they are valid and contain all finished images."""
+"""Detections as files, written image by image: after an interruption they are valid and contain all finished images.
+The image ids in COCO results match those of the annotations."""
 
 from __future__ import annotations
 
 import csv
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import Classes, DataError, some
 from rtdetr.inference.draw import Detection, save_drawn
+from rtdetr.inference.files import manifest_paths
 from rtdetr.inference.fonts import font_file
-from rtdetr.inference.images import size_of
 from rtdetr.inference.predictor import File, FileResult
 from rtdetr.inference.prefetch import FutureLike
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers
 
 Format = Literal["coco", "yolo", "csv"]
 COLUMNS = ("file", "category_id", "name", "score", "x1", "y1", "x2", "y2")
@@ -74,6 +76,47 @@ class JsonLines:
         self.file.close()
 
 
+class Done(NamedTuple):
+    """Counts of the results that a file contains already."""
+
+    images: int = 0
+    errors: int = 0  # of these
+    objects: int = 0
+
+
+def cut_partial_line(results: Path) -> None:
+    """Removes the last line of a file if it is incomplete. Raises OSError."""
+    with open(results, "r+b") as file:
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+
+
+def already_done(results: Path, manifest: Path) -> Done:
+    """Counts the complete lines of results, which belong to the first images of the manifest, in its order. An
+    incomplete last line does not count.
+
+    Raises DataError if they belong to other images, and OSError.
+    """
+    done = Done()
+    paths = manifest_paths(manifest)
+    with open(results, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                item = json.loads(line)
+                name, error, objects = item["file"], "error" in item, len(item.get("detections", ()))
+            except (ValueError, KeyError, TypeError, AttributeError) as problem:
+                raise DataError(f"{results}: line {number} is no result of an image; it cannot be resumed") from problem
+            expected = next(paths, None)
+            if name != str(expected):
+                raise DataError(
+                    f"{results}: line {number} is that of {name}, the manifest has {expected or 'no more images'}; "
+                    "resume with the manifest that began it"
+                )
+            done = Done(number, done.errors + error, done.objects + objects)
+    return done
+
+
 def as_json(detections: Sequence[Detection]) -> list[dict[str, Any]]:
     """Returns detections as written to files: boxes to a hundredth of a pixel."""
     return [{**each._asdict(), "box": [round(value, 2) for value in each.box]} for each in detections]
@@ -83,14 +126,8 @@ def item_of(found: FileResult, **more: str) -> dict[str, Any]:
     """Returns the entry of a file in the results: file, width, height, `more`, detections; or file and error."""
     if found.error:
         return {"file": str(found.file), "error": found.error}
-    width, height = _size(found)
-    size = {"width": width, "height": height}
-    return {"file": str(found.file), **size, **more, "detections": as_json(found.detections)}
-
-
-def _size(found: FileResult) -> tuple[int, int]:
-    """(width, height)"""
-    return found.size if found.image is None else size_of(found.image)[::-1]
+    width, height = found.size
+    return {"file": str(found.file), "width": width, "height": height, **more, "detections": as_json(found.detections)}
 
 
 class ResultsFolder:
@@ -126,7 +163,7 @@ class ResultsFolder:
     def begin_drawing(self, found: FileResult, name: Path) -> FutureLike[None]:
         """Starts to write the image with boxes, and crops, in a thread or in the process that keeps the image. name:
         relative to the folder, no suffix."""
-        files = self._target(name), None if self.crops is None else self.crops / name
+        files = self.folder / f"{name}.jpg", None if self.crops is None else self.crops / name
         if found.kept is None:
             return self.threads.submit(_save_drawn_here, found, *files)
         for each in found.detections:
@@ -139,14 +176,11 @@ class ResultsFolder:
         if found.error:
             self.list.extend([item_of(found)])
             return None
-        target = self._target(name)
+        target = self.folder / f"{name}.jpg"
         self.list.extend([item_of(found, annotated=str(target))])
         for writer in self.writers:
-            writer.add(self.num_images, name, found.file, _size(found), found.detections)
+            writer.add(self.num_images, name, found.file, found.size, found.detections)
         return target
-
-    def _target(self, name: Path) -> Path:
-        return self.folder / f"{name}.jpg"
 
     def __enter__(self) -> ResultsFolder:
         return self
@@ -222,3 +256,50 @@ class CsvWriter:
 
     def close(self) -> None:
         self.file.close()
+
+
+def file_number(name: File) -> int | None:
+    """Returns the number in a file name such as COCO's (000000000139.jpg is 139), else None."""
+    stem = Path(name).stem
+    return int(stem) if stem.isdecimal() and stem.isascii() else None
+
+
+def image_ids(files: Collection[File], annotations: Path | None = None) -> dict[File, int]:
+    """Returns the ids in the annotations; without annotations the numbers of the files or, if one has none or two are
+    equal, their positions in the list, from 1. Raises DataError for files that the annotations do not name."""
+    if annotations is not None:
+        return _annotated(files, annotations)
+    numbers = {each: file_number(each) for each in files}
+    if None in numbers.values() or len({*numbers.values()}) < len(numbers):
+        return {each: place for place, each in enumerate(files, start=1)}
+    return {each: number for each, number in numbers.items() if number is not None}
+
+
+def _annotated(files: Collection[File], annotations: Path) -> dict[File, int]:
+    from rtdetr.data.formats.sources import read_document  # here: the readers take long to import
+
+    by_name: dict[str, list[tuple[tuple[str, ...], int]]] = defaultdict(list)
+    for image in read_document(annotations, limit=None).images:
+        parts = PurePosixPath(image["file_name"]).parts
+        by_name[parts[-1]].append((parts, image["id"]))
+    ids = {each: _id_of(each, by_name[Path(each).name]) for each in files}
+    if unknown := [str(each) for each, number in ids.items() if number is None]:
+        raise DataError(
+            f"{annotations}: names no image, or several, for {some(unknown)}; leave them or --annotations out"
+        )
+    file_of: dict[int | None, File] = {}
+    for file, number in ids.items():
+        if file_of.setdefault(number, file) != file:
+            both = f"{file_of[number]} and {file}"
+            raise DataError(f"{annotations}: names one image for {both}; leave one of them or --annotations out")
+    return {each: number for each, number in ids.items() if number is not None}
+
+
+def _id_of(file: File, candidates: list[tuple[tuple[str, ...], int]]) -> int | None:
+    """Returns the id of the only image in the same folders, of as many as possible, else of the only one with this
+    name, else None."""
+    path = Path(os.path.abspath(file)).parts
+    same = [(len(parts), number) for parts, number in candidates if path[-len(parts) :] == parts]
+    most = max((depth for depth, _ in same), default=0)
+    chosen = [number for depth, number in same if depth == most] or [number for _, number in candidates]
+    return chosen[0] if len(chosen) == 1 else None

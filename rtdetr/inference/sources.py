@@ -139,9 +139,7 @@ class Opener(NamedTuple):
         """Opens a single image. Raises DataError."""
         if isinstance(source, (str, os.PathLike)):
             name = os.fspath(source)
-            if "://" in name:
-                return Item(name, self._fetched_image(name))
-            return Item(name, read_pixels(Path(name), max_megapixels=self.max_megapixels), file=Path(name))
+            return Item(name, self.pixels(name), file=None if "://" in name else Path(name))
         if isinstance(source, np.ndarray):
             return Item("array", pixels_of_array(source, self.bgr))
         if isinstance(source, (bytes, bytearray, memoryview)) or _is_open_file(source):
@@ -231,13 +229,12 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
 
 def _of_tensor(tensor: Tensor) -> Source:
     """Opens a tensor of one image (3, H, W) or several (B, 3, H, W)."""
-    if tensor.ndim != 4:
-        image = _uint8_tensor(tensor)
-        return Source("one", iter([Item("tensor", image)]), batch=image[None])
-    if len(tensor) == 0:
+    if tensor.ndim == 4 and len(tensor) == 0:
         raise DataError(f"source: the list is empty; {EXPECTED}")
-    batch = _uint8_tensor(tensor)
-    return Source("list", (Item("tensor", each) for each in batch), batch=batch)
+    images = _uint8_tensor(tensor)
+    if images.ndim == 3:
+        return Source("one", iter([Item("tensor", images)]), batch=images[None])
+    return Source("list", (Item("tensor", each) for each in images), batch=images)
 
 
 def _uint8_tensor(tensor: Tensor) -> Tensor:

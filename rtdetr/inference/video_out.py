@@ -1,4 +1,5 @@
-"""The results of a video: a video with boxes, and a line of JSON per searched frame."""
+"""The search of a video, track ids of objects by ByteTrack of the package `trackers`, and the results: a video with
+boxes, and a line of JSON per searched frame."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from rtdetr.extras import optional
@@ -16,6 +18,7 @@ from rtdetr.inference.prefetch import batches
 from rtdetr.inference.results import JsonLines, as_json
 from rtdetr.inference.video import Frame, Video
 
+MEMORY = 1.0  # seconds that a tracked object may be hidden and keep its id
 QUALITY = {"crf": "20", "preset": "veryfast"}  # of H.264: close to the source, and fast
 
 
@@ -48,6 +51,37 @@ def search_frames(
                 detections = next(found)
                 last = detections, track(detections) if track is not None else []
             yield SearchedFrame(number, frame, searched, *last)
+
+
+class Tracker:
+    """Tracks the objects of one video. rate: searched frames per second. threshold: lowest score that starts a track.
+    Raises MissingPackage."""
+
+    def __init__(self, rate: Fraction, threshold: float) -> None:
+        trackers = optional("trackers", "track", "--track")
+        self.supervision: Any = optional("supervision", "track", "--track")
+        buffer = round(MEMORY * 30)  # ByteTrack counts frames at 30 per second
+        self.tracker = trackers.ByteTrackTracker(
+            lost_track_buffer=buffer,
+            frame_rate=float(rate),
+            track_activation_threshold=threshold,
+            high_conf_det_threshold=threshold,
+            minimum_consecutive_frames=1,
+        )
+
+    def update(self, detections: list[Detection]) -> list[int | None]:
+        """Returns the track id of each detection of the next frame; None if it belongs to no track."""
+        found = self.supervision.Detections(
+            xyxy=np.array([each.box for each in detections], np.float32).reshape(-1, 4),
+            confidence=np.array([each.score for each in detections], np.float32),
+            class_id=np.array([each.category_id for each in detections], int),
+            data={"place": np.arange(len(detections))},
+        )
+        tracked = self.tracker.update(found)
+        numbers: list[int | None] = [None] * len(detections)
+        for place, number in zip(tracked.data.get("place", ()), tracked.tracker_id):
+            numbers[place] = int(number) if number >= 0 else None
+        return numbers
 
 
 class VideoResultsWriter:

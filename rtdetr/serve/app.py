@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import ipaddress
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,6 @@ from rtdetr.data.classes import DataError
 from rtdetr.inference.results import as_json
 from rtdetr.serve.batching import Answer, Batcher, Detect
 from rtdetr.serve.figures import Figures
-from rtdetr.serve.thresholds import Thresholds
 from rtdetr.serve.uploads import Upload
 
 HERE = Path(__file__).parent
@@ -182,10 +182,28 @@ def network_of(request: Request) -> str:
     return host
 
 
+def requested_thresholds(texts: Sequence[str], class_names: Sequence[str]) -> dict[str, float]:
+    """Parses the thresholds of a request, X for all classes or CLASS=X. Returns them by class name; that of all classes
+    has the name "". Raises HTTPException."""
+    given = {}
+    for text in texts:
+        name, _, number = text.rpartition("=")
+        if name and name not in class_names:
+            near = difflib.get_close_matches(name, class_names, n=1, cutoff=0.0)[0]
+            raise HTTPException(422, f"threshold: the model has no class {name!r}; did you mean {near!r}?")
+        try:
+            given[name] = float(number)
+        except ValueError:
+            given[name] = -1.0
+        if not 0 <= given[name] <= 1:  # NaN, too
+            raise HTTPException(422, f"threshold: expected a number from 0 to 1, or CLASS=X, got {text!r}")
+    return given
+
+
 def build_app(detect: Detect, settings: Settings) -> FastAPI:
     """Returns the application. detect: images to detections of every score, best first, called from one thread.
     Admitted requests are answered before the application ends."""
-    figures, own = Figures(), Thresholds(settings.threshold, settings.thresholds)
+    figures = Figures()
     handler = RequestHandler(detect, settings, figures)
 
     @asynccontextmanager
@@ -212,9 +230,13 @@ def build_app(detect: Detect, settings: Settings) -> FastAPI:
         default: those of the server."""
         if unknown := request.query_params.keys() - {"threshold"}:
             raise HTTPException(422, f"{min(unknown)}: no such parameter, expected threshold")
-        lowest = own.changed(threshold, settings.class_names)
+        asked = requested_thresholds(threshold, settings.class_names)
+        by_id = {} if "" in asked else settings.thresholds
+        of_all = asked.get("", settings.threshold)
         found = await handler.answer(request)
-        shown = [each for each in found.detections if lowest.reached_by(each)]
+        shown = [
+            each for each in found.detections if each.score >= asked.get(each.name, by_id.get(each.category_id, of_all))
+        ]
         return JSONResponse({"width": found.width, "height": found.height, "detections": as_json(shown)})
 
     @app.head("/health", include_in_schema=False)

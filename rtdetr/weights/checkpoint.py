@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.serialization import config as serialization
 
-from rtdetr.atomic_write import atomic_write
 from rtdetr.config import Config, config_to_dict
 from rtdetr.data.classes import Classes
+from rtdetr.outputs import atomic_write
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rtdetr import __version__
-from rtdetr.file_lock import lock
+from rtdetr.outputs import lock
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.digest import file_sha256
 from rtdetr.weights.official import OFFICIAL_LICENCE

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from rtdetr import __version__
-from rtdetr.atomic_write import atomic_write
 from rtdetr.extras import optional
+from rtdetr.outputs import atomic_write
 from rtdetr.weights.checkpoint import DAMAGE, FORMAT, CheckpointError, checked, warn_unverified, why_no_weight_file
 from rtdetr.weights.digest import json_sha256, weights_sha256
 

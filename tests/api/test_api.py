@@ -25,7 +25,7 @@ import rtdetr
 from rtdetr import RTDETRv3
 from rtdetr.commands.evaluate import run as evaluate_command
 from rtdetr.commands.predict import run as predict_command
-from rtdetr.config import ConfigError, keyword_updates
+from rtdetr.config import ConfigError, find_config, keyword_updates
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.data_arguments import data_updates
 from rtdetr.engine.run_files.metrics import read_rows
@@ -33,7 +33,6 @@ from rtdetr.extras import MissingPackage
 from rtdetr.inference.predictors import Predictors
 from rtdetr.models.postprocess import EndToEnd
 from rtdetr.models.rtdetrv3 import build_model
-from rtdetr.shipped_configs import find_config
 from rtdetr.types import Detections
 from rtdetr.weights.checkpoint import CheckpointError
 

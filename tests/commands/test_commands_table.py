@@ -21,7 +21,7 @@ from PIL import Image
 
 import rtdetr
 from rtdetr import cli, config_file
-from rtdetr.shipped_configs import find_config
+from rtdetr.config import find_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

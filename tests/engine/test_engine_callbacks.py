@@ -18,8 +18,8 @@ from rtdetr import Callback, cli
 from rtdetr.config import ConfigError
 from rtdetr.engine import distributed
 from rtdetr.engine.callbacks import CallbackFailed, Outcome, Run
+from rtdetr.engine.run_files.loggers import NOTES, RemoteLogger, Row
 from rtdetr.engine.run_files.metrics import read_rows
-from rtdetr.engine.run_files.remote_logger import NOTES, RemoteLogger, Row
 from rtdetr.engine.trainer import Trainer
 from rtdetr.weights.checkpoint import load_checkpoint
 

@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rtdetr.config import Config
 from rtdetr.engine import distributed
-from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
-from rtdetr.engine.acceleration.graphs import RUNS_BEFORE
+from rtdetr.engine.acceleration.graphs import RUNS_BEFORE, GradientBuffer
 from rtdetr.engine.evaluation.evaluator import evaluate
 from rtdetr.engine.step import Part, training_step
 from rtdetr.engine.trainer import Trainer

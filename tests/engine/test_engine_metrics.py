@@ -13,9 +13,9 @@ from engine_helpers import tiny_config, tiny_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rtdetr.engine.callbacks import Run
+from rtdetr.engine.log import FOUND, OBJECT, SIDE, album
 from rtdetr.engine.run_files.loggers import TensorBoardLogger
 from rtdetr.engine.run_files.metrics import MetricsLog, curves, draw_curves, read_rows
-from rtdetr.engine.run_files.tensorboard import FOUND, OBJECT, SIDE, TensorBoard, album
 from rtdetr.engine.trainer import Trainer
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "training.md"
@@ -43,29 +43,30 @@ def test_figures_that_do_not_exist_are_empty(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.csv").read_text().splitlines() == lines
 
 
-def add_loss(board: TensorBoard, iteration: int, loss: float) -> None:
-    with board.writing() as writer:
-        writer.add_scalar("train/loss", loss, iteration)
+def started(folder: Path, iteration: int = 0) -> TensorBoardLogger:
+    board = TensorBoardLogger()
+    board.on_start(Run("nano", folder, {}, ["circle"], iteration, 9, [], False))
+    return board
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the writer, on a full disk
-def test_tensorboard_outlives_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
-    board = TensorBoard(tmp_path, None)
-    add_loss(board, 1, 3.0)
+def test_tensorboard_outlives_a_disk_that_is_full_for_a_while(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    board, folder = started(tmp_path), tmp_path / "tensorboard"
+    board.on_step(1, 0, {"loss": 3.0})
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (next(tmp_path.iterdir()).stat().st_size + 20, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (next(folder.iterdir()).stat().st_size + 20, before[1]))
     try:
-        with pytest.raises(OSError, match="File too large"):
-            add_loss(board, 2, 2.0)
-        with pytest.raises(OSError, match="File too large"):
-            for _ in range(9):  # a new file has room for a little
-                add_loss(board, 2, 2.0)
+        for _ in range(10):  # a new file has room for a little
+            board.on_step(2, 0, {"loss": 2.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    add_loss(board, 3, 1.0)
-    add_loss(TensorBoard(tmp_path, 3), 3, 0.5)  # a run that goes on from step 2
-    found = scalars(tmp_path)["train/loss"]
+    assert capsys.readouterr().out.count(f"{folder}: cannot be written (File too large)") == 1
+    board.on_step(3, 0, {"loss": 1.0})
+    started(tmp_path, 2).on_step(3, 0, {"loss": 0.5})  # a run that goes on from step 2
+    found = scalars(folder)["train/loss"]
     assert found[0] == (1, 3.0) and found[-1] == (3, 0.5) and set(found[1:-1]) <= {(2, 2.0)}
 
 
@@ -79,8 +80,7 @@ def test_a_folder_that_somebody_moved_away_is_made_again(tmp_path: Path) -> None
 
 
 def test_tensorboard_of_a_folder_that_was_moved_away_is_made_again(tmp_path: Path) -> None:
-    board = TensorBoardLogger()
-    board.on_start(Run("nano", tmp_path / "run", {}, ["circle"], 0, 9, [], False))
+    board = started(tmp_path / "run")
     board.on_step(1, 0, {"loss": 3.0})
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     board.on_step(2, 0, {"loss": 2.0})

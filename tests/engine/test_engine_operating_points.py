@@ -16,8 +16,7 @@ from rtdetr import RTDETRv3
 from rtdetr.cli import main
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine.evaluation.error_analysis import best_f1
-from rtdetr.engine.evaluation.evaluator import score
-from rtdetr.engine.evaluation.operating_points import NOWHERE, operating_points
+from rtdetr.engine.evaluation.evaluator import NOWHERE, operating_points, score
 from rtdetr.weights.checkpoint import load_checkpoint
 
 CAT, DOG, COW, HEN = 3, 5, 7, 8

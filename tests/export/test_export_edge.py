@@ -24,15 +24,17 @@ from rtdetr.export.cases import calibration_images
 from rtdetr.export.edge import WithoutComparisons, of_one_image
 from rtdetr.export.graph import make_graph
 from rtdetr.export.quantize import quantize_program
-from rtdetr.inference.edge_runtimes import (
+from rtdetr.inference.export_metadata import METADATA_FILE
+from rtdetr.inference.runtimes import (
     COREML_WEIGHTS,
     NCNN_FILES,
     append_metadata,
     appended_metadata,
+    load,
     note_ncnn,
+    open_exported,
+    runtime_of,
 )
-from rtdetr.inference.export_metadata import METADATA_FILE
-from rtdetr.inference.runtimes import load, open_exported, runtime_of
 from rtdetr.models.layers import SelfAttention
 from rtdetr.weights.checkpoint import CheckpointError
 

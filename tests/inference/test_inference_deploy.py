@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rtdetr.config import Config, ConfigError, Resize
 from rtdetr.data.classes import Classes
-from rtdetr.data.preprocess import resize_there
+from rtdetr.data.preprocess import resize_planes_there
 from rtdetr.data.resize import resize
 from rtdetr.inference import deploy
 from rtdetr.inference.deploy import (
@@ -266,7 +266,8 @@ def test_resize_on_the_device_is_within_one_level(interpolation: Resize, device:
     generator = np.random.default_rng(0)
     for height, width, size in ((48, 64, (64, 96)), (301, 173, (64, 96)), (1, 1, (32, 64)), (64, 96, (64, 96))):
         pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        found = resize_there(torch.from_numpy(pixels).to(device), size, interpolation).cpu().numpy()
+        planes = torch.from_numpy(pixels).to(device).permute(2, 0, 1)[None]
+        found = resize_planes_there(planes, size, interpolation)[0].permute(1, 2, 0).cpu().numpy()
         expected = resize(pixels, size, interpolation)
         assert found.shape == expected.shape and found.dtype == np.uint8
         # on noise; torch's CUDA kernel of bicubic rounds once, Pillow between its two passes as well

@@ -15,8 +15,8 @@ from pycocotools.cocoeval import COCOeval
 from rtdetr.cli import main
 from rtdetr.data.classes import DataError
 from rtdetr.engine.evaluation.evaluator import score
-from rtdetr.inference.image_ids import image_ids
 from rtdetr.inference.predictor import File
+from rtdetr.inference.results import image_ids
 
 
 def test_numbers_of_files() -> None:

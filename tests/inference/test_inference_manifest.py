@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rtdetr.data.classes import DataError
-from rtdetr.inference import manifest
-from rtdetr.inference.manifest import Done, already_done, cut_partial_line, manifest_paths
+from rtdetr.inference.files import manifest_paths
+from rtdetr.inference.results import Done, already_done, cut_partial_line
 
 
 def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
@@ -32,8 +32,7 @@ def test_a_list_is_read_as_it_stands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"a": 1}\n', '{"a": 1}\n{"b"', "x" * 9, '{"a": 1}\n' + "y" * 40])
-def test_the_last_partial_line_goes(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "BLOCK", 8)
+def test_the_last_partial_line_goes(content: str, tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text(content)
     cut_partial_line(tmp_path / "results.jsonl")
     assert (tmp_path / "results.jsonl").read_text() == content[: content.rfind("\n") + 1]

@@ -33,8 +33,7 @@ from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import DeviceTensors, HostPixels, as_pixels, crop
 from rtdetr.inference.predictor import Predictor
-from rtdetr.inference.processes import ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers, ReadingProcesses
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -395,7 +394,7 @@ def test_the_gpu_decodes_jpegs_and_leaves_the_rest_to_the_host(checkpoint: Path,
     there, here = (Predictor(checkpoint, "cuda", threshold=0, half=False, decode=place) for place in ("device", "host"))
     batches = []
     for each in (there, here):
-        batch = each._batch_of_files(len(files))
+        batch = each._empty_batch(len(files), for_files=True)
         results = each._read(each._read_stored if each is there else each.read_file, files, batch, 0, False)
         assert [file.name for file, result in zip(files, results) if result] == ["1_broken.jpg"]
         batches.append(batch.on(each.device).cpu().float())

@@ -23,8 +23,7 @@ from rtdetr.data.classes import DataError
 from rtdetr.inference import fonts
 from rtdetr.inference.draw import Detection, save_drawn
 from rtdetr.inference.predictor import FileResult, Predictor
-from rtdetr.inference.processes import ReadingProcesses
-from rtdetr.inference.readers import Readers
+from rtdetr.inference.processes import Readers, ReadingProcesses
 from rtdetr.inference.reading import Task
 from rtdetr.inference.results import ResultsFolder
 from rtdetr.outputs import RunFailed
@@ -215,7 +214,7 @@ def test_signals_are_the_main_process_s(checkpoint: Path, images: Path) -> None:
     assert pids_of(processes) == pids
     assert processes.taken(2)
     [(_, _, gone)] = processes.batches(iter([Path("gone.png")]), 4, Task((8, 8), "cubic", 1.0, False, ""), False)
-    assert isinstance(gone[0].size, DataError) and "gone.png: cannot be read" in str(gone[0].size)
+    assert isinstance(gone[0].image, DataError) and "gone.png: cannot be read" in str(gone[0].image)
     del processes
     wait_until_gone(pids)
 

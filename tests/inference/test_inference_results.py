@@ -68,7 +68,8 @@ def test_formats(tmp_path: Path) -> None:
     image = Image.new("RGB", (100, 200))
     with ResultsFolder(tmp_path, ["coco", "yolo", "csv"], CLASSES) as results:
         damaged = FileResult(Path("broken.jpg"), None, [], error="broken.jpg: why")
-        seen, empty = FileResult(Path("in/a.png"), image, DETECTIONS), FileResult(Path("b.png"), image, [])
+        seen = FileResult(Path("in/a.png"), image, DETECTIONS, size=image.size)
+        empty = FileResult(Path("b.png"), image, [], size=image.size)
         names = (Path("broken"), Path("sub/a"), Path("b"))
         for found, name in zip((damaged, seen, empty), names):
             results.begin_drawing(found, name).result()

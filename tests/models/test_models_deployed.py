@@ -148,7 +148,7 @@ def test_boxes_at_their_limits() -> None:
 
 
 def test_a_compiled_model_is_deployed_too() -> None:
-    """As training leaves it, see engine/acceleration/compile.py."""
+    """As training leaves it, see engine/acceleration/accelerate.py."""
     model = made_up().double()
     images = torch.rand(1, 3, 64, 64, dtype=torch.float64)
     expected = model(images)

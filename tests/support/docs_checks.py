@@ -19,8 +19,7 @@ import pytest
 from docs_blocks import ROOT, Command
 
 from rtdetr import cli
-from rtdetr.config import ConfigError, load_config
-from rtdetr.shipped_configs import find_config
+from rtdetr.config import ConfigError, find_config, load_config
 
 OF_THE_SYSTEM = ("curl", "docker", "find", "cd", "git")
 PLACEHOLDER = re.compile(r"[A-Z]+|my\.yml")

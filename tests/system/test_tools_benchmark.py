@@ -122,16 +122,16 @@ def test_what_cannot_be_measured_is_one_sentence(
 
 
 def test_without_a_gpu_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = tool("benchmarks.profiled")
+    timing = tool("benchmarks.timing")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert profiled.work_of(lambda: torch.rand(3) + 1, 2) == (0, 0, 0, [])
+    assert timing.work_of(lambda: torch.rand(3) + 1, 2) == (0, 0, 0, [])
 
 
 @pytest.mark.gpu
 def test_waits_of_the_calls_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    profiled = tool("benchmarks.profiled")
+    timing = tool("benchmarks.timing")
     values = torch.rand(1000, device="cuda")
-    quiet, waiting = (profiled.work_of(call, 4) for call in (lambda: values + 1, lambda: (values + 1).sum().item()))
+    quiet, waiting = (timing.work_of(call, 4) for call in (lambda: values + 1, lambda: (values + 1).sum().item()))
     assert quiet.waits == 0 and quiet.kernels == 1 and quiet.busy_ms > 0 and len(quiet.top) == 1
     assert waiting.waits == 1 and waiting.kernels >= 3  # the sum, and the copy of it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,14 +24,6 @@ from rtdetr.models.rtdetrv3 import Network
 from rtdetr.types import Targets
 
 
-class Accelerated(NamedTuple):
-    """The accelerated training step and its wrappers."""
-
-    step: Step
-    graphs: StepGraphs | None
-    why_not_compiled: str | None
-
-
 def accelerate(
     cfg: Config,
     model: Network,
@@ -40,11 +32,12 @@ def accelerate(
     iterations: int,
     scale: Callable[[Tensor], Tensor],
     draws: Draws | None = None,
-) -> Accelerated:
+) -> tuple[Step, StepGraphs | None, str | None]:
     """Wraps `training_step` as configured: in CUDA graphs or DistributedDataParallel, compiled or with weights cast
-    together, or not at all. The model must be on `device` in its final form; iterations: those left in the run.
+    together, or not at all. Returns the step, its CUDA graphs if it has any, and why it is not compiled if it is not.
 
-    scale: see training_step; draws: replayed random numbers. Raises ConfigError if the step cannot run as configured.
+    The model must be on `device` in its final form. iterations: those left in the run; scale: see training_step; draws:
+    replayed random numbers. Raises ConfigError if the step cannot run as configured.
     """
     dtype = autocast_type(device, cfg.train.precision)
     plain = partial(training_step, criterion=criterion, dtype=dtype, scale=scale)
@@ -74,7 +67,7 @@ def accelerate(
     if gradients is not None:
         turn = cfg.loss.atss_epochs
         step = graphs = StepGraphs(step, gradients, lambda part: part.epoch >= turn)
-    return Accelerated(step, graphs, why_not_compiled)
+    return step, graphs, why_not_compiled
 
 
 def averaged_last(step: Step, model: DistributedDataParallel) -> Step:

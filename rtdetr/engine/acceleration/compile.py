@@ -15,7 +15,7 @@ from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.wording import counted
 
-MAX_GRAPHS = 64  # recompilations of one function before torch stops compiling it
+MAX_RECOMPILATIONS = 64  # recompilations of one function before torch stops compiling it
 WORTH_IT = 25000  # iterations per image size that repay 75 s of compilation (3 ms saved per iteration, H200)
 
 
@@ -53,7 +53,7 @@ def compile_step(model: Network, backend: str | Callable[..., object] = "inducto
     ~/.cache/rtdetr, unless TORCHINDUCTOR_CACHE_DIR is set.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_GRAPHS)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_RECOMPILATIONS)
     for part in (model.backbone, model.encoder, model.dense_head):
         if part is not None:
             part.compile(backend=backend, dynamic=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,11 +68,8 @@ def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) 
     threshold, f1 = best_f1(scores, right, num_objects)
     index = {each["id"]: i for i, each in enumerate(truth.categories)}
     confusion = np.zeros((len(index) + 1, len(index) + 1), np.int64)
-    wrong: list[Mistake] = []
-    missed: list[Mistake] = []
-    for image in images:
-        _look_at(image, threshold, index, confusion, wrong, missed)
-    kinds = [each.kind for each in wrong + missed]
+    mistakes = [each for image in images for each in _mistakes_of(image, threshold, index, confusion)]
+    kinds = [each.kind for each in mistakes]
     bins, error = _calibration(scores, right)
     return Mistakes(
         threshold,
@@ -80,8 +77,8 @@ def find_mistakes(truth: CocoDocument, detections: Iterable[Mapping[str, Any]]) 
         int(np.trace(confusion)),
         {kind: kinds.count(kind) for kind in KINDS},
         confusion,
-        sorted(wrong, key=lambda each: -each.score),
-        sorted(missed, key=lambda each: -each.box[2] * each.box[3]),
+        sorted((each for each in mistakes if each.kind != "missed"), key=lambda each: -each.score),
+        sorted((each for each in mistakes if each.kind == "missed"), key=lambda each: -each.box[2] * each.box[3]),
         bins,
         error,
     )
@@ -155,15 +152,10 @@ def best_f1(scores: NDArray[Any], right: NDArray[np.bool_], num_objects: int) ->
     return float(ranked[best]), float(f1[best])
 
 
-def _look_at(
-    image: _Image,
-    threshold: float,
-    index: Mapping[int, int],
-    confusion: NDArray[np.int64],
-    wrong: list[Mistake],
-    missed: list[Mistake],
-) -> None:
-    """Records the mistakes of an image."""
+def _mistakes_of(
+    image: _Image, threshold: float, index: Mapping[int, int], confusion: NDArray[np.int64]
+) -> Iterator[Mistake]:
+    """Yields the mistakes of an image, and counts its objects and detections in `confusion`."""
     nothing = len(index)
     counted = [i for i, each in enumerate(image.detections) if each["score"] >= threshold]
     taken = {image.owner[i] for i in counted} - {-1}
@@ -180,11 +172,11 @@ def _look_at(
             row = index[image.objects[which]["category_id"]]
         confusion[row, column] += 1
         other = tuple(image.objects[which]["bbox"]) if which >= 0 else None
-        wrong.append(Mistake(kind, image.image_id, each["category_id"], tuple(each["bbox"]), each["score"], other))
+        yield Mistake(kind, image.image_id, each["category_id"], tuple(each["bbox"]), each["score"], other)
     for i, box in enumerate(image.objects):
         if i not in taken:
             confusion[index[box["category_id"]], nothing] += 1
-            missed.append(Mistake("missed", image.image_id, box["category_id"], tuple(box["bbox"]), 0.0, None))
+            yield Mistake("missed", image.image_id, box["category_id"], tuple(box["bbox"]), 0.0, None)
 
 
 def _kind(overlaps: NDArray[np.float64], same: NDArray[np.bool_]) -> tuple[str, int]:

@@ -1,11 +1,11 @@
-"""COCO average precision of a model, in the data's own category ids."""
+"""COCO average precision of a model, in the data's own category ids; precision, recall and F1 of each class."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from rtdetr.config import EvalConfig
@@ -24,7 +25,7 @@ from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine import distributed
-from rtdetr.engine.evaluation.operating_points import OperatingPoint, operating_points
+from rtdetr.engine.evaluation.error_analysis import LOWEST, best_f1, matched
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.models.postprocess import detections
 from rtdetr.types import Batch
@@ -57,6 +58,18 @@ class ClassAP(NamedTuple):
     num_boxes: int  # ground truth, crowds not counted
     ap: float  # NaN if the set has no box of this class
     ap50: float
+
+
+class OperatingPoint(NamedTuple):
+    """Metrics of a class above a score threshold, matched at an IoU of .5; NaN if undefined."""
+
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+
+
+NOWHERE = OperatingPoint(math.nan, math.nan, math.nan, math.nan)
 
 
 class EvalResult(NamedTuple):
@@ -187,12 +200,13 @@ def score(
         for number, each in enumerate(detections, start=1)
     ]
     with open(os.devnull, "w") as quiet, contextlib.redirect_stdout(quiet):
-        run = _run_lvis if is_federated(truth.images) else _run
-        figures, precision, category_ids = run(truth._replace(annotations=boxes), results, evaluator)
+        truth = truth._replace(annotations=boxes)
+        figures, run = _run_lvis(truth, results) if is_federated(truth.images) else _run(truth, results, evaluator)
+    precision = run.eval["precision"]
     names = {each["id"]: each["name"] for each in truth.categories}
     counts = Counter(box["category_id"] for box in boxes if not box["iscrowd"])
     per_class = []
-    for k, category_id in enumerate(category_ids):
+    for k, category_id in enumerate(map(int, run.params.catIds)):
         values = precision[:, :, k, 0, -1]  # (thresholds, recalls): all areas, most detections
         ap, ap50 = mean_measured(values), mean_measured(values[0])
         per_class.append(ClassAP(names[category_id], category_id, counts[category_id], ap, ap50))
@@ -226,9 +240,8 @@ def countable(truth: CocoDocument, sizes: Mapping[int, tuple[int, int]]) -> list
     return [each for each, has_area in zip(annotations, keep) if has_area or each["iscrowd"]]
 
 
-def _run(
-    truth: CocoDocument, results: list[dict[str, Any]], evaluator: Evaluator
-) -> tuple[dict[str, float], np.ndarray, list[int]]:
+def _run(truth: CocoDocument, results: list[dict[str, Any]], evaluator: Evaluator) -> tuple[dict[str, float], Any]:
+    """The figures, and the evaluator that has computed them."""
     if evaluator == "pycocotools":
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
@@ -241,13 +254,10 @@ def _run(
     run.evaluate()
     run.accumulate()
     run.summarize()
-    figures = {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}
-    return figures, run.eval["precision"], [int(i) for i in run.params.catIds]
+    return {name: float(value) for name, value in zip(FIGURES, run.stats[:12], strict=True)}, run
 
 
-def _run_lvis(
-    truth: CocoDocument, results: list[dict[str, Any]], _: Evaluator
-) -> tuple[dict[str, float], np.ndarray, list[int]]:
+def _run_lvis(truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[dict[str, float], Any]:
     """The federated figures of the `lvis` package: classes that were not annotated in an image are no errors there."""
     from faster_coco_eval import COCO
     from faster_coco_eval import COCOeval_faster as COCOeval
@@ -261,14 +271,13 @@ def _run_lvis(
     run.params.maxDets = [LVIS_DETECTIONS]
     run.evaluate()
     run.accumulate()
-    precision, recall = run.eval["precision"], run.eval["recall"][..., -1]  # recall: (thresholds, classes, areas)
-    ap = precision[..., -1]  # (thresholds, recalls, classes, areas)
+    ap = run.eval["precision"][..., -1]  # (thresholds, recalls, classes, areas)
+    recall = run.eval["recall"][..., -1]  # (thresholds, classes, areas)
     frequencies = np.array([each.get("frequency", "") for each in truth.categories])
     parts = [ap[..., 0], ap[0, ..., 0], ap[5, ..., 0], *(ap[..., area] for area in (1, 2, 3))]
     parts += [ap[..., frequencies == each, 0] for each in FREQUENCIES]
     parts += [recall[..., area] for area in (0, 1, 2, 3)]
-    figures = {name: mean_measured(part, nothing=-1.0) for name, part in zip(LVIS_FIGURES, parts)}
-    return figures, precision, [int(i) for i in run.params.catIds]
+    return {name: mean_measured(part, nothing=-1.0) for name, part in zip(LVIS_FIGURES, parts)}, run
 
 
 def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> tuple[Any, Any]:
@@ -280,3 +289,41 @@ def _sets(coco: Any, truth: CocoDocument, results: list[dict[str, Any]]) -> tupl
     indexed.dataset = {"info": {}, "images": images, "categories": categories, "annotations": boxes}
     indexed.createIndex()
     return indexed, SimpleNamespace(getAnnIds=lambda **_: [], loadAnns=lambda _: results)
+
+
+@collection_paused()  # as in `score`
+def operating_points(
+    truth: CocoDocument, detections: Iterable[Mapping[str, Any]], given: Mapping[int, float] | None = None
+) -> dict[int, OperatingPoint]:
+    """Operating points by category id. truth: only annotations that count. given: thresholds by category id, instead of
+    those with the best F1. Detections below a score of LOWEST are ignored."""
+    scores: dict[int, list[float]] = defaultdict(list)
+    right: dict[int, list[bool]] = defaultdict(list)
+    objects: dict[int, int] = defaultdict(int)
+    for image in matched(truth, detections):
+        for each, owner in zip(image.detections, image.owner):
+            scores[each["category_id"]].append(each["score"])
+            right[each["category_id"]].append(owner >= 0)
+        for each in image.objects:
+            objects[each["category_id"]] += 1
+    given, ids = given or {}, [each["id"] for each in truth.categories]
+    return {i: _point(np.array(scores[i]), np.array(right[i], bool), objects[i], given.get(i)) for i in ids}
+
+
+def _point(
+    scores: NDArray[np.float64], right: NDArray[np.bool_], num_objects: int, given: float | None
+) -> OperatingPoint:
+    if given is None and not right.any():
+        return NOWHERE
+    threshold = _best_threshold(scores, right, num_objects) if given is None else given
+    counted = scores >= threshold
+    hits, found = int(right[counted].sum()), int(counted.sum())
+    precision = hits / found if found else math.nan
+    recall = hits / num_objects if num_objects else math.nan
+    return OperatingPoint(threshold, precision, recall, 2 * hits / (found + num_objects) if num_objects else math.nan)
+
+
+def _best_threshold(scores: NDArray[np.float64], right: NDArray[np.bool_], num_objects: int) -> float:
+    """Half-way between the last detection that should count and the next one, as other hardware rounds differently."""
+    last, _ = best_f1(scores, right, num_objects)
+    return (last + float(max(scores[scores < last], default=LOWEST))) / 2

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from rtdetr.config import Config, settled
+from rtdetr.config import Config, settled, with_values
 from rtdetr.data.classes import DataError
 from rtdetr.data.loader import build_val_loader, open_train_set
 from rtdetr.data.sampling import epoch_length
@@ -59,7 +58,7 @@ def learning_curve(
         half = write_subset(source, spread(range(total), total // 2), folder / "half.json")
     points = []
     for name, split, number in (("half", half, total // 2), ("whole", cfg.data.train, total)):
-        own = replace(cfg, data=replace(cfg.data, train=split))
+        own = with_values(cfg, {"data.train": split})
         own = _for_as_long(own, iterations, epoch_length(open_train_set(own), own.data), samples)
         trainer = Trainer(own, folder / name, device, tuning=tuning, signals=signals)
         trainer.advise = name == "whole"
@@ -105,11 +104,11 @@ def _for_as_long(cfg: Config, iterations: int, samples: int, of: int) -> Config:
     iterations."""
     per_epoch = max(1, Pace.of(cfg, samples).steps(1, 0))
     times = round(of / max(1, samples))
-    train = replace(
-        cfg.train,
-        epochs=-(-iterations // per_epoch),
-        max_iterations=iterations,
-        eval_every=cfg.train.eval_every * times,
-        patience=0,
-    )
-    return replace(cfg, train=train, loss=replace(cfg.loss, atss_epochs=cfg.loss.atss_epochs * times))
+    values = {
+        "train.epochs": -(-iterations // per_epoch),
+        "train.max_iterations": iterations,
+        "train.eval_every": cfg.train.eval_every * times,
+        "train.patience": 0,
+        "loss.atss_epochs": cfg.loss.atss_epochs * times,
+    }
+    return with_values(cfg, values)

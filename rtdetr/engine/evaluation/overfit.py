@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from rtdetr.config import Config, SplitConfig
+from rtdetr.config import Config, SplitConfig, with_values
 from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
@@ -73,34 +72,25 @@ def overfit(
 def overfit_config(cfg: Config, images: SplitConfig, number: int, from_random: bool) -> Config:
     """The config of the check: no augmentation, one size, constant rate, short ramps, evaluation on the same images."""
     side, batch_size = max(cfg.data.image_size), min(number, MOST_IMAGES)
-    augment = replace(
-        cfg.data.augment,
-        distort_prob=0.0,
-        expand_prob=0.0,
-        crop_prob=0.0,
-        flip_prob=0.0,
-        turn_prob=0.0,
-        paste_prob=0.0,
-        custom="",
-        batch_sizes=(side,),
-        interpolations=("cubic",),
-    )
     steps = min(cfg.train.max_iterations or MOST_ITERATIONS, MOST_ITERATIONS)
     batches = number // batch_size
-    multiplier = 1.0 if from_random else cfg.optimizer.backbone_lr_multiplier
-    return replace(
-        cfg,
-        data=replace(
-            cfg.data, train=images, val=images, image_size=(side, side), train_batch_size=batch_size, augment=augment
-        ),
-        optimizer=replace(cfg.optimizer, flat_ratio=1.0, warmup_iterations=WARMUP, backbone_lr_multiplier=multiplier),
-        ema=replace(cfg.ema, decay=0.99, warmup=WARMUP),
-        train=replace(
-            cfg.train,
-            epochs=-(-steps // batches),
-            max_iterations=steps,
-            accumulate=1,
-            eval_every=max(1, BETWEEN // batches),
-            patience=0,
-        ),
-    )
+    values = {
+        "data.train": images,
+        "data.val": images,
+        "data.image_size": (side, side),
+        "data.train_batch_size": batch_size,
+        "data.augment.custom": "",
+        "data.augment.batch_sizes": (side,),
+        "data.augment.interpolations": ("cubic",),
+        "optimizer.flat_ratio": 1.0,
+        "optimizer.warmup_iterations": WARMUP,
+        "ema.decay": 0.99,
+        "ema.warmup": WARMUP,
+        "train.epochs": -(-steps // batches),
+        "train.max_iterations": steps,
+        "train.accumulate": 1,
+        "train.eval_every": max(1, BETWEEN // batches),
+        "train.patience": 0,
+    }
+    values |= {f"data.augment.{kind}_prob": 0.0 for kind in ("distort", "expand", "crop", "flip", "turn", "paste")}
+    return with_values(cfg, values | ({"optimizer.backbone_lr_multiplier": 1.0} if from_random else {}))

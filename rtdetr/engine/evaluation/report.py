@@ -16,8 +16,7 @@ from PIL import Image, ImageDraw
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine.evaluation.error_analysis import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
-from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES, EvalResult, countable, mean_measured, shown
-from rtdetr.engine.evaluation.operating_points import OperatingPoint
+from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES, EvalResult, OperatingPoint, countable, mean_measured, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,16 +15,15 @@ weights less, so two batches at the rate of one make a step.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rtdetr.config import Config, config_from_dict, settled
+from rtdetr.config import Config, config_from_dict, settled, with_values
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import open_train_set
 from rtdetr.data.sampling import epoch_length
@@ -67,7 +66,11 @@ def settle(
         return cfg, []
     content = load_checkpoint(resume) if resume is not None else None
     stored = config_from_dict(content["config"], str(resume)) if content is not None else None
-    column = _column(tuning) if content is None else _column_of_run(content.get("began"))
+    if content is None:
+        column = _column(tuning, tuning and _learnt_in_full(tuning))
+    else:
+        began = content.get("began") or {}  # see `how_it_began`; older files lack it
+        column = _column(began.get("weights"), began.get("in_full"))
     cfg, lines = _settle_by_weights(cfg, column, stored)
     if "auto" not in sizes:
         return cfg, lines
@@ -77,14 +80,15 @@ def settle(
     if cfg.data.train_batch_size == "auto":
         most = MOST_IMAGES * given // accumulate
         size = settled(stored.data.train_batch_size) if stored else _batch_size(cfg, source, device, most)
-        cfg, rate = _with_rate(_with(cfg, "data.train_batch_size", size), size * given, stored)
+        cfg = with_values(cfg, {"data.train_batch_size": size})
+        cfg, rate = _with_rate(cfg, size * given, stored)
         lines.append(f"data.train_batch_size: auto is {size}; optimizer.lr {rate}")
     if cfg.train.epochs == "auto":
         samples = epoch_length(source, cfg.data)
         # No batch at all is refused with the loader.
         batches = max(1, samples // (settled(cfg.data.train_batch_size) * distributed.world_size()))
         epochs = settled(stored.train.epochs) if stored else epochs_for(math.ceil(batches / given))
-        cfg = _with(cfg, "train.epochs", epochs)
+        cfg = with_values(cfg, {"train.epochs": epochs})
         steps = epochs * math.ceil(batches / accumulate)
         lines.append(f"train.epochs: auto is {epochs}, {steps} iterations")
     return cfg, lines
@@ -96,41 +100,25 @@ def _with_rate(cfg: Config, images: int, stored: Config | None) -> tuple[Config,
     if stored and (lr, meant_for) == (stored.optimizer.lr, stored.optimizer.lr_batch):
         return cfg, f"{lr:g}, as in the run that is resumed"
     scaled = min(lr * (total / meant_for), 0.1)
-    cfg = _with(_with(cfg, "optimizer.lr", scaled), "optimizer.lr_batch", total)
+    cfg = with_values(cfg, {"optimizer.lr": scaled, "optimizer.lr_batch": total})
     return cfg, f"{lr:g}, meant for {meant_for} images a step, is {scaled:g} for {total}"
 
 
-def _column(tuning: Path | None) -> int:
-    """Table column of a new run."""
-    if tuning is None:
+def _column(weights: object, in_full: object) -> int:
+    """Table column of a run. weights: from which it began, if not from random ones; in_full: see `_learnt_in_full`."""
+    if not weights:
         return RANDOM
-    return LIKE_THIS if _learnt_in_full(tuning) else KNOWING
-
-
-def _column_of_run(began: Mapping[str, Any] | None) -> int:
-    """Table column of a resumed run, see `how_it_began`; older files lack it."""
-    if not began or not began["weights"]:
-        return RANDOM
-    return LIKE_THIS if began["in_full"] else KNOWING
+    return LIKE_THIS if in_full else KNOWING
 
 
 def _settle_by_weights(cfg: Config, column: int, stored: Config | None) -> tuple[Config, list[str]]:
     start = "random weights" if column == RANDOM else "the weights it starts from"
     if stored:
         start = "the run that is resumed"
-    found = []
-    for key, values in BY_WEIGHTS.items():
-        if attrgetter(key)(cfg) == "auto":
-            value = attrgetter(key)(stored) if stored else values[column]
-            cfg = _with(cfg, key, value)
-            found.append(f"{key} {value:g}")
-    return cfg, [f"auto, for {start}: {', '.join(found)}"] if found else []
-
-
-def _with(config: Any, key: str, value: Any) -> Any:
-    """A config, or a section of one, with another value at the dotted key."""
-    first, _, rest = key.partition(".")
-    return dataclasses.replace(config, **{first: _with(getattr(config, first), rest, value) if rest else value})
+    keys = [key for key in BY_WEIGHTS if attrgetter(key)(cfg) == "auto"]
+    values = {key: attrgetter(key)(stored) if stored else BY_WEIGHTS[key][column] for key in keys}
+    found = ", ".join(f"{key} {value:g}" for key, value in values.items())
+    return with_values(cfg, values), [f"auto, for {start}: {found}"] if found else []
 
 
 def _learnt_in_full(weights: Path) -> bool:

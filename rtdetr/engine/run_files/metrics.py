@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rtdetr.atomic_write import atomic_write
+from rtdetr.outputs import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +22,6 @@ from rtdetr.types import Batch, ImageInfo, Targets
 from rtdetr.weights.checkpoint import CheckpointError, read_torch_file
 
 PARTS = {"config", "num_classes", "iteration", "epoch", "random", "pictures", "batches", "model"}
-
-
-class FailedStep(NamedTuple):
-    """Everything that determines an optimiser step, as in failed_batch.pth."""
-
-    cfg: Config
-    num_classes: int
-    epoch: int
-    random: list[Tensor]  # see `random_state`
-    batches: list[Batch]
-    model: dict[str, Tensor]  # the weights it started from
 
 
 class Diagnosis(NamedTuple):
@@ -58,31 +47,39 @@ def random_state(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
-def diagnose(step: FailedStep, device: torch.device) -> Diagnosis:
-    """Repeats the step with a new model, without graphs and compilation; random generators are restored."""
-    cfg = step.cfg
+def diagnose(content: Mapping[str, Any], cfg: Config, device: torch.device) -> Diagnosis:
+    """Repeats the step of a failed_batch.pth with a new model, without graphs and compilation; random generators are
+    restored. cfg: the config in it."""
+    infos, random = (ImageInfo(*info) for info in content["pictures"]), content["random"]
+    batches = [
+        Batch(images, Targets(*targets), tuple(itertools.islice(infos, len(images))))
+        for images, targets in content["batches"]
+    ]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        model = build_model(cfg.model, step.num_classes).to(device)
+        model = build_model(cfg.model, content["num_classes"]).to(device)
         model.decoder.recompute = cfg.train.checkpoint_activations
-        model.load_state_dict(step.model)
-        torch.set_rng_state(step.random[0])
-        if device.type == "cuda" and len(step.random) > 1:
-            torch.cuda.set_rng_state(step.random[1], device)
+        model.load_state_dict(content["model"])
+        torch.set_rng_state(random[0])
+        if device.type == "cuda" and len(random) > 1:
+            torch.cuda.set_rng_state(random[1], device)
         model.train()
         bad = _watch_outputs(model)
         with using(cfg.kernels):
-            losses, refused = _do(step, model, device)
-    return Diagnosis(losses, refused, bad[0] if bad else "", [*_non_finite_images(step.batches)])
+            losses, refused = _do(batches, model, cfg, content["num_classes"], content["epoch"])
+    return Diagnosis(losses, refused, bad[0] if bad else "", [*_non_finite_images(batches)])
 
 
-def _do(step: FailedStep, model: nn.Module, device: torch.device) -> tuple[dict[str, float], str]:
-    cfg = step.cfg
+def _do(
+    batches: list[Batch], model: nn.Module, cfg: Config, num_classes: int, epoch: int
+) -> tuple[dict[str, float], str]:
+    """The losses of the step, and why they could not be computed if they could not."""
+    device = next(model.parameters()).device
     losses: dict[str, float] = {}
-    criterion, dtype = build_criterion(cfg, step.num_classes), autocast_type(device, cfg.train.precision)
-    boxes = [sum(batch.targets.counts) for batch in step.batches]
-    for batch in step.batches:
+    criterion, dtype = build_criterion(cfg, num_classes), autocast_type(device, cfg.train.precision)
+    boxes = [sum(batch.targets.counts) for batch in batches]
+    for batch in batches:
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
-        part = Part(step.epoch, boxes if len(boxes) > 1 else ())
+        part = Part(epoch, boxes if len(boxes) > 1 else ())
         try:
             names, values = training_step(model, images, targets, part, criterion=criterion, dtype=dtype)
         except FloatingPointError as error:
@@ -136,17 +133,11 @@ def replay(path: Path, device: torch.device) -> int:
     content = read_torch_file(path)
     if not isinstance(content, dict) or not content.keys() >= PARTS:
         raise CheckpointError(f"{path}: not a failed step; --replay needs the failed_batch.pth of a run")
-    infos = iter(content["pictures"])
-    batches = [
-        Batch(images, Targets(*targets), tuple(ImageInfo(*info) for info in itertools.islice(infos, len(images))))
-        for images, targets in content["batches"]
-    ]
     cfg = config_from_dict(content["config"], str(path))
-    step = FailedStep(cfg, content["num_classes"], content["epoch"], content["random"], batches, content["model"])
     precision = precision_on(device, cfg.train.precision)
-    print(f"iteration {content['iteration']} (epoch {step.epoch}) on {device}, {precision}")
-    print("images: " + ", ".join(info.file_name for batch in batches for info in batch.infos))
-    found = diagnose(step, device)
+    print(f"iteration {content['iteration']} (epoch {content['epoch']}) on {device}, {precision}")
+    print("images: " + ", ".join(ImageInfo(*info).file_name for info in content["pictures"]))
+    found = diagnose(content, cfg, device)
     print("\n".join(f"{name} = {value:g}" for name, value in found.losses.items()) or found.refused)
     print(found.text())
     print("the failure is reproduced" if found.failed else "the step succeeds here; the failure is not reproduced")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rtdetr.config import ConfigError
-from rtdetr.file_lock import lock
+from rtdetr.outputs import lock
 from rtdetr.wording import option
 
 GRACE = 5.0  # seconds in which the workers of a killed run end; they hold its folder, too

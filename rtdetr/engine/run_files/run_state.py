@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rtdetr.config import Config, config_to_dict, settled
+from rtdetr.config import Config, config_to_dict, flat, settled, with_values
 from rtdetr.data.classes import Classes
 from rtdetr.engine import distributed
 from rtdetr.engine.early_stop import EarlyStop
@@ -134,7 +134,9 @@ class RunState:
                 f"{classes.listed()}, not {self.classes.listed()}; "
                 + option("start from its weights with -t", "train() the model that from_pretrained() makes of it")
             )
-        changed = ", ".join(changed_keys(content["config"], config_to_dict(self.cfg)))
+        before, now = flat(content["config"]), flat(config_to_dict(self.cfg))
+        other = [key for key in before if key not in PACE_NAMES and now.get(key, before[key]) != before[key]]
+        changed = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in other)
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
         own = type(self.optimizer).__name__
@@ -188,25 +190,9 @@ class RunState:
 
 def with_absolute_paths(cfg: Config) -> Config:
     """The config as a run stores it: a resumed run finds its data from any directory."""
-
-    def absolute(path: str) -> str:
-        return os.path.abspath(path) if path else ""
-
-    train, val = (
-        dataclasses.replace(split, images=absolute(split.images), annotations=absolute(split.annotations))
-        for split in (cfg.data.train, cfg.data.val)
-    )
-    return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, train=train, val=val))
-
-
-def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any], section: str = "") -> Iterator[str]:
-    """Yields "key old -> new" for each key of a stored config that has another value now, except those of `Pace`."""
-    for name, old in before.items():
-        key = f"{section}{name}"
-        if isinstance(old, dict):
-            yield from changed_keys(old, now.get(name, {}), f"{key}.")
-        elif name in now and now[name] != old and key not in PACE_NAMES:
-            yield f"{key} {old} -> {now[name]}"
+    keys = [f"data.{split}.{key}" for split in ("train", "val") for key in ("images", "annotations")]
+    paths = {key: attrgetter(key)(cfg) for key in keys}
+    return with_values(cfg, {key: os.path.abspath(path) for key, path in paths.items() if path})
 
 
 def seed_everything(seed: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rtdetr.atomic_write import atomic_write
+from rtdetr.outputs import atomic_write
 
 
 @pytest.mark.parametrize("old", ["old", None])
