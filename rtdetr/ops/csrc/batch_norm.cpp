@@ -17,6 +17,7 @@ rtdetr::Norm norm_of(const Tensor& x, const Tensor& statistics, const Tensor& we
 }
 
 Tensor channel_statistics(Tensor x) {
+  x = ready(x);
   const rtdetr::Rows rows = rows_of(x);
   Tensor partial = work_space(x),
          result = torch::stable::new_empty(x, {1, 2 * x.size(1) + rtdetr::kStatisticsTail}, ScalarType::Float);
@@ -26,6 +27,7 @@ Tensor channel_statistics(Tensor x) {
 
 Tensor channel_norm(Tensor x, OptionalTensor plus, Tensor statistics, Tensor weight, Tensor bias, OptionalTensor running_mean,
                     OptionalTensor running_var, double momentum, double eps, int64_t activation) {
+  x = ready(x);
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
   rtdetr::Running running{nullptr, nullptr, static_cast<float>(momentum)};
@@ -34,30 +36,33 @@ Tensor channel_norm(Tensor x, OptionalTensor plus, Tensor statistics, Tensor wei
     floats("running_var", *running_var, x, {x.size(1)});
     running.mean = writable(*running_mean), running.variance = writable(*running_var);
   }
+  plus = alike("plus", plus, x);
   Tensor y = torch::stable::new_empty(x, x.sizes());
-  const void* more = plus ? alike("plus", *plus, x) : nullptr;
-  run("channel_norm", x, kernels::channel_norm, rows, more, norm, running, y.mutable_data_ptr());
+  run("channel_norm", x, kernels::channel_norm, rows, pointer(plus), norm, running, y.mutable_data_ptr());
   return y;
 }
 
 std::tuple<Tensor, Tensor> channel_norm_sums(Tensor x, Tensor grad, OptionalTensor other, Tensor statistics, Tensor weight,
                                              Tensor bias, double eps, int64_t activation) {
+  x = ready(x);
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
+  grad = alike("grad", grad, x), other = alike("other", other, x);
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor g = gradient(x, other.has_value());
-  run("channel_norm_sums", x, kernels::channel_norm_sums, rows, alike("grad", grad, x),
-      other ? alike("other", *other, x) : nullptr, norm, writable(partial), writable(sums),
-      gradient_pointer(g, other.has_value()));
+  run("channel_norm_sums", x, kernels::channel_norm_sums, rows, pointer(grad), pointer(other), norm, writable(partial),
+      writable(sums), gradient_pointer(g, other.has_value()));
   return {sums, g};
 }
 
 Tensor channel_norm_backward(Tensor x, Tensor grad, Tensor sums, Tensor statistics, Tensor weight, Tensor bias, double eps,
                              int64_t activation) {
+  x = ready(x);
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
+  grad = alike("grad", grad, x);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
-  run("channel_norm_backward", x, kernels::channel_norm_backward, rows, alike("grad", grad, x),
+  run("channel_norm_backward", x, kernels::channel_norm_backward, rows, pointer(grad),
       floats("sums", sums, x, {2, x.size(1)}), norm, by_x.mutable_data_ptr());
   return by_x;
 }

@@ -14,9 +14,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> box_losses(Tensor boxes, Tens
   check_shape("index", index, shape);
   check_type("targets", targets, ScalarType::Float, boxes);
   check_shape("targets", targets, {boxes.size(2), targets.dim() > 1 ? targets.size(1) : 0, 4});
-  STD_TORCH_CHECK(index.is_contiguous() && targets.is_contiguous() &&
-                      reinterpret_cast<uintptr_t>(pointer(targets)) % 16 == 0,
-                  "index and targets: expected to be contiguous, targets at a multiple of 16 bytes");
+  index = ready(index), targets = ready(targets);
   rtdetr::BoxLosses task{};
   task.boxes = static_cast<const float*>(pointer(boxes));
   for (int64_t axis = 0; axis < rtdetr::kBoxAxes; ++axis) task.sizes[axis] = boxes.size(axis), task.strides[axis] = boxes.stride(axis);

@@ -6,11 +6,13 @@
 namespace {
 
 std::tuple<Tensor, Tensor> column_sums(Tensor grad, OptionalTensor result) {
+  grad = ready(grad);
   const rtdetr::Rows rows = rows_of(grad);
+  result = alike("result", result, grad);
   Tensor partial = work_space(grad), sums = torch::stable::new_empty(grad, {2, grad.size(1)}, ScalarType::Float);
   Tensor g = gradient(grad, result.has_value());
-  run("column_sums", grad, kernels::column_sums, rows, result ? alike("result", *result, grad) : nullptr, writable(partial),
-      writable(sums), gradient_pointer(g, result.has_value()));
+  run("column_sums", grad, kernels::column_sums, rows, pointer(result), writable(partial), writable(sums),
+      gradient_pointer(g, result.has_value()));
   return {sums, g};
 }
 

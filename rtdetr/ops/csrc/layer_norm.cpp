@@ -13,21 +13,25 @@ rtdetr::TokenNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& b
 }
 
 std::tuple<Tensor, Tensor> token_norm(Tensor x, OptionalTensor plus, Tensor weight, Tensor bias, double eps) {
+  x = ready(x);
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::TokenNorm norm = norm_of(x, weight, bias, eps);
+  plus = alike("plus", plus, x);
   Tensor sum = gradient(x, plus.has_value()), y = torch::stable::new_empty(x, x.sizes());
-  run("token_norm", x, kernels::token_norm, rows, plus ? alike("plus", *plus, x) : nullptr, norm,
-      gradient_pointer(sum, plus.has_value()), y.mutable_data_ptr());
+  run("token_norm", x, kernels::token_norm, rows, pointer(plus), norm, gradient_pointer(sum, plus.has_value()),
+      y.mutable_data_ptr());
   return {y, sum};
 }
 
 std::tuple<Tensor, Tensor> token_norm_backward(Tensor x, Tensor grad, Tensor weight, Tensor bias, double eps) {
+  x = ready(x);
   const rtdetr::Rows rows = rows_of(x);
   const rtdetr::TokenNorm norm = norm_of(x, weight, bias, eps);
+  grad = alike("grad", grad, x);
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
-  run("token_norm_backward", x, kernels::token_norm_backward, rows, alike("grad", grad, x), norm, writable(partial),
-      writable(sums), by_x.mutable_data_ptr());
+  run("token_norm_backward", x, kernels::token_norm_backward, rows, pointer(grad), norm, writable(partial), writable(sums),
+      by_x.mutable_data_ptr());
   return {by_x, sums};
 }
 

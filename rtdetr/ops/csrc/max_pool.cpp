@@ -6,13 +6,14 @@
 namespace {
 
 rtdetr::Pool pool_of(const Tensor& x, int64_t height, int64_t width) {
-  STD_TORCH_CHECK(x.dim() == 4 && x.numel() > 0 && x.size(3) % rtdetr::kRowAlignment == 0 && x.is_contiguous(),
-                  "x: expected contiguous maps (B, H, W, C), C a multiple of ", rtdetr::kRowAlignment, ", got ", shape_of(x));
+  STD_TORCH_CHECK(x.dim() == 4 && x.numel() > 0 && x.size(3) % rtdetr::kRowAlignment == 0,
+                  "x: expected maps (B, H, W, C), C a multiple of ", rtdetr::kRowAlignment, ", got ", shape_of(x));
   STD_TORCH_CHECK(x.size(0) * height * width * x.size(3) / 4 < int64_t(1) << 32, "x: expected fewer than 2^34 values");
   return {kernel_type(x), x.size(0), height, width, x.size(3), (height - 1) / 2 + 1, (width - 1) / 2 + 1};
 }
 
 std::tuple<Tensor, Tensor> max_pool(Tensor x) {
+  x = ready(x);
   const rtdetr::Pool pool = pool_of(x, x.size(1), x.size(2));
   const std::vector<int64_t> shape{pool.images, pool.out_height, pool.out_width, pool.channels};
   Tensor y = torch::stable::new_empty(x, shape), place = torch::stable::new_empty(x, shape, ScalarType::Byte);
@@ -27,6 +28,7 @@ Tensor max_pool_backward(Tensor grad, Tensor place, int64_t height, int64_t widt
   check_shape("grad", grad, shape);
   check_shape("place", place, shape);
   check_type("place", place, ScalarType::Byte, grad);
+  grad = ready(grad), place = ready(place);
   Tensor by_x = torch::stable::new_empty(grad, {pool.images, height, width, pool.channels});
   run("max_pool_backward", grad, kernels::max_pool_backward, pool, pointer(grad),
       static_cast<const uint8_t*>(pointer(place)), by_x.mutable_data_ptr());

@@ -6,9 +6,10 @@
 
 namespace {
 
+// Rows of a tensor that is `ready`.
 inline rtdetr::Rows rows_of(const Tensor& x) {
-  STD_TORCH_CHECK(x.dim() == 2 && x.size(0) > 0 && x.size(1) % rtdetr::kRowAlignment == 0 && x.is_contiguous(),
-                  "x: expected contiguous rows (N, C), C a multiple of ", rtdetr::kRowAlignment, ", got ", shape_of(x));
+  STD_TORCH_CHECK(x.dim() == 2 && x.size(0) > 0 && x.size(1) % rtdetr::kRowAlignment == 0,
+                  "x: expected rows (N, C), C a multiple of ", rtdetr::kRowAlignment, ", got ", shape_of(x));
   STD_TORCH_CHECK(x.scalar_type() != ScalarType::Double, "x: expected float32 or a type of 16 bits, got float64");
   return {pointer(x), kernel_type(x), x.size(0), x.size(1)};
 }
@@ -21,11 +22,15 @@ inline const float* floats(const char* name, const Tensor& tensor, const Tensor&
   return static_cast<const float*>(pointer(tensor));
 }
 
-inline const void* alike(const char* name, const Tensor& tensor, const Tensor& x) {
+// `tensor`, which must have the shape and type of x, `ready`.
+inline Tensor alike(const char* name, const Tensor& tensor, const Tensor& x) {
   check_type(name, tensor, x.scalar_type(), x);
   check_shape(name, tensor, {x.size(0), x.size(1)});
-  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected to be contiguous");
-  return pointer(tensor);
+  return ready(tensor);
+}
+
+inline OptionalTensor alike(const char* name, const OptionalTensor& tensor, const Tensor& x) {
+  return tensor ? OptionalTensor(alike(name, *tensor, x)) : std::nullopt;
 }
 
 inline Tensor work_space(const Tensor& x) {

@@ -68,7 +68,7 @@ inline ScalarType compute_type(const Tensor& value) {
 // Contiguous, and aligned for the loads of the kernels: 16 bytes on a GPU, one element on a CPU. Copies contiguous views
 // whose offset breaks the alignment.
 inline Tensor ready(const Tensor& tensor) {
-  Tensor made = torch::stable::contiguous(tensor);
+  const Tensor made = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
   const auto address = reinterpret_cast<uintptr_t>(made.const_data_ptr());
   return address % (on_cuda ? 16 : made.element_size()) == 0 ? made : torch::stable::clone(made);
 }
@@ -139,6 +139,7 @@ class LevelTable {
 };
 
 inline const void* pointer(const Tensor& tensor) { return tensor.const_data_ptr(); }
+inline const void* pointer(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 
 // An empty tensor if the gradient is not needed: the schemas have no optional outputs.
 inline Tensor gradient(const Tensor& like, bool needed) {
