@@ -16,12 +16,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rtdetr.ops.kernels import FusedOperator
 from rtdetr.ops.reference import compute_dtype
 
 HERE = Path(__file__).parent
@@ -103,7 +102,7 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
             f"the {kind} kernels are built (torch {facts.get('torch', 'unknown')}) but do not load with torch"
             f" {torch.__version__} ({error}); to build them again: {BUILD}"
         )
-    if not hasattr(torch.ops.rtdetr, "deformable_aggregation"):  # the newest operator
+    if not hasattr(torch.ops.rtdetr, "matching_cost"):  # the newest operator
         return f"the {kind} kernels are of an older version of this package; to build them again: {BUILD}"
     return None
 
@@ -112,9 +111,6 @@ FOLDER, INFO = find_libraries()
 WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
 # _cpu.so declares the operators, _cuda.so only adds kernels to them.
 WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)
-BUILT = frozenset(  # older libraries lack some
-    name for name in get_args(FusedOperator) if hasattr(torch.ops.rtdetr, name)
-)
 
 
 def _forward_fake(
@@ -235,9 +231,8 @@ def _register() -> None:
         library.register_vmap(f"rtdetr::{name}", _vmap(getattr(ops, name)))
     library.register_fake("rtdetr::linear_assignment")(_assignment_fake)
     library.register_fake("rtdetr::linear_assignment_padded")(_padded_assignment_fake)
-    for name, fused_fake in {"top_k": _top_k_fake, "matching_cost": _matching_cost_fake}.items():
-        if name in BUILT:
-            library.register_fake(f"rtdetr::{name}")(fused_fake)
+    library.register_fake("rtdetr::top_k")(_top_k_fake)
+    library.register_fake("rtdetr::matching_cost")(_matching_cost_fake)
     for key in ("AutocastCPU", "AutocastCUDA"):
         _AUTOCAST.impl("ms_deform_attn", _autocast_forward, key)
 

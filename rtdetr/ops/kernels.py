@@ -8,9 +8,6 @@ from contextlib import contextmanager
 from typing import Literal, get_args
 
 Kernels = Literal["auto", "plain"]
-FusedOperator = Literal[  # of rtdetr/ops/fused
-    "box_losses", "channel_norm", "column_sums", "matching_cost", "max_pool", "token_norm", "top_k", "varifocal"
-]  # fmt: skip
 
 _lock, _plain_uses = threading.Lock(), 0
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rtdetr.config import LossConfig
 from rtdetr.losses.matcher import match_together, matching_cost, plain_matching_cost
-from rtdetr.ops.compiled import BUILT
+from rtdetr.ops.compiled import WHY_NOT
 from rtdetr.ops.fused import matching_cost as kernel
 from rtdetr.ops.kernels import using
 from rtdetr.types import QueryOutputs, Targets
@@ -57,7 +57,7 @@ def test_where_the_kernel_cannot_run_torch_does() -> None:
     assert torch.equal(matching_cost(outputs, targets, CONFIG), plain_matching_cost(outputs, targets, CONFIG))
 
 
-@pytest.mark.skipif("matching_cost" not in BUILT, reason="a library without the kernel")
+@pytest.mark.skipif(WHY_NOT["cpu"] is not None, reason=str(WHY_NOT["cpu"]))
 @pytest.mark.parametrize(("counts", "rows"), [(COUNTS, 11), ((), 35)])
 def test_the_operator_has_a_shape_without_a_kernel(counts: tuple[int, ...], rows: int) -> None:
     outputs, targets = problems(dtype=torch.bfloat16)

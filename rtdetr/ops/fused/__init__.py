@@ -13,8 +13,8 @@ from rtdetr.ops import kernels
 from rtdetr.ops.backend import why_not_compiled
 
 
-def why_not_fused(operator: kernels.FusedOperator, x: Tensor, compiler_too: bool = False) -> str | None:
-    """None if the kernels of torch.ops.rtdetr.<operator> may run on `x`, else a sentence with the reason.
+def why_not_fused(x: Tensor, compiler_too: bool = False) -> str | None:
+    """None if kernels may run on `x`, else a sentence with the reason.
 
     compiler_too: also under torch.compile, whose own code is as good for the other operators.
     """
@@ -24,11 +24,7 @@ def why_not_fused(operator: kernels.FusedOperator, x: Tensor, compiler_too: bool
         return "the kernel needs a GPU"
     if not compiler_too and torch.compiler.is_compiling():
         return "torch.compile does as well as the kernel"
-    if (reason := why_not_compiled(x)) is not None:
-        return reason
-    from rtdetr.ops.compiled import BUILT  # here, for the same reason as in why_not_compiled
-
-    return None if operator in BUILT else "the kernel needs a library built with it"
+    return why_not_compiled(x)
 
 
 def prefer_gpu_form(x: Tensor) -> bool:

@@ -53,7 +53,7 @@ def _is_shared(norm: nn.Module) -> bool:
 
 
 def _why_not_map(x: Tensor) -> str | None:
-    if (reason := why_not_fused("channel_norm", x)) is not None:
+    if (reason := why_not_fused(x)) is not None:
         return reason
     if x.shape[1] % ALIGNMENT or x.element_size() > MAX_ELEMENT:
         return f"the kernels need channels by {ALIGNMENT}, and 16 or 32 bits"

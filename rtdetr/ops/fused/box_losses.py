@@ -25,7 +25,7 @@ def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, T
 
 def why_not(boxes: Tensor) -> str | None:
     """None if the kernel can run, else a sentence with the reason."""
-    reason = why_not_fused("box_losses", boxes)
+    reason = why_not_fused(boxes)
     if reason is None and (boxes.dtype != torch.float32 or boxes.dim() != AXES + 1 or boxes.stride(-1) != 1):
         return "the kernel takes float32 boxes (K, G, B, Q, 4), the four numbers side by side"
     return reason

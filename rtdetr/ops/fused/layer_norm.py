@@ -26,7 +26,7 @@ def sum_norm(x: Tensor, plus: Tensor | None, weight: Tensor, bias: Tensor, eps: 
 
 def why_not(x: Tensor, weight: Tensor) -> str | None:
     """None if the kernels can run, else a sentence with the reason."""
-    if (reason := why_not_fused("token_norm", x)) is not None:
+    if (reason := why_not_fused(x)) is not None:
         return reason
     if x.dtype == torch.float64 or weight.dtype != torch.float32 or x.shape[-1] % ALIGNMENT:
         return f"the kernels need 16 or 32 bits, weights of 32, and channels by {ALIGNMENT}"

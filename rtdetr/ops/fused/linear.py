@@ -26,7 +26,7 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
     """None if the kernel can run, else a sentence with the reason."""
     if not bias.requires_grad:
         return "the kernel is for the gradient, and there is none"
-    if (reason := why_not_fused("column_sums", x)) is not None:
+    if (reason := why_not_fused(x)) is not None:
         return reason
     if not x.dtype == weight.dtype == bias.dtype or x.dtype == torch.float64:
         return "the kernel needs tensors of one type, of 16 or 32 bits; autocast would cast them"

@@ -33,7 +33,7 @@ def fused_matching_cost(
 
 def why_not(logits: Tensor, counts: Sequence[int]) -> str | None:
     """None if the kernel can run, else a sentence with the reason."""
-    reason = why_not_fused("matching_cost", logits, compiler_too=True)
+    reason = why_not_fused(logits, compiler_too=True)
     if reason is None and (len(counts) > MAX_IMAGES or logits.shape[0] * logits.shape[1] > MAX_SETS):
         return f"the kernel takes {MAX_IMAGES} images, and {MAX_SETS} layers and groups"
     return reason

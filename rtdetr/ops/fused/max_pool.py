@@ -23,7 +23,7 @@ def halve(x: Tensor) -> Tensor:
 
 def why_not(x: Tensor) -> str | None:
     """None if the kernels can run, else a sentence with the reason."""
-    if (reason := why_not_fused("max_pool", x)) is not None:
+    if (reason := why_not_fused(x)) is not None:
         return reason
     if x.dtype == torch.float64 or x.shape[1] % ALIGNMENT or not x.is_contiguous(memory_format=torch.channels_last):
         return f"the kernels need 16 or 32 bits, and channels last, by {ALIGNMENT}"

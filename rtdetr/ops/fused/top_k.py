@@ -23,7 +23,7 @@ def top_k(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def why_not(values: Tensor, k: int) -> str | None:
     """None if the kernel can run, else a sentence with the reason."""
-    if (reason := why_not_fused("top_k", values, compiler_too=True)) is not None:
+    if (reason := why_not_fused(values, compiler_too=True)) is not None:
         return reason
     if values.dtype not in (torch.float32, torch.float16) or values.shape[1] > MAX_ROW or k > MAX_K:
         return f"the kernel takes float32 and float16, rows of {MAX_ROW} and {MAX_K} results"

@@ -21,7 +21,7 @@ def varifocal(
 
 def why_not(logits: Tensor, gamma: float) -> str | None:
     """None if the kernel can run, else a sentence with the reason."""
-    if (reason := why_not_fused("varifocal", logits)) is not None:
+    if (reason := why_not_fused(logits)) is not None:
         return reason
     if logits.dtype != torch.float32 or logits.dim() > MAX_AXES or logits.stride(-1) != 1 or gamma != GAMMA:
         return f"the kernel takes float32, at most {MAX_AXES} axes, classes side by side, and gamma {GAMMA}"
