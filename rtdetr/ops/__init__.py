@@ -5,7 +5,7 @@ Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from typing import Any
 
 import torch
@@ -15,9 +15,12 @@ from rtdetr.ops.assignment import linear_assignment
 from rtdetr.ops.backend import (
     BACKENDS,
     Backend,
+    SpatialShapes,
+    as_autocast,
     check_readable,
     check_tensors,
     is_pair,
+    operator_levels,
     resolve_backend,
     run,
     why_not_compiled,
@@ -37,8 +40,6 @@ __all__ = [
     "resolve_backend",
     "why_not_compiled",
 ]
-
-SpatialShapes = Tensor | Sequence[tuple[int, int]]
 
 
 def ms_deform_attn(
@@ -64,13 +65,13 @@ def ms_deform_attn(
     Raises ValueError if sizes do not match, RuntimeError if a named backend cannot run.
     """
     check_tensors(value=value, sampling_locations=sampling_locations, attention_weights=attention_weights)
-    value = _autocast(value)
+    value = as_autocast(value)
     _check(value, spatial_shapes, sampling_locations, attention_weights)
     dtype = compute_dtype(value)
     locations, weights = sampling_locations.to(dtype), attention_weights.to(dtype)
     if resolve_backend(backend, value, _host_levels(spatial_shapes)) == "torch":
         return ms_deform_attn_reference(value, _host_shapes(spatial_shapes, value), locations, weights)
-    levels = _levels(spatial_shapes, level_start_index, value)
+    levels = operator_levels(spatial_shapes, level_start_index, value)
     return run(torch.ops.rtdetr.ms_deform_attn, value, *levels, locations, weights)
 
 
@@ -93,7 +94,7 @@ def ms_deform_attn_fused(
     logits:    (B, Q, H, L, P) or (B, Q, H, L * P); the weights are their softmax over the L * P points of a head
     """
     check_tensors(value=value, reference=reference, offsets=offsets, logits=logits)
-    value = _autocast(value)
+    value = as_autocast(value)
     _check_fused(spatial_shapes, reference, offsets, logits)
     batch, _, _, levels, points, _ = offsets.shape
     if reference.shape[0] != batch:
@@ -102,7 +103,7 @@ def ms_deform_attn_fused(
     if one_type and resolve_backend(backend, value, _host_levels(spatial_shapes)) == "cuda":
         logits = logits.reshape(offsets.shape[:-1])
         reference = reference.to(compute_dtype(value))
-        args = (*_levels(spatial_shapes, None, value), reference, offsets, logits, offset_scale)
+        args = (*operator_levels(spatial_shapes, None, value), reference, offsets, logits, offset_scale)
         return run(torch.ops.rtdetr.ms_deform_attn_fused, value, *args)
     weights = softmax_weights(logits, levels, points)
     locations = locations_from_offsets(reference, offsets, spatial_shapes, offset_scale)
@@ -124,14 +125,6 @@ class MSDeformAttnFunction:
         return ms_deform_attn(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
 
 
-def _autocast(value: Tensor) -> Tensor:
-    """Under autocast, converts values to the autocast type; locations and weights stay float32."""
-    device, dtype = value.device.type, value.dtype
-    if device == "meta" or dtype == torch.float64 or not dtype.is_floating_point:
-        return value
-    return value.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else value
-
-
 def _host_levels(spatial_shapes: SpatialShapes) -> int:
     """Number of levels whose sizes are integers on the host."""
     return 0 if isinstance(spatial_shapes, Tensor) else len(spatial_shapes)
@@ -143,21 +136,6 @@ def _host_shapes(spatial_shapes: SpatialShapes, value: Tensor) -> list[tuple[int
     if value.is_meta and spatial_shapes.is_meta:  # no data: any sizes that fill value give the same shapes
         return [(1, 1)] * (len(spatial_shapes) - 1) + [(1, value.shape[1] - len(spatial_shapes) + 1)]
     return [(h, w) for h, w in spatial_shapes.tolist()]
-
-
-def _levels(
-    spatial_shapes: SpatialShapes, level_start_index: Tensor | None, value: Tensor
-) -> tuple[list[int], Tensor | None, Tensor | None]:
-    """Three arguments of the compiled operators: integers for sizes known on the host, else two tensors."""
-    if not isinstance(spatial_shapes, Tensor):
-        return [size for pair in spatial_shapes for size in pair], None, None
-    shapes = spatial_shapes.to(value.device, torch.int64, non_blocking=True)
-    if level_start_index is not None:
-        check_tensors(level_start_index=level_start_index)
-        check_readable("level_start_index", level_start_index, value.is_meta)
-        return [], shapes, level_start_index.to(value.device, torch.int64, non_blocking=True)
-    cells = shapes[:, 0] * shapes[:, 1]
-    return [], shapes, cells.cumsum(0) - cells
 
 
 def _check(value: Tensor, spatial_shapes: SpatialShapes, locations: Tensor, weights: Tensor) -> None:

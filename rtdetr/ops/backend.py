@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import cache
 from numbers import Integral
 from typing import Any, Literal, get_args
@@ -18,6 +18,7 @@ from rtdetr.ops import kernels
 
 Backend = Literal["auto", "cuda", "cpu", "torch"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+SpatialShapes = Tensor | Sequence[tuple[int, int]]
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 MAX_HOST_LEVELS = 32  # kMaxHostLevels of csrc/cuda/common.cuh
 
@@ -111,6 +112,34 @@ def _is_whole(side: object) -> bool:
     if isinstance(side, Tensor):
         return side.dim() == 0 and not side.is_floating_point()
     return isinstance(side, (Integral, torch.SymInt)) and not isinstance(side, bool)
+
+
+def as_autocast(value: Tensor) -> Tensor:
+    """Under autocast, converts values to the autocast type; locations and weights stay float32."""
+    device, dtype = value.device.type, value.dtype
+    if device == "meta" or dtype == torch.float64 or not dtype.is_floating_point:
+        return value
+    return value.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else value
+
+
+def without_autocast(value: Tensor) -> torch.autocast:
+    """Context manager: inside, autocast does not change types."""
+    return torch.autocast("cpu" if value.is_meta else value.device.type, enabled=False)
+
+
+def operator_levels(
+    spatial_shapes: SpatialShapes, level_start_index: Tensor | None, value: Tensor
+) -> tuple[list[int], Tensor | None, Tensor | None]:
+    """Three arguments of the compiled operators: integers for sizes known on the host, else two tensors."""
+    if not isinstance(spatial_shapes, Tensor):
+        return [size for pair in spatial_shapes for size in pair], None, None
+    shapes = spatial_shapes.to(value.device, torch.int64, non_blocking=True)
+    if level_start_index is not None:
+        check_tensors(level_start_index=level_start_index)
+        check_readable("level_start_index", level_start_index, value.is_meta)
+        return [], shapes, level_start_index.to(value.device, torch.int64, non_blocking=True)
+    cells = shapes[:, 0] * shapes[:, 1]
+    return [], shapes, cells.cumsum(0) - cells
 
 
 def run(operator: Any, *arguments: Any) -> Any:

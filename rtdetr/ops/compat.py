@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops import Backend, SpatialShapes, _check, _host_levels, _levels, ms_deform_attn, resolve_backend
-from rtdetr.ops.backend import check_name, check_tensors, run
+from rtdetr.ops import Backend, SpatialShapes, _check, _host_levels, ms_deform_attn, resolve_backend
+from rtdetr.ops.backend import check_name, check_tensors, operator_levels, run, without_autocast
 from rtdetr.ops.reference import compute_dtype
 
 __all__ = [
@@ -41,11 +41,6 @@ __all__ = [
 logger = logging.getLogger("rtdetr")
 
 
-def _as_given(value: Tensor) -> torch.autocast:
-    """Context manager: inside, autocast does not change types."""
-    return torch.autocast("cpu" if value.is_meta else value.device.type, enabled=False)
-
-
 # Deformable DETR and mmcv. Deformable DETR's extension has positional arguments only, so mmcv's names work for both.
 
 
@@ -61,7 +56,7 @@ def ms_deform_attn_forward(
 
     `im2col_step` is ignored; the batch need not be a multiple of it.
     """
-    with _as_given(value):
+    with without_autocast(value):
         return ms_deform_attn(
             value, value_spatial_shapes, value_level_start_index, sampling_locations, attention_weights
         )
@@ -92,11 +87,11 @@ def ms_deform_attn_backward(
     points = [t.detach().to(dtype) for t in inputs[1:]]
     if resolve_backend("auto", value, _host_levels(value_spatial_shapes)) == "torch":
         leaves = [t.detach().requires_grad_() for t in (value, *points)]
-        with torch.enable_grad(), _as_given(value):
+        with torch.enable_grad(), without_autocast(value):
             output = ms_deform_attn(leaves[0], value_spatial_shapes, None, leaves[1], leaves[2], backend="torch")
         grads = torch.autograd.grad(output, leaves, grad)
     else:
-        levels = _levels(value_spatial_shapes, value_level_start_index, value)
+        levels = operator_levels(value_spatial_shapes, value_level_start_index, value)
         flags = (True, True, True, torch.are_deterministic_algorithms_enabled())
         grads = run(torch.ops.rtdetr.ms_deform_attn_backward, grad, value.detach(), *levels, *points, *flags)
     found = [g.to(t.dtype) for g, t in zip(grads, inputs, strict=True)]
@@ -115,7 +110,7 @@ def ms_deform_attn_core_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
     """Return (B, Q, H * D) by grid_sample on any device: the reference for the kernels."""
-    with _as_given(value):
+    with without_autocast(value):
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights, backend="torch")
 
 
@@ -123,7 +118,7 @@ def multi_scale_deformable_attn_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
     """Return (B, Q, H * D): mmcv's function for other devices than GPUs; uses the device's kernel if there is one."""
-    with _as_given(value):
+    with without_autocast(value):
         return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
 
 

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,16 +129,10 @@ def _backward_fake(
     return tuple(tensor.new_empty(tensor.shape if needed else (0,)) for tensor, needed in zip(tensors, flags))
 
 
-def _setup_forward(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-    value, ctx.hw, *tensors = inputs
-    ctx.save_for_backward(value, *tensors)
-    ctx.scale = ()
-
-
-def _setup_fused(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
-    *others, scale = inputs
-    _setup_forward(ctx, others, output)
-    ctx.scale = (scale,)
+def _setup(ctx: Any, inputs: Sequence[Any], output: Tensor) -> None:
+    value, ctx.hw, *others = inputs
+    ctx.save_for_backward(value, *others[:5])
+    ctx.scale = others[5:]  # of the fused operator, whose points are three tensors; empty for the others
 
 
 def _gradients(ctx: Any, grad: Tensor, operator: Any, *flags: bool) -> tuple[Any, ...]:
@@ -149,13 +144,7 @@ def _gradients(ctx: Any, grad: Tensor, operator: Any, *flags: bool) -> tuple[Any
     return by_value, None, None, None, *by_points, *[None for _ in ctx.scale]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    operator = torch.ops.rtdetr.ms_deform_attn_backward
-    return _gradients(ctx, grad, operator, torch.are_deterministic_algorithms_enabled())
-
-
-def _fused_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    operator = torch.ops.rtdetr.ms_deform_attn_fused_backward
+def _attention_backward(operator: Any, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return _gradients(ctx, grad, operator, torch.are_deterministic_algorithms_enabled())
 
 
@@ -218,14 +207,14 @@ def _vmap(operator: Any) -> Any:
 
 def _register() -> None:
     library, ops = torch.library, torch.ops.rtdetr
-    for name, setup, backward in (
-        ("ms_deform_attn", _setup_forward, _backward),
-        ("ms_deform_attn_fused", _setup_fused, _fused_backward),
-        ("deformable_aggregation", _setup_forward, _aggregation_backward),
+    for name, backward in (
+        ("ms_deform_attn", partial(_attention_backward, ops.ms_deform_attn_backward)),
+        ("ms_deform_attn_fused", partial(_attention_backward, ops.ms_deform_attn_fused_backward)),
+        ("deformable_aggregation", _aggregation_backward),
     ):
         library.register_fake(f"rtdetr::{name}")(_forward_fake)
         library.register_fake(f"rtdetr::{name}_backward")(_backward_fake)
-        library.register_autograd(f"rtdetr::{name}", backward, setup_context=setup)
+        library.register_autograd(f"rtdetr::{name}", backward, setup_context=_setup)
         library.register_autograd(f"rtdetr::{name}_backward", _no_double_backward)
     for name in ("ms_deform_attn", "deformable_aggregation"):
         library.register_vmap(f"rtdetr::{name}", _vmap(getattr(ops, name)))

@@ -13,7 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops.backend import Backend, check_readable, check_tensors, is_pair, resolve_backend, run
+from rtdetr.ops.backend import (
+    Backend,
+    SpatialShapes,
+    as_autocast,
+    check_readable,
+    check_tensors,
+    is_pair,
+    operator_levels,
+    resolve_backend,
+    run,
+    without_autocast,
+)
 from rtdetr.ops.reference import check_sizes, compute_dtype
 
 CameraShapes = Tensor | Sequence[Sequence[tuple[int, int]]]
@@ -45,21 +56,19 @@ def deformable_aggregation(
     check_readable("spatial_shapes", spatial_shapes, features.is_meta)
     if level_start_index is not None:
         check_tensors(level_start_index=level_start_index)
-        check_readable("level_start_index", level_start_index, features.is_meta)
-    device = "cpu" if features.is_meta else features.device.type
-    if features.dtype != torch.float64 and torch.is_autocast_enabled(device):
-        features = features.to(torch.get_autocast_dtype(device))
+        level_start_index = level_start_index.flatten()
+    features = as_autocast(features)
     _check(features, spatial_shapes, sampling_locations, weights)
     dtype = compute_dtype(features)
     locations, weights = sampling_locations.to(dtype), weights.to(dtype)
     chosen = resolve_backend(backend, features)
     if chosen == "cuda" and not torch.are_deterministic_algorithms_enabled():
-        levels = _levels(spatial_shapes, level_start_index, features)
+        levels = operator_levels(_maps(spatial_shapes), level_start_index, features)
         return run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
     # `where`, not a product, so that infinite and NaN weights of points outside are ignored, too.
     weights = torch.where(_inside(locations)[..., None, None], weights, 0)
     if chosen == "torch":
-        with torch.autocast(device, enabled=False):  # einsum would round weights and samples
+        with without_autocast(features):  # einsum would round weights and samples
             return deformable_aggregation_reference(features, _host_shapes(spatial_shapes), locations, weights)
     return _by_attention(features, spatial_shapes, level_start_index, locations, weights)
 
@@ -74,19 +83,15 @@ def _by_attention(
     # (B, A, P, N, 2) -> (B, A, G, N * L, P, 2), and (B, A, P, N, L, G) -> (B, A, G, N * L, P)
     places = locations.transpose(2, 3)[:, :, None, :, None].expand(-1, -1, groups, -1, levels, -1, -1).flatten(3, 4)
     shares = weights.permute(0, 1, 5, 3, 4, 2).flatten(3, 4)
-    maps = _levels(spatial_shapes, starts, features)
+    maps = operator_levels(_maps(spatial_shapes), starts, features)
     return run(torch.ops.rtdetr.ms_deform_attn, value, *maps, places, shares)
 
 
-def _levels(
-    spatial_shapes: CameraShapes, starts: Tensor | None, features: Tensor
-) -> tuple[list[int], Tensor | None, Tensor | None]:
-    """Sizes and first cells of all maps, in the form of the compiled operators: integers, or two tensors."""
-    if not isinstance(spatial_shapes, Tensor):
-        return [size for camera in spatial_shapes for pair in camera for size in pair], None, None
-    shapes = spatial_shapes.to(features.device, torch.int64, non_blocking=True).flatten(0, 1)
-    cells = shapes[:, 0] * shapes[:, 1]
-    return [], shapes, cells.cumsum(0) - cells if starts is None else starts.to(shapes, non_blocking=True).flatten()
+def _maps(spatial_shapes: CameraShapes) -> SpatialShapes:
+    """The sizes of all maps, one camera after another."""
+    if isinstance(spatial_shapes, Tensor):
+        return spatial_shapes.flatten(0, 1)
+    return [pair for camera in spatial_shapes for pair in camera]
 
 
 def deformable_aggregation_reference(
