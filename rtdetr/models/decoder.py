@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rtdetr.boxes import inverse_sigmoid
 from rtdetr.config import DecoderConfig
+from rtdetr.models.backbone import STRIDES
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import (
     ConvNorm,
@@ -176,36 +177,17 @@ class DecoderLayer(nn.Module):
         return self.norm3(x, plus=self.linear2(self.linear1(x)))
 
 
-def decoder_layer(dim: int, feedforward_dim: int, num_heads: int, num_levels: int, num_points: int) -> DecoderLayer:
+def decoder_layer(dim: int, feedforward_dim: int, num_heads: int, num_points: int) -> DecoderLayer:
     """Builds a DecoderLayer with newly initialised weights."""
     return DecoderLayer(
         SelfAttention(dim, num_heads),
         LayerNorm(dim),
-        MSDeformAttn(dim, num_heads, num_levels, num_points),
+        MSDeformAttn(dim, num_heads, len(STRIDES), num_points),
         LayerNorm(dim),
         xavier_linear(dim, feedforward_dim, relu=True),
         xavier_linear(feedforward_dim, dim),
         LayerNorm(dim),
     )
-
-
-def decoder_step(
-    layer: Callable[..., Tensor],
-    query_pos: nn.Module,
-    head: nn.Module,
-    content: Tensor,
-    reference: Tensor,
-    memory: Memory,
-    groups: Sequence[Group],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Runs queries with content (B, Q, dim) and reference boxes (B, Q, 4) through a DecoderLayer and its box head.
-
-    Returns the new content, the same in the type of the head's weights, and the offsets (B, Q, 4) to add to the logits
-    of `reference`. Shared by trained and deployed networks.
-    """
-    content = layer(content, query_pos(reference.to(content.dtype)), reference, memory, groups)
-    exact = content.to(next(head.parameters()).dtype)
-    return content, exact, in_weight_type(head, exact).to(reference.dtype)
 
 
 class Decoder(nn.Module):
@@ -221,19 +203,18 @@ class Decoder(nn.Module):
         num_layers: int,
         num_queries: int,
         num_classes: int,
-        num_levels: int,
         official_rectangles: bool,
     ) -> None:
         super().__init__()
         self.official_rectangles = official_rectangles
         self.recompute = False  # checkpoint activations: recompute layers in backward
-        self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in range(num_levels))
+        self.input_proj = nn.ModuleList(ConvNorm(in_channels, dim, 1, init="xavier") for _ in STRIDES)
         self.selector = QuerySelector(dim, num_classes, num_queries)
         self.query_pos = mlp(4, 2 * dim, dim, 2)
         for linear in self.query_pos.linears():
             nn.init.xavier_uniform_(linear.weight)
         self.layers = nn.ModuleList(
-            decoder_layer(dim, feedforward_dim, num_heads, num_levels, num_points) for _ in range(num_layers)
+            decoder_layer(dim, feedforward_dim, num_heads, num_points) for _ in range(num_layers)
         )
         self.score_heads = nn.ModuleList(score_head(dim, num_classes) for _ in range(num_layers))
         self.box_heads = nn.ModuleList(box_head(dim) for _ in range(num_layers))
@@ -259,7 +240,9 @@ class Decoder(nn.Module):
             run: Callable[..., Tensor] = layer
             if self.training and self.recompute:
                 run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
-            content, exact, delta = decoder_step(run, self.query_pos, head, content, reference, memory, groups)
+            content = run(content, self.query_pos(reference.to(content.dtype)), reference, memory, groups)
+            exact = content.to(next(head.parameters()).dtype)
+            delta = in_weight_type(head, exact).to(reference.dtype)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
                 logits.append(in_weight_type(self.score_heads[i], exact))
@@ -282,6 +265,5 @@ def build_decoder(cfg: DecoderConfig, in_channels: int, num_classes: int, offici
         cfg.num_layers,
         cfg.num_queries,
         num_classes,
-        3,
         official_rectangles,
     )

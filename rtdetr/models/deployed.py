@@ -24,7 +24,6 @@ from rtdetr.models.decoder import (
     Memory,
     QuerySelector,
     best_cells,
-    decoder_step,
     gather_rows,
     make_anchors,
 )
@@ -38,12 +37,12 @@ from rtdetr.models.deployed_layers import (
     MergedCSPBlock,
     Remembered,
     TopDownBlock,
+    fold_norm,
     folded,
     summed_relu,
     with_relu,
 )
 from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
-from rtdetr.models.folding import fold_norm
 from rtdetr.models.layers import MLP, in_weight_type, position_code
 from rtdetr.models.portable import (
     ConstantAnchors,
@@ -219,7 +218,8 @@ class DeployedDecoder(nn.Module):
         content = content.to(memory.tokens.dtype)
         for layer, box_head in zip(self.layers, self.box_heads):
             reference = box_logits.sigmoid()
-            content, _, delta = decoder_step(layer, self.query_pos, box_head, content, reference, memory, ())
+            content = layer(content, self.query_pos(reference.to(content.dtype)), reference, memory, ())
+            delta = in_weight_type(box_head, content).to(reference.dtype)
             box_logits = delta + box_logits.clamp(-self.LIMIT, self.LIMIT)
         return Decoded(in_weight_type(self.score_heads[0], content)[None], box_logits.sigmoid()[None])
 

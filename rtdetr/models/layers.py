@@ -52,18 +52,11 @@ class FrozenBatchNorm2d(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
-def batch_norm(num_channels: int, kind: str = "train") -> nn.Module:
-    """Builds a batch norm: trainable, frozen, or with only its affine values frozen (see config.BackboneConfig)."""
-    if kind == "frozen":
-        return FrozenBatchNorm2d(num_channels)
-    norm = nn.BatchNorm2d(num_channels)
-    if kind == "frozen_affine":
-        norm.requires_grad_(False)
-    return norm
-
-
 class ConvNorm(nn.Module):
-    """Convolution without bias, batch norm, optional sum with another map, activation. Stride 1 keeps the map size."""
+    """Convolution without bias, batch norm, optional sum with another map, activation. Stride 1 keeps the map size.
+
+    norm: trainable, frozen, or with only its affine values frozen (see config.BackboneConfig).
+    """
 
     def __init__(
         self,
@@ -80,7 +73,9 @@ class ConvNorm(nn.Module):
         self.conv = nn.Conv2d(
             in_channels, out_channels, kernel_size, stride=stride, padding=kernel_size // 2, bias=False
         )
-        self.norm = batch_norm(out_channels, norm)
+        self.norm = FrozenBatchNorm2d(out_channels) if norm == "frozen" else nn.BatchNorm2d(out_channels)
+        if norm == "frozen_affine":
+            self.norm.requires_grad_(False)
         self.activation = activation
         if init == "he":
             nn.init.kaiming_normal_(self.conv.weight, nonlinearity="relu")
@@ -93,19 +88,16 @@ class ConvNorm(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer with a bias."""
+    """A linear layer with a bias, optionally with the ReLU after it."""
 
     bias: nn.Parameter
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-class LinearReLU(Linear):
-    """A linear layer with a bias, and the ReLU after it."""
+    def __init__(self, in_dim: int, out_dim: int, relu: bool = False) -> None:
+        super().__init__(in_dim, out_dim)
+        self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, relu=True)
+        return linear(x, self.weight, self.bias, self.relu)
 
 
 class MLP(nn.Module):
@@ -126,7 +118,7 @@ class MLP(nn.Module):
 
 def mlp(in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> MLP:
     widths = [in_dim] + [hidden_dim] * (num_layers - 1)
-    inner = [LinearReLU(a, b) for a, b in itertools.pairwise(widths)]
+    inner = [Linear(a, b, relu=True) for a, b in itertools.pairwise(widths)]
     return MLP([*inner, Linear(widths[-1], out_dim)])
 
 
@@ -156,7 +148,7 @@ def in_weight_type(head: nn.Module, x: Tensor) -> Tensor:
 
 def xavier_linear(in_dim: int, out_dim: int, relu: bool = False) -> Linear:
     """Linear layer with Xavier uniform weight; the bias keeps torch's U(1 / sqrt(in_dim))."""
-    layer = LinearReLU(in_dim, out_dim) if relu else Linear(in_dim, out_dim)
+    layer = Linear(in_dim, out_dim, relu)
     nn.init.xavier_uniform_(layer.weight)
     return layer
 
