@@ -90,22 +90,22 @@ MUTANTS = (
     Mutant(
         "no one-to-many group",
         "rtdetr/models/query_groups.py",
-        "        one_to_many = None\n        if self.cfg.num_one_to_many_queries:",
-        "        one_to_many = None\n        if False:",
+        "        if self.cfg.num_one_to_many_queries:\n            last",
+        "        if False:\n            last",
         TRAIN,
     ),
     Mutant(
         "no denoising",
         "rtdetr/models/query_groups.py",
-        "denoising = noised if n else None",
-        "denoising = noised if False else None",
+        "        if noised is not None:",
+        "        if False:",
         TRAIN,
     ),
     Mutant(
         "denoising detached",
         "rtdetr/models/query_groups.py",
-        "DenoisingOutputs(noised_logits, noised_boxes, queries",
-        "DenoisingOutputs(noised_logits.detach(), noised_boxes.detach(), queries",
+        "DenoisingOutputs(noised_logits, noised_boxes, noised",
+        "DenoisingOutputs(noised_logits.detach(), noised_boxes.detach(), noised",
         "tests/models/test_models.py::test_denoising_teaches_embedding_decoder_and_encoder",
     ),
     Mutant(

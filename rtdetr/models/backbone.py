@@ -15,7 +15,6 @@ from rtdetr.models.layers import ConvNorm
 from rtdetr.ops.fused import prefer_gpu_form
 from rtdetr.ops.fused.batch_norm import norm_activation
 from rtdetr.ops.fused.max_pool import halve
-from rtdetr.ops.fused.projections import project_averages
 
 STAGE_BLOCKS: dict[Depth, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
@@ -36,6 +35,12 @@ class Shortcut(nn.Module):
         if self.stride > 1:
             x = F.avg_pool2d(x, self.stride, self.stride, ceil_mode=True)
         return self.project(x)
+
+
+def project_averages(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, O, H / 2, W / 2): the 1x1 projection of averages of 2x2 cells, for even maps (B, C, H, W) and weight
+    (O, C, 1, 1). One convolution does both; on a GPU it is faster than the gradient of torch's average pooling."""
+    return F.conv2d(x, weight.expand(-1, -1, 2, 2) / 4, stride=2)
 
 
 class BasicBlock(nn.Module):

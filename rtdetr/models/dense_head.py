@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from rtdetr.models.layers import PRIOR_LOGIT, ConvNorm
 from rtdetr.ops.fused import prefer_gpu_form
 from rtdetr.ops.fused.batch_norm import norm_activation
-from rtdetr.ops.fused.projections import project_scaled
 from rtdetr.types import DenseOutputs
 
 NUM_BINS = 17  # distances to a side of 0 to 16 strides
@@ -34,6 +33,14 @@ class EffectiveSqueezeExcite(nn.Module):
         if prefer_gpu_form(x) and self.training:
             return norm_activation(self.conv.norm, project_scaled(x, scale, self.conv.conv.weight), F.silu)
         return self.conv(x * scale)
+
+
+def project_scaled(x: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """(B, O, H, W), channels last: the 1x1 projection by weight (O, C, 1, 1) of maps (B, C, H, W) times scale
+    (B, C, 1, 1). Separate weights for each image save two passes over its map, and two over its gradient."""
+    own = weight.flatten(1) * scale.flatten(1)[:, None]  # (B, O, C)
+    rows = x.permute(0, 2, 3, 1).flatten(1, 2) @ own.transpose(1, 2)
+    return rows.unflatten(1, x.shape[2:]).permute(0, 3, 1, 2)
 
 
 class DenseHead(nn.Module):

@@ -44,13 +44,7 @@ from rtdetr.models.deployed_layers import (
 )
 from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
 from rtdetr.models.layers import MLP, in_weight_type, position_code
-from rtdetr.models.portable import (
-    ConstantAnchors,
-    Portable,
-    PortableAttention,
-    PortableSelector,
-    constant_position_code,
-)
+from rtdetr.models.portable import Constant, ConstantAnchors, Portable, PortableAttention, PortableSelector
 from rtdetr.ops.conv_relu import linear_relu
 from rtdetr.types import Predictions, as_floats
 
@@ -152,8 +146,8 @@ class DeployedEncoder(nn.Module):
         self.official_rectangles = encoder.official_rectangles
         self.position_code = Remembered(position_code) if options.remember_sizes else position_code
         if options.portable:
-            dim = encoder.aifi.norm1.normalized_shape[0]
-            self.position_code = constant_position_code(options.portable, dim, encoder.official_rectangles)
+            dim, coarsest = encoder.aifi.norm1.normalized_shape[0], options.portable.shapes[-1]
+            self.position_code = Constant(position_code(*coarsest, dim, torch.empty(0), encoder.official_rectangles))
         *projections, self.coarsest_proj = map(fold_norm, encoder.input_proj)
         self.aifi = encoder.aifi
         fuse = options.fuse_relu
@@ -183,10 +177,12 @@ class DeployedDecoder(nn.Module):
         super().__init__()
         self.official_rectangles = decoder.official_rectangles
         self.make_anchors = Remembered(make_anchors) if options.remember_sizes else make_anchors
+        self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
+        box_head = deployed_box_head(decoder.selector.box_head, options)
+        self.selector: nn.Module = DeployedSelector(decoder.selector, box_head)
         if options.portable:
             self.make_anchors = ConstantAnchors(options.portable.shapes, decoder.official_rectangles)
-        self.input_proj = nn.ModuleList(map(folded, decoder.input_proj))
-        self.selector = deployed_selector(decoder.selector, options)
+            self.selector = PortableSelector(decoder.selector, box_head, options.portable.sampling)
         first, last = decoder.query_pos.linears()
         hidden = DeployedLinearReLU(first, summed_relu) if options.for_compiler else linear_with_relu(first, options)
         self.query_pos = MLP([hidden, last])
@@ -230,11 +226,11 @@ class DeployedSelector(nn.Module):
     A zero token projects to the bias; inserting the bias afterwards avoids a second copy of the memory.
     """
 
-    def __init__(self, selector: QuerySelector, options: DeployOptions) -> None:
+    def __init__(self, selector: QuerySelector, box_head: nn.Module) -> None:
         super().__init__()
         self.num_queries = selector.num_queries
         self.proj, self.norm, self.score_head = selector.proj, selector.norm, selector.score_head
-        self.box_head = deployed_box_head(selector.box_head, options)
+        self.box_head = box_head
 
     def forward(self, memory: Memory) -> tuple[Tensor, Tensor]:
         projected = torch.where(memory.valid, in_weight_type(self.proj, memory.tokens), self.proj.bias)
@@ -243,12 +239,6 @@ class DeployedSelector(nn.Module):
         content = gather_rows(features, cells)
         box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return content, box_logits
-
-
-def deployed_selector(selector: QuerySelector, options: DeployOptions) -> nn.Module:
-    if options.portable:
-        return PortableSelector(selector, deployed_box_head(selector.box_head, options), options.portable.sampling)
-    return DeployedSelector(selector, options)
 
 
 def deployed_layer(layer: nn.Module, options: DeployOptions) -> DecoderLayer:

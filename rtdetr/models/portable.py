@@ -18,7 +18,7 @@ from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.models.backbone import STRIDES
 from rtdetr.models.decoder import Memory, QuerySelector, Shapes, make_anchors
 from rtdetr.models.deformable_attention import MSDeformAttn
-from rtdetr.models.layers import Linear, in_weight_type, position_code
+from rtdetr.models.layers import Linear, in_weight_type
 from rtdetr.types import Detections, Predictions
 
 Sampling = Literal["gather", "products"]
@@ -65,11 +65,6 @@ class ConstantAnchors(nn.Module):
 
     def forward(self, *arguments: object) -> tuple[Tensor, Tensor]:
         return self.logits, self.valid
-
-
-def constant_position_code(portable: Portable, dim: int, official_rectangles: bool) -> Constant:
-    """The precomputed position code of the coarsest map."""
-    return Constant(position_code(*portable.shapes[-1], dim, torch.empty(0), official_rectangles))
 
 
 class PortableAttention(nn.Module):

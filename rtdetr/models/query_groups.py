@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rtdetr.config import SupervisionConfig
 from rtdetr.models.decoder import Decoded, Memory, QuerySelector, Selection, select
-from rtdetr.models.denoising import Draws, LabelEmbedding, noise_targets
+from rtdetr.models.denoising import Draws, LabelEmbedding, NoisedTargets, noise_targets
 from rtdetr.models.layers import Group, xavier_linear
 from rtdetr.types import DenoisingOutputs, QueryOutputs, Targets
 
@@ -29,9 +29,7 @@ class GroupedQueries(NamedTuple):
     box_logits: Tensor  # (B, T, 4), detached
     groups: tuple[Group, ...]  # which queries attend to which
     selections: list[Selection]  # one-to-one groups first, then the one-to-many group if there is one
-    num_copies: int  # denoising copies; 0 without denoising
-    num_denoising: int  # N
-    crowd: Tensor | None  # indices of the noised boxes, see DenoisingOutputs
+    noised: NoisedTargets | None
 
 
 class QueryGroups(nn.Module):
@@ -58,7 +56,7 @@ class QueryGroups(nn.Module):
             contents += [self.memory_proj(each.detach()) for each in tokens[1:]]
         references = [s.box_logits.detach() for s in selections]
         num_copies = num_denoising = 0
-        used, crowd = targets.mask.any(0), None
+        noised, used = None, targets.mask.any(0)
         if self.label_embedding is not None:
             noised = noise_targets(
                 targets,
@@ -68,21 +66,13 @@ class QueryGroups(nn.Module):
                 num_denoising=self.cfg.num_denoising,
             )
             num_copies, num_denoising = noised.num_copies, noised.labels.shape[2]
-            used, crowd = noised.mask.any(0), noised.crowd
+            used = noised.mask.any(0)
             embedded = self.label_embedding(noised.labels).to(contents[0].dtype)
             for g in range(self.num_groups):
                 contents[g] = torch.cat((embedded[g], contents[g]), dim=1)
                 references[g] = torch.cat((noised.box_logits[g].to(references[g].dtype), references[g]), dim=1)
         groups = self._groups(num_copies, num_denoising, used, draws)
-        return GroupedQueries(
-            torch.cat(contents, dim=1),
-            torch.cat(references, dim=1),
-            groups,
-            selections,
-            num_copies,
-            num_denoising,
-            crowd,
-        )
+        return GroupedQueries(torch.cat(contents, dim=1), torch.cat(references, dim=1), groups, selections, noised)
 
     def _groups(self, num_copies: int, num_denoising: int, used: Tensor, draws: Draws) -> tuple[Group, ...]:
         """used: (S,) bool, the slots that hold a box of some image."""
@@ -108,23 +98,24 @@ class QueryGroups(nn.Module):
         self, decoded: Decoded, queries: GroupedQueries
     ) -> tuple[QueryOutputs, QueryOutputs | None, DenoisingOutputs | None]:
         """Splits the decoder's (layers, B, T, ...) into one-to-one, one-to-many and denoising predictions."""
-        n = queries.num_denoising
+        noised = queries.noised
+        n = 0 if noised is None else noised.labels.shape[2]
         many = self.num_groups * (n + self.num_queries)
 
         def taken_apart(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             """Splits x (layers, B, T, ...) into (layers, G, B, N, ...), (layers, G, B, Q, ...) and the rest."""
             one, rest = x.split((many, x.shape[2] - many), dim=2)
-            noised, own = one.unflatten(2, (self.num_groups, -1)).transpose(1, 2).split((n, self.num_queries), dim=3)
-            return noised, own, rest
+            front, own = one.unflatten(2, (self.num_groups, -1)).transpose(1, 2).split((n, self.num_queries), dim=3)
+            return front, own, rest
 
         (noised_logits, logits, many_logits), (noised_boxes, boxes, many_boxes) = map(taken_apart, decoded)
         selected = queries.selections[: self.num_groups]
         first_logits = torch.stack([s.logits for s in selected])[None]  # (1, G, B, Q, C)
         first_boxes = torch.stack([s.box_logits.sigmoid() for s in selected])[None]
         one_to_one = QueryOutputs(torch.cat((first_logits, logits)), torch.cat((first_boxes, boxes)))
-        noised = DenoisingOutputs(noised_logits, noised_boxes, queries.num_copies, queries.crowd)
-        denoising = noised if n else None
-        one_to_many = None
+        denoising = one_to_many = None
+        if noised is not None:
+            denoising = DenoisingOutputs(noised_logits, noised_boxes, noised.num_copies, noised.crowd)
         if self.cfg.num_one_to_many_queries:
             last = queries.selections[-1]
             one_to_many = QueryOutputs(

@@ -16,15 +16,14 @@ from messages import message
 from torch import Tensor, nn
 
 from rtdetr.config import Depth, ModelConfig, load_config
-from rtdetr.models.backbone import Shortcut, build_backbone
+from rtdetr.models.backbone import Shortcut, build_backbone, project_averages
 from rtdetr.models.decoder import BORDER_LOGIT, make_anchors
 from rtdetr.models.denoising import noise_targets
-from rtdetr.models.dense_head import EffectiveSqueezeExcite
+from rtdetr.models.dense_head import EffectiveSqueezeExcite, project_scaled
 from rtdetr.models.layers import FrozenBatchNorm2d, Group, SelfAttention, position_code
 from rtdetr.models.postprocess import postprocess
 from rtdetr.models.query_groups import QueryGroups
 from rtdetr.models.rtdetrv3 import Network, build_model
-from rtdetr.ops.fused.projections import project_averages, project_scaled
 from rtdetr.types import Predictions, Targets, TrainingOutputs
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
