@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,18 +14,10 @@ from rtdetr.losses.dense_criterion import dense_losses
 from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
 from rtdetr.losses.matcher import match_together
 from rtdetr.ops.fused import box_losses
-from rtdetr.types import CROWD_LIMIT, DenoisingOutputs, Targets, TrainingOutputs
+from rtdetr.types import CROWD_LIMIT, DenoisingOutputs, QueryOutputs, Targets, TrainingOutputs
 
 ONE_TO_MANY_REPEATS = 4  # queries matched to each box in the one-to-many group
 DENSE_WEIGHTS = 2.5, 0.5  # of the dense head's IoU loss and distribution focal loss
-
-
-class SetLosses(NamedTuple):
-    """Sums over groups, images and queries, one per prediction layer."""
-
-    classes: Tensor  # (K,) varifocal
-    l1: Tensor  # (K,) on cxcywh normalised
-    giou: Tensor  # (K,)
 
 
 @dataclass(eq=False)
@@ -68,12 +59,11 @@ class Criterion:
         indices, non_finite = match_together(problems, targets, self.cfg)  # of each problem, as for set_losses
 
         num_groups = one_to_one.logits.shape[1]
-        sums = {"": set_losses(one_to_one.logits, one_to_one.boxes, indices[0], targets)}
+        sums = {"": set_losses(one_to_one, indices[0], targets)}
         if denoising is not None:
-            index = denoising_index(denoising, targets)
-            sums["_dn"] = set_losses(denoising.logits, denoising.boxes, index, targets)
+            sums["_dn"] = set_losses(denoising, denoising_index(denoising, targets), targets)
         if one_to_many is not None:
-            sums["_o2m_branch"] = set_losses(one_to_many.logits, one_to_many.boxes, indices[1], targets)
+            sums["_o2m_branch"] = set_losses(one_to_many, indices[1], targets)
         of_cells: dict[str, Tensor] = {}
         if dense is not None:
             task_aligned = epoch >= self.cfg.atss_epochs
@@ -104,8 +94,8 @@ class Criterion:
         losses["loss"] = total
         return losses
 
-    def _entries(self, sums: SetLosses, scale: Tensor, suffix: str) -> dict[str, Tensor]:
-        """Weighted losses of the last layer, and of all layers before it together."""
+    def _entries(self, sums: tuple[Tensor, ...], scale: Tensor, suffix: str) -> dict[str, Tensor]:
+        """Weighted losses of the last layer, and of all layers before it together. sums: from set_losses."""
         entries = {}
         for name, weight, value in zip(("class", "bbox", "giou"), self.cfg.weights, sums):
             value = value * (weight * scale)
@@ -131,10 +121,14 @@ class Criterion:
             )
 
 
-def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -> SetLosses:
-    """Losses of queries with logits (K, G, B, Q, C) and boxes (K, G, B, Q, 4) cxcywh normalised. index (K, G, B, Q) is
-    the matched box within the image, or -1 for background; it may broadcast over K and G."""
-    logits, boxes = at_least_float32(logits), at_least_float32(boxes)
+def set_losses(
+    outputs: QueryOutputs | DenoisingOutputs, index: Tensor, targets: Targets
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Varifocal, L1 (on cxcywh normalised) and GIoU losses, (K,) each: sums over groups, images and queries.
+
+    index (K, G, B, Q) is the matched box within the image, or -1 for background; it may broadcast over K and G.
+    """
+    logits, boxes = at_least_float32(outputs.logits), at_least_float32(outputs.boxes)
     index = index.expand(logits.shape[:-1])
     matched = index >= 0
     image = torch.arange(logits.shape[2], device=logits.device)[:, None]
@@ -145,7 +139,7 @@ def set_losses(logits: Tensor, boxes: Tensor, index: Tensor, targets: Targets) -
         l1, overlap, scores = _box_losses(boxes, targets.boxes[image, safe_index].to(boxes.dtype), matched)
     labels = targets.labels[image, safe_index]
     classes: Tensor = VarifocalOfMatches.apply(logits, labels, scores.to(logits.dtype), matched)
-    return SetLosses(classes.sum((1, 2, 3)), l1.flatten(1).sum(1), overlap.sum((1, 2, 3)))
+    return classes.sum((1, 2, 3)), l1.flatten(1).sum(1), overlap.sum((1, 2, 3))
 
 
 def _box_losses(boxes: Tensor, wanted: Tensor, matched: Tensor) -> tuple[Tensor, Tensor, Tensor]:

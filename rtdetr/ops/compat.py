@@ -118,8 +118,7 @@ def multi_scale_deformable_attn_pytorch(
     value: Tensor, value_spatial_shapes: SpatialShapes, sampling_locations: Tensor, attention_weights: Tensor
 ) -> Tensor:
     """Return (B, Q, H * D): mmcv's function for other devices than GPUs; uses the device's kernel if there is one."""
-    with without_autocast(value):
-        return ms_deform_attn(value, value_spatial_shapes, None, sampling_locations, attention_weights)
+    return ms_deform_attn_forward(value, value_spatial_shapes, None, sampling_locations, attention_weights)
 
 
 class MSDeformAttnFunction:

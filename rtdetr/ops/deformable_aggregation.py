@@ -65,11 +65,14 @@ def deformable_aggregation(
     if chosen == "cuda" and not torch.are_deterministic_algorithms_enabled():
         levels = operator_levels(_maps(spatial_shapes), level_start_index, features)
         return run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
-    # `where`, not a product, so that infinite and NaN weights of points outside are ignored, too.
-    weights = torch.where(_inside(locations)[..., None, None], weights, 0)
+    # A NaN is not outside, and makes its anchor NaN. `where`, not a product, so that infinite and NaN weights of points
+    # outside are ignored, too.
+    outside = ((locations <= 0) | (locations >= 1)).any(-1)  # (B, A, P, N)
+    weights = torch.where(outside[..., None, None], 0, weights)
     if chosen == "torch":
         with without_autocast(features):  # einsum would round weights and samples
-            return deformable_aggregation_reference(features, _host_shapes(spatial_shapes), locations, weights)
+            on_host = spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
+            return deformable_aggregation_reference(features, on_host, locations, weights)
     return _by_attention(features, spatial_shapes, level_start_index, locations, weights)
 
 
@@ -217,15 +220,6 @@ def project_points(key_points: Tensor, projection: Tensor, image_size: Tensor) -
 def _camera_encoder(channels: int) -> nn.Sequential:
     first = (nn.Linear(12, channels), nn.ReLU(), nn.LayerNorm(channels))
     return nn.Sequential(*first, nn.Linear(channels, channels), nn.ReLU(), nn.LayerNorm(channels))
-
-
-def _inside(locations: Tensor) -> Tensor:
-    """(B, A, P, N): whether a point is in the image. A NaN counts as inside, and makes its anchor NaN."""
-    return ~((locations <= 0) | (locations >= 1)).any(-1)
-
-
-def _host_shapes(spatial_shapes: CameraShapes) -> Sequence[Sequence[tuple[int, int]]]:
-    return spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
 
 
 def _check(features: Tensor, spatial_shapes: CameraShapes, locations: Tensor, weights: Tensor) -> None:

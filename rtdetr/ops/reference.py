@@ -33,7 +33,9 @@ def ms_deform_attn_reference(value: Tensor, shapes: Shapes, locations: Tensor, w
     queries = locations.shape[1]
     dtype = compute_dtype(value)
     if not torch.jit.is_tracing():  # while tracing, sizes are tensors
-        _check_cells(shapes, value.shape[1])
+        check_sizes(shapes)
+        if (cells := sum(h * w for h, w in shapes)) != value.shape[1]:
+            raise ValueError(f"spatial_shapes: the levels hold {cells} cells, but value has {value.shape[1]}")
     maps = value.to(dtype).permute(0, 2, 3, 1).flatten(0, 1).split([h * w for h, w in shapes], dim=2)  # (B*H, D, h*w)
     # -1 and 2 are out of reach of any cell, so clamping changes no result; it only makes infinite locations finite.
     grid = (2 * locations.to(dtype).clamp(-1, 2) - 1).transpose(1, 2).flatten(0, 1)  # (B*H, Q, L, P, 2)
@@ -57,13 +59,6 @@ def check_sizes(shapes: Iterable[tuple[int, int]]) -> None:
     for level, (h, w) in enumerate(shapes):
         if h <= 0 or w <= 0:
             raise ValueError(f"spatial_shapes: expected positive sizes, got ({h}, {w}) at level {level}")
-
-
-def _check_cells(shapes: Shapes, expected: int) -> None:
-    check_sizes(shapes)
-    cells = sum(h * w for h, w in shapes)
-    if cells != expected:
-        raise ValueError(f"spatial_shapes: the levels hold {cells} cells, but value has {expected}")
 
 
 def locations_from_offsets(reference: Tensor, offsets: Tensor, shapes: Shapes | Tensor, offset_scale: float) -> Tensor:
