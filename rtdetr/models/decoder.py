@@ -104,24 +104,15 @@ class QuerySelector(nn.Module):
         self.box_head = box_head(dim)
 
     def forward(self, memory: Memory) -> Selection:
-        features, logits = self._describe(memory.valid_tokens)
+        features, logits = self.describe(memory.valid_tokens)
         cells = best_cells(logits, self.num_queries)
-        return self._selection(memory, cells, gather_rows(features, cells), gather_rows(logits, cells))
+        return self.selection(memory, cells, gather_rows(features, cells), gather_rows(logits, cells))
 
-    @torch.no_grad()
-    def choose(self, memory: Memory) -> Tensor:
-        """The best cells (B, Q)."""
-        return best_cells(self._describe(memory.valid_tokens)[1], self.num_queries)
-
-    def start_from(self, memory: Memory, cells: Tensor, tokens: Tensor) -> Selection:
-        """The queries of cells (B, Q) with valid tokens (B, Q, dim)."""
-        return self._selection(memory, cells, *self._describe(tokens))
-
-    def _selection(self, memory: Memory, cells: Tensor, content: Tensor, logits: Tensor) -> Selection:
+    def selection(self, memory: Memory, cells: Tensor, content: Tensor, logits: Tensor) -> Selection:
         box_logits = in_weight_type(self.box_head, content).to(memory.anchors.dtype) + memory.anchors[cells]
         return Selection(cells, content, logits, box_logits)
 
-    def _describe(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def describe(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Features (B, n, dim) and class logits (B, n, C) of tokens (B, n, dim)."""
         features = self.norm(self.proj(tokens))
         return features, in_weight_type(self.score_head, features)
@@ -140,11 +131,12 @@ def select(selectors: Sequence[QuerySelector], memory: Memory) -> tuple[list[Sel
     Cells are chosen without gradient; only the chosen ones are recomputed with gradient. One gather serves all
     selectors, because every gather allocates a gradient of the whole memory.
     """
-    cells = [selector.choose(memory) for selector in selectors]
-    sizes, together = [each.shape[1] for each in cells], torch.cat(cells, dim=1)
+    with torch.no_grad():
+        cells = [best_cells(each.describe(memory.valid_tokens)[1], each.num_queries) for each in selectors]
+    sizes, together = [each.num_queries for each in selectors], torch.cat(cells, dim=1)
     tokens = gather_rows(memory.tokens, together) * memory.valid[together].to(memory.tokens.dtype)
     rows = list(tokens.split(sizes, dim=1))
-    return [each.start_from(memory, *chosen) for each, *chosen in zip(selectors, cells, rows)], rows
+    return [each.selection(memory, own, *each.describe(row)) for each, own, row in zip(selectors, cells, rows)], rows
 
 
 class DecoderLayer(nn.Module):

@@ -3,7 +3,7 @@ of the package does not import, as it imports Triton."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -18,17 +18,13 @@ BACKWARD = 40  # four corners times (dot product 2, its two slopes and blend 6, 
 POINTS = {"ms_deform_attn": 4, "ms_deform_attn_fused": 5, "deformable_aggregation": 5}
 
 
-def _formula(per_channel: int, values: int, points: int) -> Callable[..., int]:
-    """FLOP formula for the shapes of the arguments; values, points: which of them, values (..., channels)."""
-
-    def formula(*shapes: Any, **_: Any) -> int:
-        return prod(shapes[points][:5]) * shapes[values][-1] * per_channel
-
-    return formula
+def _flops(per_channel: int, values: int, points: int, *shapes: Any, **_: Any) -> int:
+    """FLOPs for the shapes of the arguments; values, points: which of them, values (..., channels)."""
+    return prod(shapes[points][:5]) * shapes[values][-1] * per_channel
 
 
 if compiled.WHY_NOT["cpu"] is None:
     for name, points in POINTS.items():
         operators = getattr(torch.ops.rtdetr, name), getattr(torch.ops.rtdetr, f"{name}_backward")
-        register_flop_formula(operators[0])(_formula(FORWARD, 0, points))
-        register_flop_formula(operators[1])(_formula(BACKWARD, 1, points + 1))  # the gradient comes first
+        register_flop_formula(operators[0])(partial(_flops, FORWARD, 0, points))
+        register_flop_formula(operators[1])(partial(_flops, BACKWARD, 1, points + 1))  # the gradient comes first
