@@ -21,7 +21,7 @@ Tensor channel_statistics(Tensor x) {
   const rtdetr::Rows rows = rows_of(x);
   Tensor partial = work_space(x),
          result = torch::stable::new_empty(x, {1, 2 * x.size(1) + rtdetr::kStatisticsTail}, ScalarType::Float);
-  run("channel_statistics", x, kernels::channel_statistics, rows, writable(partial), writable(result));
+  run("channel_statistics", x, kernels::channel_statistics, rows, writable<float>(partial), writable<float>(result));
   return result;
 }
 
@@ -34,11 +34,11 @@ Tensor channel_norm(Tensor x, OptionalTensor plus, Tensor statistics, Tensor wei
   if (running_mean && running_var) {
     floats("running_mean", *running_mean, x, {x.size(1)});
     floats("running_var", *running_var, x, {x.size(1)});
-    running.mean = writable(*running_mean), running.variance = writable(*running_var);
+    running.mean = writable<float>(*running_mean), running.variance = writable<float>(*running_var);
   }
   plus = alike("plus", plus, x);
   Tensor y = torch::stable::new_empty(x, x.sizes());
-  run("channel_norm", x, kernels::channel_norm, rows, pointer(plus), norm, running, y.mutable_data_ptr());
+  run("channel_norm", x, kernels::channel_norm, rows, pointer(plus), norm, running, writable(y));
   return y;
 }
 
@@ -50,8 +50,8 @@ std::tuple<Tensor, Tensor> channel_norm_sums(Tensor x, Tensor grad, OptionalTens
   grad = alike("grad", grad, x), other = alike("other", other, x);
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor g = gradient(x, other.has_value());
-  run("channel_norm_sums", x, kernels::channel_norm_sums, rows, pointer(grad), pointer(other), norm, writable(partial),
-      writable(sums), gradient_pointer(g, other.has_value()));
+  run("channel_norm_sums", x, kernels::channel_norm_sums, rows, pointer(grad), pointer(other), norm, writable<float>(partial),
+      writable<float>(sums), gradient_pointer(g, other.has_value()));
   return {sums, g};
 }
 
@@ -63,7 +63,7 @@ Tensor channel_norm_backward(Tensor x, Tensor grad, Tensor sums, Tensor statisti
   grad = alike("grad", grad, x);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
   run("channel_norm_backward", x, kernels::channel_norm_backward, rows, pointer(grad),
-      floats("sums", sums, x, {2, x.size(1)}), norm, by_x.mutable_data_ptr());
+      floats("sums", sums, x, {2, x.size(1)}), norm, writable(by_x));
   return by_x;
 }
 

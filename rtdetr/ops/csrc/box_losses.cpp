@@ -16,17 +16,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> box_losses(Tensor boxes, Tens
   check_shape("targets", targets, {boxes.size(2), targets.dim() > 1 ? targets.size(1) : 0, 4});
   index = ready(index), targets = ready(targets);
   rtdetr::BoxLosses task{};
-  task.boxes = static_cast<const float*>(pointer(boxes));
+  task.boxes = pointer<float>(boxes);
   for (int64_t axis = 0; axis < rtdetr::kBoxAxes; ++axis) task.sizes[axis] = boxes.size(axis), task.strides[axis] = boxes.stride(axis);
-  task.targets = static_cast<const float*>(pointer(targets)), task.slots = targets.size(1);
-  task.index = static_cast<const int64_t*>(pointer(index));
+  task.targets = pointer<float>(targets), task.slots = targets.size(1);
+  task.index = pointer<int64_t>(index);
   Tensor l1 = torch::stable::new_empty(boxes, shape), overlap = torch::stable::new_empty(boxes, shape),
          scores = torch::stable::new_empty(boxes, shape), by_l1 = torch::stable::new_empty(boxes, boxes.sizes()),
          by_overlap = torch::stable::new_empty(boxes, boxes.sizes());
-  const auto floats = [](const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); };
   task.queries = l1.numel();
-  task.l1 = floats(l1), task.overlap = floats(overlap), task.scores = floats(scores);
-  task.by_l1 = floats(by_l1), task.by_overlap = floats(by_overlap);
+  task.l1 = writable<float>(l1), task.overlap = writable<float>(overlap), task.scores = writable<float>(scores);
+  task.by_l1 = writable<float>(by_l1), task.by_overlap = writable<float>(by_overlap);
   if (task.queries > 0) run("box_losses", boxes, kernels::box_losses, task);
   return {l1, overlap, scores, by_l1, by_overlap};
 }

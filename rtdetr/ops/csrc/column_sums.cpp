@@ -11,7 +11,7 @@ std::tuple<Tensor, Tensor> column_sums(Tensor grad, OptionalTensor result) {
   result = alike("result", result, grad);
   Tensor partial = work_space(grad), sums = torch::stable::new_empty(grad, {2, grad.size(1)}, ScalarType::Float);
   Tensor g = gradient(grad, result.has_value());
-  run("column_sums", grad, kernels::column_sums, rows, pointer(result), writable(partial), writable(sums),
+  run("column_sums", grad, kernels::column_sums, rows, pointer(result), writable<float>(partial), writable<float>(sums),
       gradient_pointer(g, result.has_value()));
   return {sums, g};
 }

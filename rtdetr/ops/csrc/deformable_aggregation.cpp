@@ -40,7 +40,7 @@ Tensor forward(Tensor features, std::vector<int64_t> hw, OptionalTensor shapes, 
   Call call(features, std::move(hw), shapes, starts, locations, weights);
   Tensor output = torch::stable::new_empty(call.features, {call.n.B, call.n.A, call.n.C});
   run("deformable_aggregation", features, kernels::aggregate, call.n, call.table.levels(), pointer(call.features),
-      pointer(call.locations), pointer(call.weights), output.mutable_data_ptr());
+      pointer(call.locations), pointer(call.weights), writable(output));
   return output;
 }
 
@@ -60,7 +60,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor features,
   run("deformable_aggregation", features, kernels::aggregate_backward, n, call.table.levels(), pointer(grad_output),
       pointer(call.features), pointer(call.locations), pointer(call.weights),
       gradient_pointer(grad_features, need_features), gradient_pointer(grad_locations, need_locations),
-      gradient_pointer(grad_weights, need_weights), scratch ? scratch->mutable_data_ptr() : nullptr);
+      gradient_pointer(grad_weights, need_weights), scratch ? writable(*scratch) : nullptr);
   return {grad_features, grad_locations, grad_weights};
 }
 

@@ -18,8 +18,7 @@ std::tuple<Tensor, Tensor> token_norm(Tensor x, OptionalTensor plus, Tensor weig
   const rtdetr::TokenNorm norm = norm_of(x, weight, bias, eps);
   plus = alike("plus", plus, x);
   Tensor sum = gradient(x, plus.has_value()), y = torch::stable::new_empty(x, x.sizes());
-  run("token_norm", x, kernels::token_norm, rows, pointer(plus), norm, gradient_pointer(sum, plus.has_value()),
-      y.mutable_data_ptr());
+  run("token_norm", x, kernels::token_norm, rows, pointer(plus), norm, gradient_pointer(sum, plus.has_value()), writable(y));
   return {y, sum};
 }
 
@@ -30,8 +29,8 @@ std::tuple<Tensor, Tensor> token_norm_backward(Tensor x, Tensor grad, Tensor wei
   grad = alike("grad", grad, x);
   Tensor partial = work_space(x), sums = torch::stable::new_empty(x, {2, x.size(1)}, ScalarType::Float);
   Tensor by_x = torch::stable::new_empty(x, x.sizes());
-  run("token_norm_backward", x, kernels::token_norm_backward, rows, pointer(grad), norm, writable(partial), writable(sums),
-      by_x.mutable_data_ptr());
+  run("token_norm_backward", x, kernels::token_norm_backward, rows, pointer(grad), norm, writable<float>(partial),
+      writable<float>(sums), writable(by_x));
   return {by_x, sums};
 }
 

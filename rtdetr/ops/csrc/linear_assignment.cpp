@@ -21,9 +21,8 @@ std::tuple<Tensor, Tensor> solve(Tensor cost, int64_t images, const int64_t* cou
   Tensor index = torch::stable::new_empty(cost, shape, ScalarType::Long);
   if (bad.numel() == 0) return {index, bad};
   cost = torch::stable::contiguous(cost);
-  const rtdetr::Assignment problems{cost.const_data_ptr(), type == ScalarType::Double, sets, cost.size(-2), cost.size(-1),
-                                    images, counts, device_counts, repeats,
-                                    static_cast<int64_t*>(index.mutable_data_ptr()), static_cast<bool*>(bad.mutable_data_ptr())};
+  const rtdetr::Assignment problems{pointer(cost), type == ScalarType::Double, sets, cost.size(-2), cost.size(-1), images,
+                                    counts, device_counts, repeats, writable<int64_t>(index), writable<bool>(bad)};
   run("linear_assignment", cost, kernels::linear_assignment, problems);
   return {index, bad};
 }
@@ -48,7 +47,7 @@ std::tuple<Tensor, Tensor> linear_assignment_padded(Tensor cost, Tensor counts, 
   STD_TORCH_CHECK(counts.size(0) > 0 && cost.size(-2) % counts.size(0) == 0, "cost: expected as many rows for each of ",
                   counts.size(0), " images, got ", cost.size(-2));
   counts = torch::stable::contiguous(counts);
-  return solve(cost, counts.size(0), nullptr, static_cast<const int64_t*>(counts.const_data_ptr()), repeats);
+  return solve(cost, counts.size(0), nullptr, pointer<int64_t>(counts), repeats);
 }
 #endif
 

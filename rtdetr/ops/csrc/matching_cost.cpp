@@ -36,11 +36,11 @@ Tensor matching_cost(Tensor logits, Tensor boxes, Tensor labels, Tensor targets,
   for (int64_t axis = 0; axis < 5; ++axis)
     task.logit_strides[axis] = logits.stride(axis), task.box_strides[axis] = boxes.stride(axis);
   task.logits = pointer(logits), task.boxes = pointer(boxes), task.targets = pointer(targets);
-  task.labels = static_cast<const int64_t*>(pointer(labels));
+  task.labels = pointer<int64_t>(labels);
   task.class_weight = class_weight, task.l1_weight = l1_weight, task.giou_weight = giou_weight;
   Tensor cost = torch::stable::new_empty(boxes, {task.layers, task.groups, task.rows, task.queries});
   if (cost.numel() == 0) return cost;
-  task.cost = cost.mutable_data_ptr();
+  task.cost = writable(cost);
   run("matching_cost", logits, kernels::matching_cost, task);
   return cost;
 }

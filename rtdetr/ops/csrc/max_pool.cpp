@@ -17,8 +17,7 @@ std::tuple<Tensor, Tensor> max_pool(Tensor x) {
   const rtdetr::Pool pool = pool_of(x, x.size(1), x.size(2));
   const std::vector<int64_t> shape{pool.images, pool.out_height, pool.out_width, pool.channels};
   Tensor y = torch::stable::new_empty(x, shape), place = torch::stable::new_empty(x, shape, ScalarType::Byte);
-  run("max_pool", x, kernels::max_pool, pool, pointer(x), y.mutable_data_ptr(),
-      static_cast<uint8_t*>(place.mutable_data_ptr()));
+  run("max_pool", x, kernels::max_pool, pool, pointer(x), writable(y), writable<uint8_t>(place));
   return {y, place};
 }
 
@@ -30,8 +29,8 @@ Tensor max_pool_backward(Tensor grad, Tensor place, int64_t height, int64_t widt
   check_type("place", place, ScalarType::Byte, grad);
   grad = ready(grad), place = ready(place);
   Tensor by_x = torch::stable::new_empty(grad, {pool.images, height, width, pool.channels});
-  run("max_pool_backward", grad, kernels::max_pool_backward, pool, pointer(grad),
-      static_cast<const uint8_t*>(pointer(place)), by_x.mutable_data_ptr());
+  run("max_pool_backward", grad, kernels::max_pool_backward, pool, pointer(grad), pointer<uint8_t>(place),
+      writable(by_x));
   return by_x;
 }
 

@@ -27,7 +27,7 @@ Tensor forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shapes, Opt
   Tensor output = torch::stable::new_empty(value, {n.B, n.Q, n.H * n.D});
   if (output.numel() == 0) return output;
   run("ms_deform_attn", value, kernels::forward, n, table.levels(), pointer(value), pointer(locations), pointer(weights),
-      output.mutable_data_ptr());
+      writable(output));
   return output;
 }
 
@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(Tensor grad_output, Tensor value, st
   OptionalTensor scratch;
   if (bytes > 0) scratch = torch::stable::new_empty(value, {bytes}, ScalarType::Byte);
   run("ms_deform_attn", value, kernels::backward, n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
-      pointer(weights), outputs[0], outputs[1], outputs[2], scratch ? scratch->mutable_data_ptr() : nullptr, deterministic);
+      pointer(weights), outputs[0], outputs[1], outputs[2], scratch ? writable(*scratch) : nullptr, deterministic);
 #else
   (void)deterministic;  // the CPU kernel is always deterministic
   run("ms_deform_attn", value, kernels::backward, n, table.levels(), pointer(grad_output), pointer(value), pointer(locations),
@@ -98,7 +98,7 @@ Tensor fused_forward(Tensor value, std::vector<int64_t> hw, OptionalTensor shape
   Tensor output = torch::stable::new_empty(call.value, {call.n.B, call.n.Q, call.n.H * call.n.D});
   if (output.numel() == 0) return output;
   run("ms_deform_attn", value, kernels::fused_forward, call.n, call.table.levels(), pointer(call.value), call.fused,
-      output.mutable_data_ptr());
+      writable(output));
   return output;
 }
 
@@ -119,7 +119,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fused_backward(Tensor grad_output, Te
   Tensor scratch = torch::stable::new_empty(value, {bytes}, ScalarType::Byte);
   run("ms_deform_attn", value, kernels::fused_backward, n, call.table.levels(), pointer(grad_output), pointer(call.value),
       call.fused, gradient_pointer(grad_value, need_value), gradient_pointer(grad_reference, need_reference),
-      gradient_pointer(grad_offsets, need_offsets), gradient_pointer(grad_logits, need_logits), scratch.mutable_data_ptr(),
+      gradient_pointer(grad_offsets, need_offsets), gradient_pointer(grad_logits, need_logits), writable(scratch),
       deterministic);
   return {grad_value, grad_reference, grad_offsets, grad_logits};
 }

@@ -19,7 +19,7 @@ inline const float* floats(const char* name, const Tensor& tensor, const Tensor&
   check_shape(name, tensor, shape);
   STD_TORCH_CHECK(tensor.is_contiguous() && reinterpret_cast<uintptr_t>(pointer(tensor)) % 16 == 0, name,
                   ": expected to be contiguous and to start at a multiple of 16 bytes");
-  return static_cast<const float*>(pointer(tensor));
+  return pointer<float>(tensor);
 }
 
 // `tensor`, which must have the shape and type of x, `ready`.
@@ -36,7 +36,5 @@ inline OptionalTensor alike(const char* name, const OptionalTensor& tensor, cons
 inline Tensor work_space(const Tensor& x) {
   return torch::stable::new_empty(x, {rtdetr::kMaxRowBlocks * 2 * x.size(1)}, ScalarType::Float);
 }
-
-inline float* writable(const Tensor& tensor) { return static_cast<float*>(tensor.mutable_data_ptr()); }
 
 }  // namespace

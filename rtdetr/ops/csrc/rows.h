@@ -8,7 +8,7 @@
 namespace rtdetr {
 
 struct Rows {
-  const void* values;  // (rows, channels)
+  const void* values;  // (rows, channels), from a multiple of 16 bytes on
   DType type;          // f16, bf16 or f32
   int64_t rows, channels;
 };

@@ -65,11 +65,16 @@ inline ScalarType compute_type(const Tensor& value) {
   return value.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
+template <class T = void> const T* pointer(const Tensor& tensor) { return static_cast<const T*>(tensor.const_data_ptr()); }
+template <class T = void> T* writable(const Tensor& tensor) { return static_cast<T*>(tensor.mutable_data_ptr()); }
+
+inline const void* pointer(const OptionalTensor& tensor) { return tensor ? pointer(*tensor) : nullptr; }
+
 // Contiguous, and aligned for the loads of the kernels: 16 bytes on a GPU, one element on a CPU. Copies contiguous views
 // whose offset breaks the alignment.
 inline Tensor ready(const Tensor& tensor) {
   const Tensor made = tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-  const auto address = reinterpret_cast<uintptr_t>(made.const_data_ptr());
+  const auto address = reinterpret_cast<uintptr_t>(pointer(made));
   return address % (on_cuda ? 16 : made.element_size()) == 0 ? made : torch::stable::clone(made);
 }
 
@@ -100,8 +105,8 @@ class LevelTable {
                     "spatial_shapes and level_start_index: expected on the device of value");
     shapes_ = ready(shapes);
     starts_ = ready(*starts);
-    const auto* hw = static_cast<const int64_t*>(shapes_->const_data_ptr());
-    const auto* first = static_cast<const int64_t*>(starts_->const_data_ptr());
+    const auto* hw = pointer<int64_t>(*shapes_);
+    const auto* first = pointer<int64_t>(*starts_);
     if (on_cuda) {
       levels_.device_shapes = hw;
       levels_.device_starts = first;
@@ -111,7 +116,7 @@ class LevelTable {
   }
 
   void check_starts() const {
-    const auto* first = static_cast<const int64_t*>(starts_->const_data_ptr());
+    const auto* first = pointer<int64_t>(*starts_);
     for (int64_t l = 0, start = 0; l < maps_; start += hw_[2 * l] * hw_[2 * l + 1], ++l) {
       STD_TORCH_CHECK(first[l] == start, "level_start_index: expected level ", l, " to start at cell ", start,
                       ", after the levels before it, got ", first[l]);
@@ -138,15 +143,12 @@ class LevelTable {
   rtdetr::Levels levels_;
 };
 
-inline const void* pointer(const Tensor& tensor) { return tensor.const_data_ptr(); }
-inline const void* pointer(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
-
 // An empty tensor if the gradient is not needed: the schemas have no optional outputs.
 inline Tensor gradient(const Tensor& like, bool needed) {
   return needed ? torch::stable::new_empty(like, like.sizes()) : torch::stable::new_empty(like, {0});
 }
 
-inline void* gradient_pointer(const Tensor& tensor, bool needed) { return needed ? tensor.mutable_data_ptr() : nullptr; }
+inline void* gradient_pointer(const Tensor& tensor, bool needed) { return needed ? writable(tensor) : nullptr; }
 
 #ifdef RTDETR_LIBRARY_CUDA
 namespace kernels = rtdetr::cuda;

@@ -18,8 +18,8 @@ std::tuple<Tensor, Tensor> top_k(Tensor values, int64_t k) {
   Tensor best = torch::stable::new_empty(values, {values.size(0), k});
   Tensor index = torch::stable::new_empty(values, {values.size(0), k}, ScalarType::Long);
   if (best.numel() == 0) return {best, index};
-  const rtdetr::TopK problem{pointer(values), type == ScalarType::Half, values.size(0), values.size(1), k,
-                             best.mutable_data_ptr(), static_cast<int64_t*>(index.mutable_data_ptr())};
+  const rtdetr::TopK problem{pointer(values), type == ScalarType::Half, values.size(0), values.size(1), k, writable(best),
+                             writable<int64_t>(index)};
   run("top_k", values, kernels::top_k, problem);
   return {best, index};
 }

@@ -21,7 +21,7 @@ std::tuple<Tensor, Tensor> varifocal(Tensor logits, Tensor labels, Tensor scores
   Tensor losses = torch::stable::new_empty(logits, shape);
   Tensor gradient = torch::stable::new_empty(logits, logits.sizes());
   rtdetr::Varifocal task{};
-  task.logits = static_cast<const float*>(pointer(logits));
+  task.logits = pointer<float>(logits);
   task.rows = losses.numel(), task.classes = logits.size(axes);
   for (int64_t axis = 0, first = rtdetr::kVarifocalAxes - axes; axis < rtdetr::kVarifocalAxes; ++axis) {
     task.sizes[axis] = axis < first ? 1 : logits.size(axis - first);
@@ -31,8 +31,8 @@ std::tuple<Tensor, Tensor> varifocal(Tensor logits, Tensor labels, Tensor scores
   task.scores = static_cast<const float*>(rows_like("scores", scores, ScalarType::Float));
   task.matched = static_cast<const bool*>(rows_like("matched", matched, ScalarType::Bool));
   task.bounded = bounded, task.alpha = static_cast<float>(alpha);
-  task.losses = static_cast<float*>(losses.mutable_data_ptr());
-  task.gradient = static_cast<float*>(gradient.mutable_data_ptr());
+  task.losses = writable<float>(losses);
+  task.gradient = writable<float>(gradient);
   if (gradient.numel() == 0) return {torch::stable::zero_(losses), gradient};
   run("varifocal", logits, kernels::varifocal, task);
   return {losses, gradient};

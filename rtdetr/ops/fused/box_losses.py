@@ -36,8 +36,7 @@ class BoxLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        call = torch.ops.rtdetr.box_losses
-        l1, overlap, scores, *gradients = call(boxes, targets.contiguous(), index.contiguous())
+        l1, overlap, scores, *gradients = torch.ops.rtdetr.box_losses(boxes, targets, index)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(scores)
         return l1, overlap, scores
