@@ -40,7 +40,6 @@ from rtdetr.models.deployed_layers import (
     fold_norm,
     folded,
     summed_relu,
-    with_relu,
 )
 from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
 from rtdetr.models.layers import MLP, in_weight_type, position_code
@@ -125,7 +124,7 @@ class DeployedBackbone(nn.Module):
 
     def __init__(self, backbone: ResNetVd, options: DeployOptions) -> None:
         super().__init__()
-        first, *others = (with_relu(fold_norm(each), options.fuse_relu) for each in backbone.stem)
+        first, *others = (folded(each, options.fuse_relu) for each in backbone.stem)
         if options.exact_ends:
             first = FirstInFloat32(first, options.dtype)
         self.stem = nn.Sequential(first, *others)

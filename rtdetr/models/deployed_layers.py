@@ -56,16 +56,6 @@ class ConvSilu(nn.Module):
         return self.bias_silu(self.conv(x))
 
 
-def with_silu(conv: nn.Conv2d, fuse: bool) -> nn.Module:
-    return ConvSilu(conv) if fuse else Conv(conv, F.silu)
-
-
-def folded(block: nn.Module, fuse_silu: bool = False) -> nn.Module:
-    assert isinstance(block, ConvNorm)
-    conv = fold_norm(block)
-    return with_silu(conv, fuse_silu) if block.activation is F.silu else Conv(conv, block.activation)
-
-
 class ConvRelu(nn.Module):
     """ReLU of the sum of a convolution, a bias and an optional residual, in one cuDNN call."""
 
@@ -83,8 +73,17 @@ class ConvRelu(nn.Module):
         return conv_relu(x, conv.weight, conv.bias, residual, conv.stride[0], int(conv.padding[0]))
 
 
-def with_relu(conv: nn.Conv2d, fuse_relu: bool) -> nn.Module:
-    return ConvRelu(conv) if fuse_relu else Conv(conv, F.relu)
+def activated(conv: nn.Conv2d, activation: Callable[[Tensor], Tensor] | None, fuse: bool) -> nn.Module:
+    """The convolution and what follows it. fuse: by the fewest kernels on a GPU."""
+    if fuse and activation is F.silu:
+        return ConvSilu(conv)
+    return ConvRelu(conv) if fuse and activation is F.relu else Conv(conv, activation)
+
+
+def folded(block: nn.Module, fuse: bool = False) -> nn.Module:
+    """A ConvNorm without its norm."""
+    assert isinstance(block, ConvNorm)
+    return activated(fold_norm(block), block.activation, fuse)
 
 
 class FirstInFloat32(nn.Module):
@@ -119,8 +118,8 @@ class FoldedBlock(nn.Module):
             if stride > 1:
                 self.shortcut.append(nn.AvgPool2d(stride, ceil_mode=True))
             self.shortcut.append(project)
-        self.conv1, self.conv2 = (with_relu(conv, fuse_relu) for conv in convs[:2])
-        self.conv3 = with_relu(convs[2], fuse_relu) if len(convs) > 2 else None
+        self.conv1, self.conv2 = (activated(conv, F.relu, fuse_relu) for conv in convs[:2])
+        self.conv3 = activated(convs[2], F.relu, fuse_relu) if len(convs) > 2 else None
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv1(x)
@@ -147,7 +146,7 @@ class AfterBranches(nn.Module):
 
     def __init__(self, block: CSPBlock, fuse_silu: bool) -> None:
         super().__init__()
-        self.blocks = nn.Sequential(*(with_silu(merge_repvgg(each), fuse_silu) for each in block.blocks))
+        self.blocks = nn.Sequential(*(activated(merge_repvgg(each), F.silu, fuse_silu) for each in block.blocks))
         self.conv3 = folded(block.conv3, fuse_silu) if isinstance(block.conv3, ConvNorm) else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
