@@ -182,6 +182,25 @@ def decoder_layer(dim: int, feedforward_dim: int, num_heads: int, num_points: in
     )
 
 
+def decoder_step(
+    layer: Callable[..., Tensor],
+    query_pos: nn.Module,
+    head: nn.Module,
+    content: Tensor,
+    reference: Tensor,
+    memory: Memory,
+    groups: Sequence[Group],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs queries with content (B, Q, dim) and reference boxes (B, Q, 4) through a DecoderLayer and its box head.
+
+    Returns the new content, the same in the type of the head's weights, and the offsets (B, Q, 4) to add to the logits
+    of `reference`. Shared by trained and deployed networks.
+    """
+    content = layer(content, query_pos(reference.to(content.dtype)), reference, memory, groups)
+    exact = content.to(next(head.parameters()).dtype)
+    return content, exact, in_weight_type(head, exact).to(reference.dtype)
+
+
 class Decoder(nn.Module):
     """Builds the memory from the encoder's maps, and predicts boxes from queries."""
 
@@ -232,9 +251,7 @@ class Decoder(nn.Module):
             run: Callable[..., Tensor] = layer
             if self.training and self.recompute:
                 run = partial(checkpoint, layer, use_reentrant=False, preserve_rng_state=False)
-            content = run(content, self.query_pos(reference.to(content.dtype)), reference, memory, groups)
-            exact = content.to(next(head.parameters()).dtype)
-            delta = in_weight_type(head, exact).to(reference.dtype)
+            content, exact, delta = decoder_step(run, self.query_pos, head, content, reference, memory, groups)
             refined = (delta + inverse_sigmoid(reference)).sigmoid()
             if self.training:
                 logits.append(in_weight_type(self.score_heads[i], exact))

@@ -20,6 +20,8 @@ class MSDeformAttn(nn.Module):
 
     def __init__(self, dim: int, num_heads: int, num_levels: int, num_points: int, backend: Backend = "auto") -> None:
         super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"dim: expected a multiple of num_heads={num_heads}, got {dim}")
         self.num_heads, self.num_levels, self.num_points = num_heads, num_levels, num_points
         self.backend: Backend = backend
         self.sampling_offsets = Linear(dim, num_heads * num_levels * num_points * 2)

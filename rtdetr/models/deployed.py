@@ -24,6 +24,7 @@ from rtdetr.models.decoder import (
     Memory,
     QuerySelector,
     best_cells,
+    decoder_step,
     gather_rows,
     make_anchors,
 )
@@ -213,8 +214,7 @@ class DeployedDecoder(nn.Module):
         content = content.to(memory.tokens.dtype)
         for layer, box_head in zip(self.layers, self.box_heads):
             reference = box_logits.sigmoid()
-            content = layer(content, self.query_pos(reference.to(content.dtype)), reference, memory, ())
-            delta = in_weight_type(box_head, content).to(reference.dtype)
+            content, _, delta = decoder_step(layer, self.query_pos, box_head, content, reference, memory, ())
             box_logits = delta + box_logits.clamp(-self.LIMIT, self.LIMIT)
         return Decoded(in_weight_type(self.score_heads[0], content)[None], box_logits.sigmoid()[None])
 
