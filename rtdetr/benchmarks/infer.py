@@ -29,7 +29,7 @@ with collection_paused():
     from torch import Tensor
 
     from rtdetr.benchmarks.timing import latency, wait, work_of
-    from rtdetr.inference.deploy import RECORD_AT
+    from rtdetr.inference.deploy import CAPTURE_AT
     from rtdetr.inference.predictor import Predictor
 
 # Options for each row: of the predictor, except for `autocast`.
@@ -207,7 +207,7 @@ def measure_tensors(predictor: Predictor, batch: int, folder: Path, profile: boo
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
-    for _ in range(RECORD_AT + 1):  # plainly, recorded, replayed
+    for _ in range(CAPTURE_AT + 1):  # plainly, captured, replayed
         scores = call()
     wait(on_gpu)
     row: dict[str, Any] = {"batch": batch, "warm_s": time.perf_counter() - start}
@@ -245,7 +245,7 @@ def measure_files(
         pixels.put(i, image)
     images = pixels.on(predictor.device)
     sizes = pixels.sizes.to(predictor.device)
-    for _ in range(RECORD_AT + 1):
+    for _ in range(CAPTURE_AT + 1):
         pending = predictor._start(pixels)
         predictor._reported(pending, 0.5)
 

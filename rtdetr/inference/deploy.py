@@ -2,7 +2,7 @@
 
 Detector            the plain twin: model and postprocessing, call by call
 torch.compile(...)  the same, compiled; the compiled code is cached on disk for the next process
-Graphs              either of them, recorded once per input shape and replayed
+Graphs              either of them, captured once per input shape and replayed
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy sc
 CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # input shapes that are remembered
 MAX_COMPILED = 64  # shapes, of all models; torch gives up after 8 of them, silently
-RECORD_AT = 5  # calls of a shape until it is recorded, which does not pay for a few images
-WARM_UP = 3  # calls before a graph is recorded
+CAPTURE_AT = 5  # calls of a shape until it is captured, which does not pay for a few images
+WARM_UP = 3  # calls before a graph is captured
 
 logger = logging.getLogger("rtdetr")
 
@@ -50,11 +50,11 @@ class Plan(NamedTuple):
     """How a model runs.
 
     fold: use `Network.deploy`, else the model as it is. half: float16, except heads, boxes and results in float32;
-    "auto": on a GPU. graphs: CUDA graphs, recorded at the fifth call with a shape ("auto") or at the first (True).
+    "auto": on a GPU. graphs: CUDA graphs, captured at the fifth call with a shape ("auto") or at the first (True).
     compile: torch.compile, which takes minutes per shape and model; "max" also searches for the fastest kernels.
     fuse_relu: see `DeployOptions`; "auto": if half. resize: where images are resized to the network's input; "auto":
     tensors of a GPU on the device, all others on the host. decode: where JPEG files are decoded; "device" also resizes
-    them there. kernels: "plain" runs the model without any of these.
+    them there. kernels: "plain" runs the model without fold, half, graphs, compile and fuse_relu.
     """
 
     fold: bool = True
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
         if not self.fold and (self.half is True or self.fuse_relu is True):
             raise ConfigError("fold: expected True with half or fuse_relu, got False")
         half = self.fold and (cuda if self.half == "auto" else self.half)
-        fuse_relu = half and cuda if self.fuse_relu == "auto" else self.fuse_relu
+        fuse_relu = half if self.fuse_relu == "auto" else self.fuse_relu
         return self._replace(half=half, graphs=self.graphs if cuda else False, fuse_relu=fuse_relu)
 
 
@@ -115,7 +115,7 @@ def build_detector(
     if isinstance(model, EndToEnd):
         plan = Plan(fold=False, half=False, graphs=False)
     dtype = torch.float16 if plan.half else torch.float32
-    running: Model = model.eval()
+    running: Model = model
     if plan.kernels == "plain" and not in_place and isinstance(model, Network):  # the caller may train it
         running = copy.deepcopy(model)
     if plan.fold and isinstance(model, Network):
@@ -128,7 +128,7 @@ def build_detector(
             in_place=in_place,
         )
         running = model.deploy(options)
-    running = running.to(device)
+    running = running.eval().to(device)
     detect: Detect = (detector := Detector(running, max_detections))
     if plan.compile:
         detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
@@ -233,7 +233,7 @@ def with_fast_products(detect: Detect) -> Detect:
 
 
 class Size(NamedTuple):
-    """The input for which a graph is recorded."""
+    """The input for which a graph is captured."""
 
     batch: int
     height: int
@@ -241,20 +241,22 @@ class Size(NamedTuple):
     dtype: torch.dtype  # of the graph's input: uint8, or that of the model
 
 
-class CannotRecord(RuntimeError):
-    """Raised with the reason if a CUDA graph cannot be recorded."""
+class CannotCapture(RuntimeError):
+    """Raised with the reason if a CUDA graph cannot be captured."""
 
 
-class Recordings:
-    """Chooses the recording that runs a batch. A shape is recorded once it has come often enough to be worth a second
-    or two; with `at_once` at its first call, unless a recording for more images fits. Keeps the latest shapes."""
+class CapturedGraphs:
+    """Chooses the graph that runs a batch. A shape is captured once it has come often enough to be worth a second or
+    two; with `at_once` at its first call, unless a graph for more images takes it. Keeps the latest shapes."""
 
-    def __init__(self, record: Callable[[Size], Recording], at_once: bool) -> None:
-        self.record, self.at_once = record, at_once
-        self.known: OrderedDict[Size, Recording | int] = OrderedDict()  # or the number of calls; the most recent last
+    def __init__(self, capture: Callable[[Size], CapturedGraph], at_once: bool) -> None:
+        self.capture, self.at_once = capture, at_once
+        self.known: OrderedDict[Size, CapturedGraph | int] = (
+            OrderedDict()
+        )  # or the number of calls; the most recent last
 
-    def find(self, size: Size) -> Recording | None:
-        """Returns a recording, or None if it is too early for one. Raises CannotRecord."""
+    def find(self, size: Size) -> CapturedGraph | None:
+        """Returns a graph, or None if it is too early for one. Raises CannotCapture."""
         known = self.known.setdefault(size, 0)
         self.known.move_to_end(size)
         if not isinstance(known, int):
@@ -263,23 +265,23 @@ class Recordings:
             self.known.popitem(last=False)
         self.known[size] = known + 1
         larger = [each for each in self.known.values() if not isinstance(each, int) and each.takes(size)]
-        if known + 1 < RECORD_AT and not (self.at_once and not larger):
+        if known + 1 < CAPTURE_AT and (larger or not self.at_once):
             return min(larger, key=lambda each: each.size.batch, default=None)
-        made = self.known[size] = self.record(size)
+        made = self.known[size] = self.capture(size)
         return made
 
 
 class Graphs:
     """Runs `detect` on a GPU as replayed CUDA graphs; thread-safe.
 
-    If recording fails, it logs one sentence and runs without graphs; with `at_once` it raises the error.
+    If capture fails, it logs one sentence and runs without graphs; with `at_once` it raises the error.
     """
 
     def __init__(self, detect: Detect, device: torch.device, dtype: torch.dtype, at_once: bool) -> None:
         self.detect, self.device, self.dtype = detect, device, dtype
         # one memory pool for all, as only one graph runs at a time; pools are bound to a stream
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
-        self.recordings = Recordings(lambda size: Recording(detect, size, stream, pool), at_once)
+        self.captured = CapturedGraphs(lambda size: CapturedGraph(detect, size, stream, pool), at_once)
         self.possible = True
         self.done = torch.cuda.Event()  # of the last replay
         self.stream: torch.cuda.Stream | None = None  # of the last replay
@@ -289,8 +291,8 @@ class Graphs:
         batch, _, height, width = images.shape
         size = Size(batch, height, width, torch.uint8 if images.dtype == torch.uint8 else self.dtype)
         with _launching, self.here:
-            recording = self._recording(size) if self.possible else None
-            if recording is None:  # with a recording's dtype and layout, so that the compiler sees one kind
+            graph = self._find(size) if self.possible else None
+            if graph is None:  # with a graph's dtype and layout, so that the compiler sees one kind
                 kept = images.to(size.dtype).contiguous(memory_format=torch.channels_last)
                 return self.detect(kept, sizes)
             # If the caller waits for each result, the GPU idles until the launch.
@@ -298,26 +300,26 @@ class Graphs:
             if stream != self.stream:  # a thread that uses another stream
                 self.done.wait(stream)
             self.stream = stream
-            found = recording.replay(images, sizes)
+            found = graph.replay(images, sizes)
             self.done.record(stream)
             return found
 
-    def _recording(self, size: Size) -> Recording | None:
+    def _find(self, size: Size) -> CapturedGraph | None:
         try:
-            return self.recordings.find(size)
-        except CannotRecord as error:
-            if self.recordings.at_once:
+            return self.captured.find(size)
+        except CannotCapture as error:
+            if self.captured.at_once:
                 raise
             self.possible = False
             logger.warning("detection runs without CUDA graphs, more slowly: %s", error)
             return None
 
 
-class Recording:
+class CapturedGraph:
     """A CUDA graph, and the tensors that it reads and writes."""
 
     def __init__(self, detect: Detect, size: Size, stream: torch.cuda.Stream, pool: Any) -> None:
-        """Raises CannotRecord; the warm-up raises errors of the model itself, unchanged."""
+        """Raises CannotCapture; the warm-up raises errors of the model itself, unchanged."""
         self.size = size
         shape = (size.batch, 3, size.height, size.width)
         images = torch.zeros(shape, dtype=size.dtype, device=stream.device)
@@ -334,12 +336,12 @@ class Recording:
                 with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                     self.found = detect(self.images, self.sizes)
             except RuntimeError as error:
-                what = f"recording {size.batch} x {size.height} x {size.width}"
-                raise CannotRecord(f"{what} failed ({first_line(error)})") from error
+                what = f"capturing {size.batch} x {size.height} x {size.width}"
+                raise CannotCapture(f"{what} failed ({first_line(error)})") from error
         torch.cuda.current_stream().wait_stream(stream)
 
     def takes(self, size: Size) -> bool:
-        """Whether the recording can run a batch of this size, with the rest of its own batch unused."""
+        """Whether the graph can run a batch of this size, with the rest of its own batch unused."""
         return size.batch <= self.size.batch and size[1:] == self.size[1:]
 
     def replay(self, images: Tensor, sizes: Tensor) -> Detections:

@@ -18,7 +18,7 @@ from torch import Tensor
 from rtdetr.config import Config
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.images import Jpeg, ordinary_jpeg, read_pixels
-from rtdetr.inference.deploy import RECORD_AT, Plan, build_detector, starting_gpu
+from rtdetr.inference.deploy import CAPTURE_AT, Plan, build_detector, starting_gpu
 from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import (
@@ -190,9 +190,9 @@ class Predictor:
             begun.close()
 
     def warm_up(self, batch_size: int = 1) -> None:
-        """Does the work of the first calls with a batch size now: compiling, and recording a CUDA graph."""
+        """Does the work of the first calls with a batch size now: compiling, and capturing a CUDA graph."""
         images = torch.zeros(batch_size, 3, *self.cfg.data.image_size, dtype=torch.uint8, device=self.device)
-        for _ in range(RECORD_AT + 1 if self._upload else 1):
+        for _ in range(CAPTURE_AT + 1 if self._upload else 1):
             self.predict_tensors(images)
         if self._upload:
             torch.cuda.synchronize(self.device)
@@ -218,7 +218,7 @@ class Predictor:
         if torch.is_inference_mode_enabled():  # tensors created in it cannot leave it, and the model caches tensors
             with torch.inference_mode(False):
                 return self.predict_tensors(images, sizes)
-        if torch.is_autocast_enabled(self.device.type):  # `half` sets the precision, also of a graph that is recorded
+        if torch.is_autocast_enabled(self.device.type):  # `half` sets the precision, also of a graph that is captured
             with torch.autocast(self.device.type, enabled=False):
                 return self.predict_tensors(images, sizes)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Plans, recordings and the rule which of them runs; on a GPU the recordings against the plain twin."""
+"""Plans, graphs and the rule which of them runs; on a GPU the graphs against the plain twin."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rtdetr.data.preprocess import resize_planes_there
 from rtdetr.data.resize import resize
 from rtdetr.inference import deploy
 from rtdetr.inference.deploy import (
+    CAPTURE_AT,
     MAX_GRAPHS,
-    RECORD_AT,
-    CannotRecord,
+    CannotCapture,
+    CapturedGraphs,
     Compiled,
     Detector,
     Graphs,
     Plan,
-    Recordings,
     Size,
     starting_gpu,
     with_fast_products,
@@ -58,45 +58,45 @@ def cuda() -> Iterator[torch.device]:
     torch.cuda.synchronize()
 
 
-class FakeRecording:
+class FakeGraph:
     def __init__(self, size: Size) -> None:
         self.size = size
 
-    takes = deploy.Recording.takes
+    takes = deploy.CapturedGraph.takes
 
 
 def size(batch: int, height: int = 64) -> Size:
     return Size(batch, height, 96, torch.uint8)
 
 
-def found(recordings: Recordings, wanted: Size) -> Size | None:
-    recording = recordings.find(wanted)
-    return recording and recording.size
+def found(graphs: CapturedGraphs, wanted: Size) -> Size | None:
+    graph = graphs.find(wanted)
+    return graph and graph.size
 
 
-def test_a_size_is_recorded_when_it_comes_often() -> None:
-    recordings = Recordings(FakeRecording, at_once=False)
-    assert [found(recordings, size(8)) for _ in range(RECORD_AT + 1)] == [None] * (RECORD_AT - 1) + [size(8)] * 2
-    assert found(recordings, size(3)) == size(8)  # a short last batch goes through the larger one
-    assert found(recordings, size(3, height=32)) is None
-    assert found(recordings, size(16)) is None
-    assert [found(recordings, size(3)) for _ in range(RECORD_AT)][-1] == size(3)  # it comes often, and gets its own
-    assert found(recordings, size(2)) == size(3)  # the smallest that takes it
+def test_a_size_is_captured_when_it_comes_often() -> None:
+    graphs = CapturedGraphs(FakeGraph, at_once=False)
+    assert [found(graphs, size(8)) for _ in range(CAPTURE_AT + 1)] == [None] * (CAPTURE_AT - 1) + [size(8)] * 2
+    assert found(graphs, size(3)) == size(8)  # a short last batch goes through the larger one
+    assert found(graphs, size(3, height=32)) is None
+    assert found(graphs, size(16)) is None
+    assert [found(graphs, size(3)) for _ in range(CAPTURE_AT)][-1] == size(3)  # it comes often, and gets its own
+    assert found(graphs, size(2)) == size(3)  # the smallest that takes it
 
 
-def test_recording_at_once() -> None:
-    recordings = Recordings(FakeRecording, at_once=True)
-    assert found(recordings, size(4)) == size(4)
-    assert found(recordings, size(3)) == size(4)
-    assert found(recordings, size(5)) == size(5)
+def test_capture_at_once() -> None:
+    graphs = CapturedGraphs(FakeGraph, at_once=True)
+    assert found(graphs, size(4)) == size(4)
+    assert found(graphs, size(3)) == size(4)
+    assert found(graphs, size(5)) == size(5)
 
 
 def test_only_the_sizes_seen_last_are_remembered() -> None:
-    recordings = Recordings(FakeRecording, at_once=True)
+    graphs = CapturedGraphs(FakeGraph, at_once=True)
     for batch in range(1, MAX_GRAPHS + 5):
-        assert found(recordings, size(batch)) == size(batch)
-        assert found(recordings, size(1)) is not None
-    assert len(recordings.known) == MAX_GRAPHS and size(1) in recordings.known and size(2) not in recordings.known
+        assert found(graphs, size(batch)) == size(batch)
+        assert found(graphs, size(1)) is not None
+    assert len(graphs.known) == MAX_GRAPHS and size(1) in graphs.known and size(2) not in graphs.known
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,14 @@ def test_plans() -> None:
 
 def predictor(cfg: Config, device: torch.device = CPU, **options: object) -> Predictor:
     return Predictor.of(made_up(), cfg, CLASSES, device, 0.0, **options)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_a_model_in_training_stays_in_training(cfg: Config, kernels: str) -> None:
+    model = made_up().train()
+    found = Predictor.of(model, cfg, CLASSES, kernels=kernels)
+    assert model.training and all(each.training for each in model.modules())
+    assert not any(each.training for each in found.model.modules())
 
 
 def test_folded_and_plain_agree_and_the_model_stays(cfg: Config) -> None:
@@ -248,7 +256,7 @@ def test_files_give_what_images_give_one_by_one(cfg: Config, tmp_path: Path, dev
     (tmp_path / "4.png").write_bytes(b"no image")
     detector = predictor(cfg, torch.device(device))
     tolerance = 1e-4 if device == "cpu" else 2e-2
-    for _ in range(4):  # plainly, recorded, replayed
+    for _ in range(4):  # plainly, captured, replayed
         results = list(detector.predict_files(iter(files), batch_size=4, num_threads=num_threads))
         assert [each.file for each in results] == files
         assert [bool(each.error) for each in results] == [i == 4 for i in range(11)]
@@ -327,26 +335,26 @@ def test_no_images(cfg: Config) -> None:
     assert predictor(cfg).predict([]) == []
 
 
-def test_a_failure_to_record_is_one_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """On a machine without a GPU: what the recording itself does is left out."""
+def test_a_failed_capture_is_one_sentence(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """On a machine without a GPU: what the capture itself does is left out."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     for name in ("Event", "Stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
 
-    def refuse(*_: object) -> deploy.Recording:
-        raise CannotRecord("recording 1 x 64 x 96 failed (operation not permitted)")
+    def refuse(*_: object) -> deploy.CapturedGraph:
+        raise CannotCapture("capturing 1 x 64 x 96 failed (operation not permitted)")
 
-    monkeypatch.setattr(deploy, "Recording", refuse)
+    monkeypatch.setattr(deploy, "CapturedGraph", refuse)
     offered = Detections(*(torch.zeros(1, 1) for _ in range(3)))
     batch = (torch.zeros(1, 3, 64, 96), torch.ones(1, 2))
     graphs = Graphs(lambda *_: offered, CPU, torch.float32, at_once=False)
     with caplog.at_level(logging.WARNING, "rtdetr"):
-        assert all(graphs(*batch) is offered for _ in range(RECORD_AT + 2))
+        assert all(graphs(*batch) is offered for _ in range(CAPTURE_AT + 2))
     assert [each.getMessage() for each in caplog.records] == [
-        "detection runs without CUDA graphs, more slowly: recording 1 x 64 x 96 failed (operation not permitted)"
+        "detection runs without CUDA graphs, more slowly: capturing 1 x 64 x 96 failed (operation not permitted)"
     ]
-    with pytest.raises(CannotRecord):
+    with pytest.raises(CannotCapture):
         Graphs(lambda *_: offered, CPU, torch.float32, at_once=True)(*batch)
 
 
@@ -360,7 +368,7 @@ def test_a_thread_on_another_stream_waits(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     found = Detections(*(torch.zeros(1, 1) for _ in range(3)))
     replayed = SimpleNamespace(replay=lambda *_: done.append("replays") or found, takes=lambda _: True)
-    monkeypatch.setattr(deploy, "Recording", lambda *_: replayed)
+    monkeypatch.setattr(deploy, "CapturedGraph", lambda *_: replayed)
     graphs = Graphs(lambda *_: found, CPU, torch.float32, at_once=True)
     for stream in ("a", "a", "b"):
         monkeypatch.setattr(torch.cuda, "current_stream", lambda stream=stream: stream)
@@ -372,28 +380,28 @@ def test_a_thread_on_another_stream_waits(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.gpu
 @pytest.mark.parametrize("fuse_relu", [False, True])
 @pytest.mark.parametrize("half", [False, True])
-def test_recordings_equal_the_plain_twin(cfg: Config, cuda: torch.device, half: bool, fuse_relu: bool) -> None:
+def test_captured_graphs_equal_the_plain_twin(cfg: Config, cuda: torch.device, half: bool, fuse_relu: bool) -> None:
     plain = predictor(cfg, cuda, graphs=False, half=half, fuse_relu=fuse_relu)
-    recorded = predictor(cfg, cuda, graphs=True, half=half, fuse_relu=fuse_relu)
+    captured = predictor(cfg, cuda, graphs=True, half=half, fuse_relu=fuse_relu)
     for batch, height, width in ((4, 64, 96), (2, 64, 96), (1, 96, 64), (4, 64, 96)):
         for dtype in (torch.uint8, torch.float32):
             images = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8, device=cuda)
             images = images if dtype == torch.uint8 else images / 255
             sizes = torch.randint(50, 500, (batch, 2), device=cuda)
-            first = recorded.predict_tensors(images, sizes)
-            recorded.predict_tensors(images.flip(0).contiguous(), sizes)  # results of before stay as they are
+            first = captured.predict_tensors(images, sizes)
+            captured.predict_tensors(images.flip(0).contiguous(), sizes)  # results of before stay as they are
             expected = plain.predict_tensors(images, sizes)
             tolerance = 2e-2 if half else 1e-3
             torch.testing.assert_close(first.scores, expected.scores, atol=tolerance, rtol=0)
             assert first.boxes.isfinite().all() and first.boxes.dtype == torch.float32
-    assert len(recorded._detect.recordings.known) <= MAX_GRAPHS
+    assert len(captured._detect.captured.known) <= MAX_GRAPHS
 
 
 @pytest.mark.gpu
 def test_half_against_float32(cfg: Config, cuda: torch.device) -> None:
     half, whole = (predictor(cfg, cuda, half=half) for half in (True, False))
     images = torch.randint(0, 256, (4, 3, 64, 96), dtype=torch.uint8, device=cuda)
-    for _ in range(RECORD_AT + 1):
+    for _ in range(CAPTURE_AT + 1):
         scores = [each.predict_tensors(images).scores for each in (half, whole)]
         torch.testing.assert_close(*scores, atol=2e-2, rtol=0)
 
@@ -423,7 +431,7 @@ assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 @pytest.mark.gpu
 def test_a_model_that_waits_for_the_gpu_runs_plainly(cuda: torch.device, tmp_path: Path) -> None:
-    """In a process of its own: a recording that fails leaves torch's random generator unusable."""
+    """In a process of its own: a capture that fails leaves torch's random generator unusable."""
     tiny_data(tmp_path / "shapes")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", WAITING, str(tmp_path / "shapes")]
@@ -437,6 +445,6 @@ def test_a_model_that_waits_for_the_gpu_runs_plainly(cuda: torch.device, tmp_pat
 def test_compiled_equals_plain(cfg: Config, cuda: torch.device) -> None:
     plain, compiled = (predictor(cfg, cuda, compile=compile) for compile in (False, True))
     images = torch.randint(0, 256, (2, 3, 64, 96), dtype=torch.uint8, device=cuda)
-    for _ in range(RECORD_AT + 1):
+    for _ in range(CAPTURE_AT + 1):
         scores = [each.predict_tensors(images).scores for each in (compiled, plain)]
         torch.testing.assert_close(*scores, atol=2e-2, rtol=0)

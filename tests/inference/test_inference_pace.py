@@ -181,7 +181,7 @@ def test_tensors_of_a_gpu_stay_there(checkpoint: Path, monkeypatch: pytest.Monke
     expected = [model.predict(each, threshold=0) for each in (there, FITTING.cuda())]
     for name in ("as_pixels", "resize", "as_rgb_array"):
         monkeypatch.setattr(image_module, name, lambda *_: pytest.fail("it came to the host"))
-    for _ in range(7):  # plainly, recorded, replayed
+    for _ in range(7):  # plainly, captured, replayed
         for source, before in zip((there, FITTING.cuda()), expected):
             found = model.predict(source, threshold=0)
             np.testing.assert_allclose(found.scores[:5], before.scores[:5], atol=2e-3)
@@ -206,7 +206,7 @@ def test_threads_get_what_one_thread_gets(checkpoint: Path, device: str) -> None
         for half in halves
     ]
     model.warmup(sizes=[None, (64, 96)])
-    for each in asked:  # every predictor is recorded
+    for each in asked:  # every predictor has its graph
         for _ in range(6 if device == "cuda" else 1):
             model.predict(**each)
     expected = [model.predict(**each) for each in asked]
@@ -224,7 +224,7 @@ def test_threads_get_what_one_thread_gets(checkpoint: Path, device: str) -> None
                 theirs = expected[number]
                 if device == "cpu":
                     assert result.to_json() == theirs.to_json()
-                else:  # plain at first, and recorded later
+                else:  # plain at first, and captured later
                     least = asked[number]["threshold"]
                     assert (result.scores >= least).all() and (result.width, result.height) == (70, theirs.height)
                     np.testing.assert_allclose(result.scores[:3], theirs.scores[:3], atol=2e-2)
