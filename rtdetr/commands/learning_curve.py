@@ -11,8 +11,8 @@ from rtdetr.commands.train import DEFAULT_CONFIG
 from rtdetr.engine.signals import StopSignal
 from rtdetr.wording import signal_name
 
-ABOUT = """Train on half of the images, then on all, for as many iterations; print both AP and whether labelling more
-would pay. It takes twice the time of a training."""
+ABOUT = """Train on half of the images, then on all, for as many iterations; print the AP of both, and whether labelling
+more would pay. It takes twice the time of a training."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_update()
     text = (
-        "folder of learning_curve.json and both runs, half/ and whole/; default: output/NAME-learning-curve, numbered"
+        "folder of learning_curve.json and both runs, half/ and whole/; default: an unused output/NAME-learning-curve"
     )
     parser.add_argument("--output-dir", type=Path, help=text)
     parser.add_device()

@@ -70,6 +70,6 @@ class StuckAtZero:
         return [
             f"warning: AP is still {best_ap:.2g} after {iteration} of {self.total_iterations} iterations; likely "
             "causes: class ids or names of training and validation do not match; optimizer.lr is too high, or the "
-            "iterations are too few; boxes are wrong. `rtdetr doctor` looks at the data, `rtdetr train --overfit 8` at "
-            "all of it"
+            "iterations are too few; boxes are wrong. `rtdetr doctor` checks the data, `rtdetr train --overfit 8` "
+            "whether training fits a few images at all"
         ]

@@ -135,8 +135,8 @@ class RunState:
                 + option("start from its weights with -t", "train() the model that from_pretrained() makes of it")
             )
         before, now = flat(content["config"]), flat(config_to_dict(self.cfg))
-        other = [key for key in before if key not in PACE_NAMES and now.get(key, before[key]) != before[key]]
-        changed = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in other)
+        differing = [key for key in before if key not in PACE_NAMES and now.get(key, before[key]) != before[key]]
+        changed = ", ".join(f"{key} {before[key]} -> {now[key]}" for key in differing)
         load_exactly(self.model, content["model"], path)
         load_exactly(self.ema.model, content["ema"], path)
         own = type(self.optimizer).__name__
@@ -145,7 +145,7 @@ class RunState:
                 raise ValueError(f"that of {kind}, not of {own}")
             load_optimizer(self.optimizer, state["optimizer"])
         except ValueError as error:
-            since = f"now {changed}" if changed else "were other layers frozen?"
+            since = f"changed since then: {changed}" if changed else "were other layers frozen?"
             raise CheckpointError(f"{path}: the optimiser state does not fit ({error}); {since}") from error
         if self.scaler.is_enabled() and state["scaler"]:  # empty when the run had another precision
             self.scaler.load_state_dict(state["scaler"])
