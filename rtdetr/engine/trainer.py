@@ -137,7 +137,7 @@ class Trainer:
             distributed.from_main(prepare)
             precision = precision_on(self.device, self.cfg.train.precision)
             where = f"{self.device}, {precision}, {counted(distributed.world_size(), 'process')}"
-            say(f"{self.cfg.name} on {where}, into {self.output_dir}")
+            say(f"{self.cfg.name} on {where}, {self.cfg.kernels} kernels, into {self.output_dir}")
             say(*(on_sizes(self.cfg, self.device) if self.advise else ()))
             if self.state.iteration:
                 say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")

@@ -297,7 +297,7 @@ def test_auto_trains_a_processor_in_float32(data: Path, tmp_path: Path, capsys: 
     assert torch.equal(*ends)
     run = Trainer(tiny_config(data, "train.precision=auto", "train.max_iterations=1"), tmp_path / "run", CPU)
     run.run()
-    assert " on cpu, fp32, 1 process," in capsys.readouterr().out
+    assert " on cpu, fp32, 1 process, auto kernels," in capsys.readouterr().out
 
 
 def test_bf16_and_fp16_train(data: Path, tmp_path: Path) -> None:
