@@ -16,7 +16,6 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
 from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
-from rtdetr.data.formats.coco import DocumentSet
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import (
     check_images,
@@ -177,7 +176,7 @@ def _open(asked: SetToExamine) -> Examined:
         document = read_document(source, limit=None)
         defects = list(document.defects)
         folder = image_folder_of(source, document, asked.given, asked.images)
-        data = DocumentSet(document, source._replace(images=folder), limit=None)
+        data = DetectionSet(document, source._replace(images=folder), limit=None)
     except (DataError, ConfigError, OSError) as error:
         refused = _refused(error, asked.source.path)
         defects += error.others if isinstance(error, Refused) else []

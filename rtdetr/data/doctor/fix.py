@@ -16,8 +16,8 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
-from rtdetr.data.formats.coco import corners_of
-from rtdetr.data.formats.coco_records import NO_ID, as_table, is_id
+from rtdetr.data.formats.coco_records import is_id
+from rtdetr.data.formats.document import NO_ID, as_table, corners_of
 from rtdetr.data.formats.records import split_named
 from rtdetr.data.formats.sources import read_document
 

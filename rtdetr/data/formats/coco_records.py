@@ -10,9 +10,9 @@ import contextlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,71 +20,13 @@ from numpy.typing import NDArray
 from rtdetr.data.classes import DataError, shown
 from rtdetr.data.defects import Action, Defect, Totals
 from rtdetr.data.formats import lvis
+from rtdetr.data.formats.document import NO_ID, BoxTable, Columns
 from rtdetr.data.formats.json_lists import DuplicateKeys
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
-NO_ID = -(2**63)  # for annotations without a valid id, which only messages use
 LARGEST = 2**63 - 1
 LARGEST_NUMBER = 1e150
 MOST_PIXELS = 1_000_000  # longest side; no image is larger, and boxes are stored in 32 bits
-
-
-class BoxTable(Sequence[dict[str, Any]]):
-    """Annotations in flat arrays of n rows, which also acts as a sequence of COCO's dictionaries."""
-
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns.image_ids)
-
-    def __getitem__(self, index: Any) -> Any:
-        return next(iter(self.where(np.array([index]))))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        columns = self.columns
-        for image, category, box, area, crowd in zip(
-            columns.image_ids.tolist(),
-            columns.category_ids.tolist(),
-            columns.numbers[:, :4].tolist(),
-            columns.numbers[:, 4].tolist(),
-            columns.crowds.tolist(),
-        ):
-            yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
-
-    def clear(self) -> None:
-        """Frees the memory by removing all rows."""
-        self.columns = Columns(*(column[:0].copy() for column in self.columns))
-
-    def where(self, keep: NDArray[Any]) -> BoxTable:
-        """Selects rows by a mask or by indices."""
-        return BoxTable(Columns(*(column[keep] for column in self.columns)))
-
-    def names(self, keep: NDArray[Any]) -> Callable[[int], int | str]:
-        """A function that returns the name of the i-th selected row for messages: its id, or its place in the file."""
-        own_ids, places = self.columns.own_ids[keep], self.columns.places[keep]
-        return lambda i: int(own_ids[i]) if own_ids[i] != NO_ID else f"annotations[{places[i]}]"
-
-
-class Columns(NamedTuple):
-    places: NDArray[np.int64]  # (n,) index in the file's list
-    own_ids: NDArray[np.int64]  # (n,)
-    image_ids: NDArray[np.int64]  # (n,)
-    category_ids: NDArray[np.int64]  # (n,)
-    numbers: NDArray[np.float64]  # (n, 5) x, y, w, h, area in pixels
-    crowds: NDArray[np.int8]  # (n,) 0 or 1
-
-
-def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
-    """Converts valid annotations of any reader to a table."""
-    if isinstance(annotations, BoxTable):
-        return annotations
-    numbers = [[*each["bbox"], each["area"]] for each in annotations]
-    ids = [[each.get("id", i), each["image_id"], each["category_id"]] for i, each in enumerate(annotations)]
-    own, images, categories = np.array(ids, np.int64).reshape(-1, 3).T
-    crowds = np.array([each["iscrowd"] for each in annotations], np.int8)
-    places = np.arange(len(annotations))
-    return BoxTable(Columns(places, own, images, categories, np.array(numbers, np.float64).reshape(-1, 5), crowds))
 
 
 class Images:
@@ -193,25 +135,24 @@ class Annotations:
         tally.boxes_of = Counter({own: count for own, count in tally.boxes_of.items() if own in categories})
         in_images, in_categories = _among(columns.image_ids, images), _among(columns.category_ids, categories)
         of_gone = _among(columns.image_ids, gone) & ~in_images
-        names = table.names(np.ones(len(table), bool))
         for i in np.flatnonzero(~(in_images | of_gone) | ~in_categories).tolist():
-            where = f"annotation {names(i)}"
-            if not in_images[i] and not of_gone[i]:
-                what = f"belongs to image id {columns.image_ids[i]}, which is not among the images"
-                self._add(names(i), "box_image_unknown", f"{where} {what}")
-            else:
+            if in_images[i] or of_gone[i]:
+                kind = "box_class_unknown"
                 what = f"has category id {columns.category_ids[i]}, which is not among the categories"
-                self._add(names(i), "box_class_unknown", f"{where} {what}")
-        self._note_oddities(columns, names)
+            else:
+                kind = "box_image_unknown"
+                what = f"belongs to image id {columns.image_ids[i]}, which is not among the images"
+            self._add(table.name(i), kind, f"annotation {table.name(i)} {what}")
+        self._note_oddities(table)
         sound = in_images & in_categories
         return (table if sound.all() else table.where(sound)), tally
 
-    def _note_oddities(self, columns: Columns, names: Callable[[int], int | str]) -> None:
+    def _note_oddities(self, table: BoxTable) -> None:
         """Reports records that are kept. Invalid and duplicate annotation ids are a problem in other programs only."""
-        own = columns.own_ids
+        columns, own = table.columns, table.columns.own_ids
         for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
-            what = f"annotation {names(i)}: `area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
-            self._add(names(i), "box_area_negative", what, "kept")
+            what = f"`area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
+            self._add(table.name(i), "box_area_negative", f"annotation {table.name(i)}: {what}", "kept")
         for place in columns.places[own == NO_ID].tolist():
             record = f"annotations[{place}]"
             self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")

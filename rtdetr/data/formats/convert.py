@@ -20,8 +20,8 @@ import yaml
 from PIL import Image
 
 from rtdetr.data.classes import DataError, some
-from rtdetr.data.formats import coco, lvis
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats import lvis
+from rtdetr.data.formats.document import CocoDocument, file_names
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, DataSource, below, clipped, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
 from rtdetr.data.formats.sources import (
@@ -107,7 +107,7 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     source = with_images(source, images)
     document = read_document(source, limit=0)  # a conversion must not drop records
     folder = image_folder_of(source, document, given, images)
-    names = coco.file_names(document.images, folder)
+    names = file_names(document.images, folder)
     files = [folder / name for name in names]
     outside = [file for file, name in zip(files, names) if not below(folder, name)]
     if outside:

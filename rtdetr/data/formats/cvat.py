@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.named import (
     POLYGONS,
     TURNED,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.json_lists import one_object
 from rtdetr.data.formats.named import (
     NamedBox,

@@ -8,7 +8,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, NamedTuple
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.named import (
     POLYGONS,
     TURNED,

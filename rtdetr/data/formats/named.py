@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
+from rtdetr.data.formats.document import CocoDocument, new_document
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
 from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, read_bytes, read_lines
 from rtdetr.data.formats.sniff import kind_of_bytes

@@ -14,8 +14,8 @@ from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
-from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
 from rtdetr.data.formats.cvat import find_cvat, read_cvat
+from rtdetr.data.formats.document import CocoDocument, file_names, with_defects
 from rtdetr.data.formats.huggingface import NAME as METADATA
 from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
@@ -203,7 +203,7 @@ def open_set(
     limit: float | None = MOST_DROPPED,
 ) -> DetectionSet:
     """Opens a set of any format. images: the image folder of a JSON; if empty, and for folders that contain their
-    images, it is searched. The other arguments are as in DocumentSet. Raises DataError if the set is unusable."""
+    images, it is searched. The other arguments are as in DetectionSet. Raises DataError if the set is unusable."""
     source = with_images(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
     source = source._replace(images=image_folder_of(source, document, Path(annotations), images))
@@ -211,7 +211,7 @@ def open_set(
         document = document._replace(notes=(*document.notes, not_read_line(passed_over)))
     if images and _is_elsewhere(images, source.images):
         document = document._replace(notes=(*document.notes, f"not used: the image folder {images}"))
-    return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
+    return DetectionSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
 def _is_elsewhere(images: str | Path, own: Path | None) -> bool:
@@ -258,7 +258,7 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
     some_images = document.images[:20]  # a few may be missing
     best, most = list[Path](), 0
     for folder in filter(Path.is_dir, candidates):
-        names = coco.file_names(some_images, folder)
+        names = file_names(some_images, folder)
         number = sum(stays_in(folder, name) and os.path.isfile(folder / name) for name in names)
         if (number == len(names) and folder not in others) or (number and folder in given_folder):
             return folder
@@ -266,7 +266,7 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
             best, most = [*(best if number == most else ()), folder], number
     how = "give their folder as --images, data.train.images or data.val.images"
     if not best:
-        alike = [each for folder in candidates if (each := alike_in(folder, coco.file_names(some_images, folder)[0]))]
+        alike = [each for folder in candidates if (each := alike_in(folder, file_names(some_images, folder)[0]))]
         seen = f"; {alike[0]} differs {OTHERWISE}" if alike else ""
         raise DataError(f"{source.path}: its images were not found in {some(map(str, candidates), 12)}{seen}; {how}")
     if best[0] in others and len({each.resolve() for each in best}) > 1:

@@ -14,8 +14,8 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.coco_records import MOST_PIXELS
+from rtdetr.data.formats.document import CocoDocument, new_document
 from rtdetr.data.formats.named import names_given
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rtdetr.config_file import ConfigError, parse_yaml
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument, new_document
+from rtdetr.data.formats.document import CocoDocument, new_document
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     MAX_BYTES,

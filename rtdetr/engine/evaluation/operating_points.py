@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.engine.evaluation.error_analysis import LOWEST, best_f1, matched
 from rtdetr.garbage_collection import collection_paused
 
