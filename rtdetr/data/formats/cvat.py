@@ -11,7 +11,6 @@ from typing import NamedTuple
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.named import (
-    POLYGONS,
     TURNED,
     NamedBox,
     NamedImage,
@@ -24,7 +23,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import SPLITS, Corners, DataSource, Problems, read_bytes
+from rtdetr.data.formats.records import POLYGONS, SPLITS, BadRecord, Corners, DataSource, Problems, read_bytes
 from rtdetr.data.formats.xml import Node, parse_xml
 
 MOST_BYTES = 1_000_000_000
@@ -72,11 +71,13 @@ def read_cvat(cvat: CvatFile, source: DataSource, problems: Problems) -> CocoDoc
     tracks = root.all("track")
     if tracks:
         raise DataError(f"{cvat.path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
-    counted: Counter[str] = Counter()
     subset = cvat.subsets[source.split]
-    nodes = [each for each in root.all("image") if not subset or each.attributes.get("subset") == subset]
-    images = [found for each in nodes if (found := _image(cvat.path, each, problems, counted)) is not None]
-    return document_of(images, _labels(root) or class_names(cvat.path.parent, images), problems, counted)
+    images: list[NamedImage] = []
+    for node in root.all("image"):
+        if not subset or node.attributes.get("subset") == subset:
+            with problems.reported(cvat.path, node.line):
+                images.append(_image(cvat.path, node, problems))
+    return document_of(images, _labels(root) or class_names(cvat.path.parent, images), problems)
 
 
 def _labels(root: Node) -> list[str]:
@@ -90,36 +91,32 @@ def _labels(root: Node) -> list[str]:
     return list(found)
 
 
-def _image(path: Path, node: Node, problems: Problems, counted: Counter[str]) -> NamedImage | None:
+def _image(path: Path, node: Node, problems: Problems) -> NamedImage:
     sides = [_number(node, key) if key in node.attributes else None for key in ("height", "width")]
     size = size_of(*sides)
     if size is None or any(key in node.attributes and side is None for key, side in zip(("height", "width"), sides)):
-        problems.add(path, node.line, "size", f"width and height must be whole pixels, got {shown(node.attributes)}")
-        return None
-    boxes = []
+        raise BadRecord("size", f"width and height must be whole pixels, got {shown(node.attributes)}")
+    boxes: list[NamedBox] = []
     for child in node.children:
-        found = _shape(child, counted)
-        if isinstance(found, NamedBox):
-            boxes.append(found)
-        elif found is not None:
-            problems.add(path, child.line, *found)
+        if child.tag in WITHOUT_BOX:
+            problems.counted["shapes without a box (points, lines, tags) left out"] += 1
+            continue
+        with problems.reported(path, child.line):
+            boxes.append(_box(child, problems.counted))
     return NamedImage(path, node.line, node.attributes.get("name", ""), size, boxes)
 
 
-def _shape(node: Node, counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """The shape's box, or kind and message of its problem, or None for a type of shape without a box."""
-    if node.tag in WITHOUT_BOX:
-        counted["shapes without a box (points, lines, tags) left out"] += 1
-        return None
+def _box(node: Node, counted: Counter[str]) -> NamedBox:
+    """The box of a shape. Raises BadRecord."""
     name = node.attributes.get("label")
     if node.tag not in (*SIDES, "polygon"):
-        return "box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>"
+        raise BadRecord("box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>")
     if name is None or not is_class_name(name):
-        return "class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}"
+        raise BadRecord("class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}")
     corners = _corners(node, counted)
     if corners is None:
         needed = "`points` as x,y;x,y;x,y" if node.tag == "polygon" else f"numbers as {', '.join(SIDES[node.tag])}"
-        return "numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}"
+        raise BadRecord("numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}")
     return NamedBox("", node.line, name, corners)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rtdetr.data.classes import Classes
 from rtdetr.data.defects import Defect, Names, Totals, count_dropped, refusal
-from rtdetr.data.formats.records import Corners
+from rtdetr.data.formats.records import Corners, Problems
 from rtdetr.data.image_files import Folders
 
 NO_ID = -(2**63)  # for annotations without a valid id, which only messages use
@@ -48,18 +48,19 @@ class CocoDocument(NamedTuple):
         self.annotations.append(box | {"area": width * height if area is None else area, "iscrowd": crowd})
 
 
-def new_document(classes: Mapping[int, str], notes: tuple[str, ...] = ()) -> CocoDocument:
+def new_document(classes: Mapping[int, str]) -> CocoDocument:
     """A document without images. classes: names by id."""
     categories = [{"id": number, "name": name} for number, name in classes.items()]
-    return CocoDocument([], [], categories, 0, notes, (), Totals())
+    return CocoDocument([], [], categories, 0, (), (), Totals())
 
 
-def with_defects(document: CocoDocument, defects: Sequence[Defect], path: Path, limit: float | None) -> CocoDocument:
-    """The document of another format with the defects of its records. Raises DataError as `read_document` does."""
-    gone = count_dropped(defects)
+def with_problems(document: CocoDocument, problems: Problems, path: Path, limit: float | None) -> CocoDocument:
+    """The document of another format with what its reader found. Raises DataError as `read_document` does."""
+    gone = count_dropped(problems.found)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
     tally = Totals(len(document.images) + gone.images, boxes_of.total() + gone.boxes, boxes_of)
-    document = document._replace(defects=defects, tally=tally)
+    counts = [f"{count} {what}" for what, count in sorted(problems.counted.items())]
+    document = document._replace(defects=problems.found, tally=tally, notes=(*counts, *problems.notes))
     refuse_bad(document, path, limit)
     return document
 

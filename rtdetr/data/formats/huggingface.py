@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from rtdetr.data.formats.named import (
     section,
     size_of,
 )
-from rtdetr.data.formats.records import SPLITS, DataSource, Problems, read_bytes
+from rtdetr.data.formats.records import SPLITS, BadRecord, DataSource, Problems, read_bytes
 from rtdetr.data.formats.yolo import MOST_CLASSES
 from rtdetr.data.image_files import stays_in
 from rtdetr.data.images import upright_size
@@ -71,65 +70,58 @@ def read_image_folder(folder: ImageFolder, source: DataSource, problems: Problem
     names = _numbered(folder.root, everything) if numbered else class_names(folder.root, everything)
     named = dict(enumerate(names)) if numbered else {}
     images = [_with_names(image, named) for image in rows[source.split]]
-    return document_of(images, names, problems, Counter(), first_id=0 if numbered else 1)
+    return document_of(images, names, problems, first_id=0 if numbered else 1)
 
 
 def _read(path: Path, problems: Problems, max_megapixels: float) -> list[NamedImage]:
-    try:
-        content = read_bytes(path, MOST_BYTES)
-    except DataError as error:
-        problems.failed(path, "file", error)
-        return []
-    images = []
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode(), object_pairs_hook=one_object)
-        except (ValueError, RecursionError) as error:
-            problems.add(path, number, "file", f"not valid JSON ({error})")
-            continue
-        image = _image(path, number, section(row), problems, max_megapixels)
-        if image is not None:
-            images.append(image)
+    images: list[NamedImage] = []
+    with problems.reported(path):
+        content = read_bytes(path, MOST_BYTES).removeprefix(b"\xef\xbb\xbf")
+        for number, line in enumerate(content.split(b"\n"), start=1):
+            if line.strip():
+                with problems.reported(path, number):
+                    images.append(_image(path, number, line, problems, max_megapixels))
     return images
 
 
-def _image(
-    path: Path, line: int, row: Mapping[str, Any], problems: Problems, max_megapixels: float
-) -> NamedImage | None:
+def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapixels: float) -> NamedImage:
+    try:
+        row = section(json.loads(line.decode(), object_pairs_hook=one_object))
+    except (ValueError, RecursionError) as error:
+        raise BadRecord("file", f"not valid JSON ({error})") from error
     name, size = row.get("file_name"), size_of(row.get("height"), row.get("width"))
     if not isinstance(name, str) or not is_file_name(name):
-        problems.add(path, line, "image", f"expected the name of an image file as `file_name`, got {shown(name)}")
-        return None
+        raise BadRecord("image", f"expected the name of an image file as `file_name`, got {shown(name)}")
     if size is None:
-        what = f"height and width must be whole pixels, got {shown(row.get('height'))}, {shown(row.get('width'))}"
-        problems.add(path, line, "size", what)
-        return None
+        sides = shown(row.get("height")), shown(row.get("width"))
+        raise BadRecord("size", f"height and width must be whole pixels, got {', '.join(sides)}")
     objects = row.get("objects", ())
     boxes, classes = _objects(objects)
     if boxes is None or classes is None or len(boxes) != len(classes):
-        what = f"expected `objects` with as many classes (`categories`) as boxes (`bbox`), got {shown(objects)}"
-        problems.add(path, line, "file", what)
-        return None
+        wanted = "`objects` with as many classes (`categories`) as boxes (`bbox`)"
+        raise BadRecord("file", f"expected {wanted}, got {shown(objects)}")
     if not all(size) and stays_in(path.parent, name) and os.path.isfile(path.parent / name):
         try:
             size = upright_size(path.parent / name, max_megapixels)
         except DataError as error:
-            problems.failed(path.parent / name, "image", error)
-            return None
-    found = []
-    for place, (box, own) in enumerate(zip(boxes, classes), start=1):
-        numbers = numbers_of(listed(box))
-        if numbers is None or len(numbers) != 4:
-            problems.add(path, line, "numbers", f"box {place}: expected x, y, width and height, got {shown(box)}")
-        elif not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
-            problems.add(path, line, "class", f"box {place}: expected a class, as a name or a number, got {shown(own)}")
-        else:
-            x, y, width, height = numbers
-            number = own if isinstance(own, int) else None
-            found.append(NamedBox(f"box {place}: ", line, str(own), (x, y, x + width, y + height), number))
-    return NamedImage(path, line, name, size, found)
+            what = str(error).removeprefix(f"{path.parent / name}: ")
+            raise BadRecord("image", what, 0, path.parent / name) from error
+    found: list[NamedBox] = []
+    for i, (box, own) in enumerate(zip(boxes, classes), start=1):
+        with problems.reported(path, number, f"box {i}: "):
+            found.append(_box(box, own, f"box {i}: ", number))
+    return NamedImage(path, number, name, size, found)
+
+
+def _box(box: object, own: object, place: str, line: int) -> NamedBox:
+    """The box with its own class. Raises BadRecord."""
+    numbers = numbers_of(listed(box))
+    if numbers is None or len(numbers) != 4:
+        raise BadRecord("numbers", f"expected x, y, width and height, got {shown(box)}")
+    if not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
+        raise BadRecord("class", f"expected a class, as a name or a number, got {shown(own)}")
+    x, y, width, height = numbers
+    return NamedBox(place, line, str(own), (x, y, x + width, y + height), own if isinstance(own, int) else None)
 
 
 def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,6 @@ from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, read_bytes
 from rtdetr.data.formats.sniff import kind_of_bytes
 
 NO_CLASSES = ("__ignore__", "_background_")  # first lines of LabelMe's labels.txt
-POLYGONS = "polygons taken as the boxes around them"
 TURNED = "rotated rectangles taken as the upright boxes around them"
 
 
@@ -29,6 +27,8 @@ class NamedBox(NamedTuple):
     name: str
     corners: Corners
     number: int | None = None  # class number, if the file has one instead of a name
+    crowd: int = 0  # or 1
+    area: float | None = None  # None: that of the box
 
 
 class NamedImage(NamedTuple):
@@ -40,10 +40,9 @@ class NamedImage(NamedTuple):
 
 
 def document_of(
-    images: Iterable[NamedImage], names: Sequence[str], problems: Problems, counted: Counter[str], first_id: int = 1
+    images: Iterable[NamedImage], names: Sequence[str], problems: Problems, first_id: int = 1
 ) -> CocoDocument:
-    """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`. counted:
-    counts by description, for the summary."""
+    """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`."""
     category_of = {name: number for number, name in enumerate(names, start=first_id)}
     document = new_document(dict(enumerate(names, start=first_id)))
     for path, line, file_name, size, boxes in images:
@@ -57,8 +56,8 @@ def document_of(
                 what = f"{each.place}the class {shown(each.name)} is not among those of its set, {known}"
                 problems.add(path, each.line, "class", what)
                 continue
-            document.add_box(number, category_of[each.name], each.corners)
-    return document._replace(notes=tuple(f"{count} {what}" for what, count in sorted(counted.items())))
+            document.add_box(number, category_of[each.name], each.corners, each.crowd, each.area)
+    return document
 
 
 def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:

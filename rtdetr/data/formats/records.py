@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +27,7 @@ IMAGE_SUFFIXES = (  # for the formats in rtdetr/data/images.py
     *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
     *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
+POLYGONS = "polygons taken as the boxes around them"
 MAX_BYTES = 10_000_000  # limit for the annotation of one image
 MAX_LIST = 1_000_000_000  # limit for a list of images
 # Corners this close to a whole pixel, relative to the side, are rounded to it: most tools write only six digits, and a
@@ -45,11 +48,33 @@ class DataSource(NamedTuple):
         return f"{self.path} ({self.split})" if self.split else str(self.path)
 
 
+class BadRecord(DataError):
+    """Raised by a reader for an image or a box that it cannot use; see `Problems.reported`. line, path: its place, if
+    that is known better than there."""
+
+    def __init__(self, kind: str, what: str, line: int | None = None, path: Path | None = None) -> None:
+        super().__init__(what)
+        self.kind, self.line, self.path = kind, line, path
+
+
 class Problems:
-    """Collects the defects that the readers find; COCO's reader has its own way."""
+    """Collects what a reader finds: defects, and remarks for the summary of the set; COCO's reader has its own way."""
 
     def __init__(self) -> None:
         self.found: list[Defect] = []
+        self.counted: Counter[str] = Counter()  # by description, as of polygons taken as boxes
+        self.notes: list[str] = []
+
+    @contextmanager
+    def reported(self, path: Path, line: int = 0, where: str = "") -> Iterator[None]:
+        """Context manager: a BadRecord, or a DataError about the whole file, ends the block and is added. where: begins
+        the message on a BadRecord."""
+        try:
+            yield
+        except BadRecord as error:
+            self.add(error.path or path, line if error.line is None else error.line, error.kind, f"{where}{error}")
+        except DataError as error:
+            self.failed(path, "file", error)
 
     def add(self, path: Path, line: int, kind: str, what: str) -> None:
         """Adds a defect. One of an image drops the image; one of an object or line, only that.

@@ -15,7 +15,7 @@ from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
 from rtdetr.data.formats.cvat import find_cvat, read_cvat
-from rtdetr.data.formats.document import CocoDocument, file_names, with_defects
+from rtdetr.data.formats.document import CocoDocument, file_names, with_problems
 from rtdetr.data.formats.huggingface import NAME as METADATA
 from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
@@ -178,7 +178,7 @@ def read_document(source: DataSource | str | Path, split: str = "", limit: float
             raise
         first = problems.found[0]
         raise Refused(first.file, "unusable", f"{first.what}; {error}", None, problems.found) from error
-    return with_defects(document, problems.found, source.path, limit)
+    return with_problems(document, problems, source.path, limit)
 
 
 def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:

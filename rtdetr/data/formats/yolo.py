@@ -17,8 +17,10 @@ from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     MAX_BYTES,
     MAX_LIST,
+    POLYGONS,
     SPLITS,
     WHOLE_PIXEL,
+    BadRecord,
     DataSource,
     Problems,
     below,
@@ -226,7 +228,7 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
     kept = {} if sidecar is None else sidecar.images.get(split, {})
     document = new_document(names)
     paths = _images(folder.sets[split], root, problems)
-    num_labelled = num_polygons = 0
+    num_labelled = 0
     used = set()
     for path in paths:
         label_file = label_file_of(path)
@@ -242,17 +244,18 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
         image_id = document.add_image(name, size)
         num_labelled += os.path.exists(label_file)
-        num_polygons += sum(each.is_polygon for each in lines)
         for each in lines:
             document.add_box(image_id, each.label, to_pixels(each.sides, size))
+            if each.is_polygon:
+                problems.counted[POLYGONS] += 1
         if name in kept:
             _restore(document, kept[name], image_id, size, len(lines))
     if document.images and not num_labelled:
         looked = label_file_of(paths[0])
         raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
     _labels_alone(folder.sets[split], used, problems)
-    notes = (f"{num_polygons} polygons taken as the boxes around them",) if num_polygons else ()
-    return document._replace(notes=(*notes, *folder.notes))
+    problems.notes += folder.notes
+    return document
 
 
 def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Problems) -> None:
@@ -340,32 +343,33 @@ def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: i
         return None
     found = []
     for number, line in enumerate(lines, start=1):
-        parsed = _parse(line, names, num_more) if line else None
-        if isinstance(parsed, _Line):
-            found.append(parsed)
-        elif parsed is not None:
-            problems.add(path, number, *parsed)
+        try:
+            if line:
+                found.append(_parse(line, names, num_more))
+        except BadRecord as error:
+            problems.add(path, number, error.kind, str(error))
     return found
 
 
-def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[str, str]:
-    """The line, or kind and message of its problem. num_more: keypoint values that may follow a box."""
+def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line:
+    """The box of a line. num_more: keypoint values that may follow a box. Raises BadRecord."""
     try:
         label, *numbers = map(float, line.split())
-    except ValueError:
-        return "text", f"expected `class cx cy w h` in numbers, got {shown(line)}"
+    except ValueError as error:
+        raise BadRecord("text", f"expected `class cx cy w h` in numbers, got {shown(line)}") from error
     if num_more and len(numbers) == 4 + num_more:
         numbers = numbers[:4]
     is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
     if len(numbers) != 4 and not is_polygon:
         wanted = "a class and 4 numbers (or the x and y of a polygon)"
-        return "numbers", f"expected {wanted}, got {len(numbers) + 1} numbers"
+        raise BadRecord("numbers", f"expected {wanted}, got {len(numbers) + 1} numbers")
     if not all(map(math.isfinite, (label, *numbers))):
-        return "numbers", f"expected finite numbers, got {shown(line)}"
+        raise BadRecord("numbers", f"expected finite numbers, got {shown(line)}")
     if label not in names:
-        return "class", f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
+        what = f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
+        raise BadRecord("class", what)
     if min(numbers) < -WHOLE_PIXEL or max(numbers) > 1 + WHOLE_PIXEL:
-        return "box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}"
+        raise BadRecord("box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}")
     if is_polygon:
         xs, ys = numbers[0::2], numbers[1::2]
         return _Line(int(label), (min(xs), min(ys), max(xs), max(ys)), True)
