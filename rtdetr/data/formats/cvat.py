@@ -92,10 +92,8 @@ def _labels(root: Node) -> list[str]:
 
 
 def _image(path: Path, node: Node, problems: Problems) -> NamedImage:
-    sides = [_number(node, key) if key in node.attributes else None for key in ("height", "width")]
-    size = size_of(*sides)
-    if size is None or any(key in node.attributes and side is None for key, side in zip(("height", "width"), sides)):
-        raise BadRecord("size", f"width and height must be whole pixels, got {shown(node.attributes)}")
+    height, width = (_parsed(node.attributes[key]) if key in node.attributes else None for key in ("height", "width"))
+    size = size_of(height, width)
     boxes: list[NamedBox] = []
     for child in node.children:
         if child.tag in WITHOUT_BOX:
@@ -110,20 +108,20 @@ def _box(node: Node, counted: Counter[str]) -> NamedBox:
     """The box of a shape. Raises BadRecord."""
     name = node.attributes.get("label")
     if node.tag not in (*SIDES, "polygon"):
-        raise BadRecord("box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>")
+        raise BadRecord("box_box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>")
     if name is None or not is_class_name(name):
-        raise BadRecord("class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}")
+        raise BadRecord("box_class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}")
     corners = _corners(node, counted)
     if corners is None:
         needed = "`points` as x,y;x,y;x,y" if node.tag == "polygon" else f"numbers as {', '.join(SIDES[node.tag])}"
-        raise BadRecord("numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}")
+        raise BadRecord("box_numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}")
     return NamedBox("", node.line, name, corners)
 
 
 def _corners(node: Node, counted: Counter[str]) -> Corners | None:
     if node.tag == "polygon":
         counted[POLYGONS] += 1
-        pairs = [numbers_of(map(_float, pair.split(","))) for pair in node.attributes.get("points", "").split(";")]
+        pairs = [numbers_of(map(_parsed, pair.split(","))) for pair in node.attributes.get("points", "").split(";")]
         points = [(pair[0], pair[1]) for pair in pairs if pair is not None and len(pair) == 2]
         return around(points) if len(points) == len(pairs) >= 3 else None
     numbers = numbers_of(_number(node, key) for key in SIDES[node.tag])
@@ -142,11 +140,12 @@ def _corners(node: Node, counted: Counter[str]) -> Corners | None:
 
 
 def _number(node: Node, key: str) -> float | None:
-    return number_of(_float(node.attributes.get(key, "")))
+    return number_of(_parsed(node.attributes.get(key, "")))
 
 
-def _float(text: str) -> float | None:
+def _parsed(text: str) -> float | str:
+    """The number that a text holds, else the text."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return text

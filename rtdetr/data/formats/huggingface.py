@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from rtdetr.data.classes import DataError, shown
 from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.json_lists import one_object
 from rtdetr.data.formats.named import (
+    NO_CLASSES,
     NamedBox,
     NamedImage,
     class_names,
@@ -22,6 +22,7 @@ from rtdetr.data.formats.named import (
     is_class_name,
     is_file_name,
     listed,
+    names_given,
     numbers_of,
     section,
     size_of,
@@ -66,11 +67,11 @@ def read_image_folder(folder: ImageFolder, source: DataSource, problems: Problem
         for name, place in folder.sets.items()
     }
     everything = [image for images in rows.values() for image in images]
-    numbered = any(box.number is not None for image in everything for box in image.boxes)
-    names = _numbered(folder.root, everything) if numbered else class_names(folder.root, everything)
-    named = dict(enumerate(names)) if numbered else {}
-    images = [_with_names(image, named) for image in rows[source.split]]
-    return document_of(images, names, problems, first_id=0 if numbered else 1)
+    numbers = [box.number for image in everything for box in image.boxes if box.number is not None]
+    if not numbers:
+        return document_of(rows[source.split], class_names(folder.root, everything), problems)
+    names = names_given(folder.root, NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
+    return document_of(rows[source.split], names, problems, first_id=0)
 
 
 def _read(path: Path, problems: Problems, max_megapixels: float) -> list[NamedImage]:
@@ -88,24 +89,22 @@ def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapix
     try:
         row = section(json.loads(line.decode(), object_pairs_hook=one_object))
     except (ValueError, RecursionError) as error:
-        raise BadRecord("file", f"not valid JSON ({error})") from error
-    name, size = row.get("file_name"), size_of(row.get("height"), row.get("width"))
+        raise BadRecord("image_file", f"not valid JSON ({error})") from error
+    name = row.get("file_name")
     if not isinstance(name, str) or not is_file_name(name):
-        raise BadRecord("image", f"expected the name of an image file as `file_name`, got {shown(name)}")
-    if size is None:
-        sides = shown(row.get("height")), shown(row.get("width"))
-        raise BadRecord("size", f"height and width must be whole pixels, got {', '.join(sides)}")
+        raise BadRecord("image_image", f"expected the name of an image file as `file_name`, got {shown(name)}")
+    size = size_of(row.get("height"), row.get("width"))
     objects = row.get("objects", ())
     boxes, classes = _objects(objects)
     if boxes is None or classes is None or len(boxes) != len(classes):
         wanted = "`objects` with as many classes (`categories`) as boxes (`bbox`)"
-        raise BadRecord("file", f"expected {wanted}, got {shown(objects)}")
-    if not all(size) and stays_in(path.parent, name) and os.path.isfile(path.parent / name):
+        raise BadRecord("image_file", f"expected {wanted}, got {shown(objects)}")
+    file = path.parent / name
+    if not all(size) and stays_in(path.parent, name) and os.path.isfile(file):
         try:
-            size = upright_size(path.parent / name, max_megapixels)
+            size = upright_size(file, max_megapixels)
         except DataError as error:
-            what = str(error).removeprefix(f"{path.parent / name}: ")
-            raise BadRecord("image", what, 0, path.parent / name) from error
+            raise BadRecord("image_image", str(error).removeprefix(f"{file}: "), 0, file) from error
     found: list[NamedBox] = []
     for i, (box, own) in enumerate(zip(boxes, classes), start=1):
         with problems.reported(path, number, f"box {i}: "):
@@ -117,9 +116,9 @@ def _box(box: object, own: object, place: str, line: int) -> NamedBox:
     """The box with its own class. Raises BadRecord."""
     numbers = numbers_of(listed(box))
     if numbers is None or len(numbers) != 4:
-        raise BadRecord("numbers", f"expected x, y, width and height, got {shown(box)}")
+        raise BadRecord("box_numbers", f"expected x, y, width and height, got {shown(box)}")
     if not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
-        raise BadRecord("class", f"expected a class, as a name or a number, got {shown(own)}")
+        raise BadRecord("box_class", f"expected a class, as a name or a number, got {shown(own)}")
     x, y, width, height = numbers
     return NamedBox(place, line, str(own), (x, y, x + width, y + height), own if isinstance(own, int) else None)
 
@@ -136,20 +135,3 @@ def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
     key = next((key for key in CLASS_KEYS if key in columns), "")
     boxes, classes = columns.get("bbox"), columns.get(key)
     return boxes if isinstance(boxes, list) else None, classes if isinstance(classes, list) else None
-
-
-def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
-    """The names of classes 0, 1, ... if the lines contain class numbers."""
-    most = 1 + max(box.number for image in images for box in image.boxes if box.number is not None)
-    try:
-        given = class_names(root, ())
-    except DataError:
-        if (root / "classes.txt").is_file():
-            raise
-        given = []
-    return given or [f"class{i}" for i in range(most)]
-
-
-def _with_names(image: NamedImage, names: Mapping[int, str]) -> NamedImage:
-    boxes = [box if box.number is None else box._replace(name=names.get(box.number, box.name)) for box in image.boxes]
-    return image._replace(boxes=boxes)

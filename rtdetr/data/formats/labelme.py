@@ -84,11 +84,8 @@ def _read(path: Path, present: Folders, problems: Problems) -> NamedImage:
     content = section(read_json(path, MOST_BYTES))
     shapes, name = content.get("shapes"), content.get("imagePath")
     if not isinstance(shapes, list) or not isinstance(name, str):
-        raise BadRecord("file", "expected a list of `shapes` and an `imagePath`, as LabelMe writes them")
+        raise BadRecord("image_file", "expected a list of `shapes` and an `imagePath`, as LabelMe writes them")
     size = size_of(content.get("imageHeight"), content.get("imageWidth"))
-    if size is None:
-        sides = shown(content.get("imageHeight")), shown(content.get("imageWidth"))
-        raise BadRecord("size", f"`imageHeight` and `imageWidth` must be whole pixels, got {', '.join(sides)}")
     boxes: list[NamedBox] = []
     for number, shape in enumerate(shapes, start=1):
         if section(shape).get("shape_type") in WITHOUT_BOX:
@@ -114,13 +111,13 @@ def _box(given: object, place: str, counted: Counter[str]) -> NamedBox:
     shape = section(given)
     kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files have no type
     if not isinstance(kind, str) or kind not in POINTS:
-        raise BadRecord("box", f"expected a shape_type of {', '.join(POINTS)}, got {shown(given)}")
+        raise BadRecord("box_box", f"expected a shape_type of {', '.join(POINTS)}, got {shown(given)}")
     if not is_class_name(name):
-        raise BadRecord("class", f"expected a class as `label`, got {shown(given)}")
+        raise BadRecord("box_class", f"expected a class as `label`, got {shown(given)}")
     points = points_of(listed(shape.get("points")))
     if points is None or len(points) < POINTS[kind]:
         wanted = f"{POINTS[kind]} or more `points` of two numbers"
-        raise BadRecord("numbers", f"a {kind} needs {wanted}, got {shown(given)}")
+        raise BadRecord("box_numbers", f"a {kind} needs {wanted}, got {shown(given)}")
     if kind == "circle":  # its centre and a point on its edge
         (x, y), (other_x, other_y) = points[:2]
         radius = ((other_x - x) ** 2 + (other_y - y) ** 2) ** 0.5

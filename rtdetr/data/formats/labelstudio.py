@@ -71,10 +71,10 @@ def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[Nam
     """Yields the image of a task, unless it has no annotation. Raises BadRecord."""
     data, annotations = section(section(task).get("data")), section(task).get("annotations")
     if not data or not isinstance(annotations, list):
-        raise BadRecord("file", f"needs `data` and a list of `annotations`, got {shown(task)}")
+        raise BadRecord("image_file", f"needs `data` and a list of `annotations`, got {shown(task)}")
     source = _image_of(data)
     if source is None:
-        raise BadRecord("image", f"no value of `data` names an image file, got {shown(data)}")
+        raise BadRecord("image_image", f"no value of `data` names an image file, got {shown(data)}")
     submitted = [each for each in map(section, annotations) if not each.get("was_cancelled")]
     if not submitted:
         problems.counted["tasks without an annotation left out"] += 1
@@ -82,14 +82,13 @@ def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[Nam
     problems.counted.update(["tasks have several annotations, and one was taken"] * (len(submitted) > 1))
     chosen = next((each for each in submitted if each.get("ground_truth") is True), submitted[-1])
     if not isinstance(chosen.get("result"), list):
-        raise BadRecord("file", f"its annotation needs a list as `result`, got {shown(chosen)}")
+        raise BadRecord("image_file", f"its annotation needs a list as `result`, got {shown(chosen)}")
     regions = [section(each) for each in chosen["result"]]
     sizes = {size_of(each.get("original_height"), each.get("original_width")) for each in regions if _is_box(each)}
     sizes.discard((0, 0))
-    if None in sizes or len(sizes) > 1:
-        what = "`original_width` and `original_height` must be one size in whole pixels for all regions"
-        raise BadRecord("size", what)
-    size = next((each for each in sizes if each is not None), (0, 0))
+    if len(sizes) > 1:
+        raise BadRecord("image_size", "`original_width` and `original_height` must be one size for all regions")
+    size = sizes.pop() if sizes else (0, 0)
     boxes: list[NamedBox] = []
     for number, region in enumerate(chosen["result"], start=1):
         kind = section(region).get("type")
@@ -129,20 +128,20 @@ def _box(given: object, size: tuple[int, int], where: str, counted: Counter[str]
     region = section(given)
     kind, value = region.get("type"), section(region.get("value"))
     if not isinstance(kind, str):
-        raise BadRecord("box", f"expected a region with a `type`, got {shown(given)}")
+        raise BadRecord("box_box", f"expected a region with a `type`, got {shown(given)}")
     names = value.get(kind)
     if not isinstance(names, list) or len(names) != 1 or not is_class_name(names[0]):
-        raise BadRecord("class", f"expected one class in `{kind}`, got {shown(given)}")
+        raise BadRecord("box_class", f"expected one class in `{kind}`, got {shown(given)}")
     if region.get("image_rotation") not in (None, 0):
         what = "the image was rotated in Label Studio (`image_rotation`); rotate the file instead"
-        raise BadRecord("box", f"{what}, got {shown(given)}")
+        raise BadRecord("box_box", f"{what}, got {shown(given)}")
     if not all(size):
-        raise BadRecord("numbers", f"`original_width` and `original_height` are missing, got {shown(given)}")
+        raise BadRecord("box_numbers", f"`original_width` and `original_height` are missing, got {shown(given)}")
     corners = _corners(kind, value, size, counted)
     if corners is None:
         needed = {POLYGON: "`points` of two numbers", ELLIPSE: "`x`, `y`, `radiusX` and `radiusY`"}
         what = f"expected {needed.get(kind, '`x`, `y`, `width` and `height`')} in percent"
-        raise BadRecord("numbers", f"{what}, got {shown(given)}")
+        raise BadRecord("box_numbers", f"{what}, got {shown(given)}")
     return NamedBox(where, 0, names[0], corners)
 
 

@@ -14,7 +14,7 @@ from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
 from rtdetr.data.formats.document import CocoDocument, new_document
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
-from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, read_bytes, read_lines
+from rtdetr.data.formats.records import MAX_BYTES, BadRecord, Corners, Problems, read_bytes, read_lines
 from rtdetr.data.formats.sniff import kind_of_bytes
 
 NO_CLASSES = ("__ignore__", "_background_")  # first lines of LabelMe's labels.txt
@@ -43,20 +43,22 @@ def document_of(
     images: Iterable[NamedImage], names: Sequence[str], problems: Problems, first_id: int = 1
 ) -> CocoDocument:
     """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`."""
-    category_of = {name: number for number, name in enumerate(names, start=first_id)}
-    document = new_document(dict(enumerate(names, start=first_id)))
+    categories = dict(enumerate(names, start=first_id))
+    id_of = {name: own for own, name in categories.items()}
+    document = new_document(categories)
     for path, line, file_name, size, boxes in images:
         if not is_file_name(file_name):
-            problems.add(path, line, "image", f"expected the name of an image file, got {shown(file_name)}")
+            problems.add(path, line, "image_image", f"expected the name of an image file, got {shown(file_name)}")
             continue
         number = document.add_image(file_name, size)
         for each in boxes:
-            if each.name not in category_of:
-                known = some(map(repr, category_of), 10)
+            category = id_of.get(each.name) if each.number is None else each.number
+            if category is None or category not in categories:
+                known = some(map(repr, names), 10)
                 what = f"{each.place}the class {shown(each.name)} is not among those of its set, {known}"
-                problems.add(path, each.line, "class", what)
+                problems.add(path, each.line, "box_class", what)
                 continue
-            document.add_box(number, category_of[each.name], each.corners, each.crowd, each.area)
+            document.add_box(number, category, each.corners, each.crowd, each.area)
     return document
 
 
@@ -127,13 +129,13 @@ def numbers_of(values: Iterable[object]) -> list[float] | None:
     return None if None in found else [each for each in found if each is not None]
 
 
-def size_of(height: object, width: object) -> tuple[int, int] | None:
-    """(h, w) in whole pixels; zeros if both are missing; None if they are invalid."""
+def size_of(height: object, width: object) -> tuple[int, int]:
+    """(h, w) in whole pixels; zeros if both are missing. Raises BadRecord if they are invalid."""
     if height is None and width is None:
         return 0, 0
     sides = numbers_of((height, width))
     if sides is None or any(not 0 < side <= MOST_PIXELS or side != int(side) for side in sides):
-        return None
+        raise BadRecord("image_size", f"height and width must be whole pixels, got {shown(height)}, {shown(width)}")
     return int(sides[0]), int(sides[1])
 
 

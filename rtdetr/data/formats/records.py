@@ -74,21 +74,13 @@ class Problems:
         except BadRecord as error:
             self.add(error.path or path, line if error.line is None else error.line, error.kind, f"{where}{error}")
         except DataError as error:
-            self.failed(path, "file", error)
+            self.failed(path, "image_file", error)
 
-    def add(self, path: Path, line: int, kind: str, what: str) -> None:
-        """Adds a defect. One of an image drops the image; one of an object or line, only that.
-
-        line: from 1; 0: the whole file. kind: file, text, image, picture, size, class, numbers, box; missing: no such
-        image; unused: harmless. what: what was expected and what was found.
-        """
-        is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
-        name = "picture_missing" if kind == "missing" else f"image_{kind}"
-        if "not opened" in what or "lies outside" in what:
-            name = "picture_path_outside"
+    def add(self, path: Path, line: int, kind: str, what: str, action: Action = "dropped") -> None:
+        """Adds a defect. One of an image drops the image; one of a box, only that. line: from 1; 0: the whole file.
+        what: what was expected and what was found."""
         record, where = (f"line {line}", f"line {line}: {what}") if line else (None, what)
-        action: Action = "kept" if kind == "unused" else "dropped"
-        self.found.append(Defect(str(path), record, f"box_{kind}" if is_box else name, where, action))
+        self.found.append(Defect(str(path), record, kind, where, action))
 
     def failed(self, path: Path, kind: str, error: DataError) -> None:
         """Like `add`, for an error that was raised about a whole file."""

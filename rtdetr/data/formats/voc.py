@@ -159,18 +159,16 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
         names = [name for name in (line, plain, short) if name]
         if not names:
             continue
-        if not all(below(chosen.annotations, name) for name in names):
-            problems.add(chosen.list_file, number, "file", f"{shown(line)} leaves {chosen.annotations}; remove it")
-            continue
-        files = [chosen.annotations / f"{name}{ending}" for name in names for ending in (".xml", ".XML")]
-        paths = [each for each in files if os.path.isfile(each)]
-        if not paths:
-            missing = chosen.annotations / f"{names[0]}.xml"
-            problems.add(chosen.list_file, number, "file", f"{missing}: no such annotation; write it, or leave it out")
-        elif paths[0] in found:
-            problems.add(chosen.list_file, number, "file", f"{shown(line)} is listed twice")
-        else:
-            found[paths[0]] = None
+        with problems.reported(chosen.list_file, number):
+            if not all(below(chosen.annotations, name) for name in names):
+                raise BadRecord("image_file", f"{shown(line)} leaves {chosen.annotations}; remove it")
+            files = [chosen.annotations / f"{name}{ending}" for name in names for ending in (".xml", ".XML")]
+            path = next(filter(os.path.isfile, files), None)
+            if path is None:
+                raise BadRecord("image_file", f"{files[0]}: no such annotation; write it, or leave it out")
+            if path in found:
+                raise BadRecord("image_file", f"{shown(line)} is listed twice")
+            found[path] = None
     return sorted(found)
 
 
@@ -184,17 +182,16 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
         if ending and f"{stem}{ending}" in images:
             if "\0" not in written and not below(folder, written):
                 what = f"its <filename> {shown(written)} leaves the folder {folder} and is not opened"
-                problems.add(path, 0, "unused", f"{what}; {stem}{ending} is taken")
+                problems.add(path, 0, "picture_path_outside", f"{what}; {stem}{ending} is taken", "kept")
             return f"{stem}{ending}"
     if re.search(r"[\x00-\x1f]", written):
-        what = f"its <filename> is {shown(written)}, expected the name of an image"
-    elif not written:
-        what = f"no image {stem}.* in {folder}, and it has no <filename>"
-    elif not below(folder, written):
+        raise BadRecord("image_picture", f"its <filename> is {shown(written)}, expected the name of an image")
+    if not written:
+        raise BadRecord("image_picture", f"no image {stem}.* in {folder}, and it has no <filename>")
+    if not below(folder, written):
         what = f"its image {shown(written)} leaves the folder {folder}; it is not opened"
-    else:
-        return os.path.normpath(written)  # a later check of all images finds missing ones
-    raise BadRecord("picture", what)
+        raise BadRecord("picture_path_outside", what)
+    return os.path.normpath(written)  # a later check of all images finds missing ones
 
 
 def _read(path: Path) -> tuple[NamedImage | None, Problems]:
@@ -203,7 +200,7 @@ def _read(path: Path) -> tuple[NamedImage | None, Problems]:
     with problems.reported(path):
         root = parse_xml(read_bytes(path), path)
         if root.tag != "annotation":
-            raise BadRecord("file", f"expected <annotation> of Pascal VOC, got <{root.tag}>", root.line)
+            raise BadRecord("image_file", f"expected <annotation> of Pascal VOC, got <{root.tag}>", root.line)
         with problems.reported(path):
             size = _size(root)
         for node in root.all("object"):
@@ -220,7 +217,7 @@ def _size(root: Node) -> tuple[int, int]:
     for node in root.all("size")[:1]:
         height, width = _number(node, "height", 0.0), _number(node, "width", 0.0)
         if any(not 0 <= side <= MOST_PIXELS or side != int(side) for side in (height, width)):
-            raise BadRecord("size", f"height and width must be whole pixels, got {height}, {width}", node.line)
+            raise BadRecord("image_size", f"height and width must be whole pixels, got {height}, {width}", node.line)
         return int(height), int(width)
     return 0, 0
 
@@ -229,12 +226,12 @@ def _object(node: Node) -> NamedBox:
     """The box of an object, in pixels as written. Raises BadRecord."""
     name, boxes = _text(node, "name"), node.all("bndbox")
     if not name or len(boxes) != 1:
-        kind, wanted = ("box", "one <bndbox>") if name else ("class", "a <name>")
+        kind, wanted = ("box_box", "one <bndbox>") if name else ("box_class", "a <name>")
         raise BadRecord(kind, f"an object needs {wanted}, got {_shown(node)}", node.line)
     left, top, right, bottom = (_number(boxes[0], side) for side in SIDES)
     crowd, area = _number(node, "iscrowd", 0.0), _number(node, "area", math.nan)
     if crowd not in (0, 1):
-        raise BadRecord("numbers", f"<iscrowd> must be 0 or 1, got {crowd:g}", node.line)
+        raise BadRecord("box_numbers", f"<iscrowd> must be 0 or 1, got {crowd:g}", node.line)
     own_area = None if math.isnan(area) else area
     return NamedBox("", node.line, name, (left, top, right, bottom), crowd=int(crowd), area=own_area)
 
@@ -243,7 +240,7 @@ def _text(node: Node, tag: str) -> str | None:
     """The text of the only child of that name; None if there is none. Raises BadRecord if it is duplicate."""
     found = node.all(tag)
     if len(found) > 1:
-        raise BadRecord("text", f"<{tag}> is given twice in one <{node.tag}>", found[1].line)
+        raise BadRecord("box_text", f"<{tag}> is given twice in one <{node.tag}>", found[1].line)
     return found[0].text.strip() if found else None
 
 
@@ -257,7 +254,7 @@ def _number(node: Node, tag: str, default: float | None = None) -> float:
     except ValueError:
         value = math.nan
     if not abs(value) < 1e300:
-        raise BadRecord("numbers", f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}", node.line)
+        raise BadRecord("box_numbers", f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}", node.line)
     return value
 
 

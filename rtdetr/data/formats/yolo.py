@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from rtdetr.data.formats.records import (
     SPLITS,
     WHOLE_PIXEL,
     BadRecord,
+    Corners,
     DataSource,
     Problems,
     below,
@@ -46,10 +48,7 @@ class YoloFolder(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class _Line(NamedTuple):
-    label: int
-    sides: tuple[float, float, float, float]  # x1, y1, x2, y2 relative to the image size
-    is_polygon: bool
+Line = tuple[int, Corners]  # class number, and corners relative to the image size
 
 
 def find_yolo(path: Path) -> YoloFolder | None:
@@ -223,7 +222,7 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
     """Reads the images of a set, in the order of their paths, with ids from 1, in the size and orientation that
     `upright_size` finds in their headers. Polygons become their bounding boxes."""
     split, root = source.split, source.images or image_folder(folder, source.split)
-    names = folder.names or _numbered(folder, problems)
+    names = folder.names or _numbered(folder)
     sidecar = read_sidecar(folder.root)
     kept = {} if sidecar is None else sidecar.images.get(split, {})
     document = new_document(names)
@@ -236,7 +235,7 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
         try:
             size = upright_size(path, source.max_megapixels)
         except DataError as error:
-            problems.failed(path, "picture", error)
+            problems.failed(path, "image_picture", error)
             continue
         lines = _lines(label_file, names, problems, folder.num_more)
         if lines is None:  # its objects are unknown
@@ -244,10 +243,8 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
         name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
         image_id = document.add_image(name, size)
         num_labelled += os.path.exists(label_file)
-        for each in lines:
-            document.add_box(image_id, each.label, to_pixels(each.sides, size))
-            if each.is_polygon:
-                problems.counted[POLYGONS] += 1
+        for label, corners in lines:
+            document.add_box(image_id, label, to_pixels(corners, size))
         if name in kept:
             _restore(document, kept[name], image_id, size, len(lines))
     if document.images and not num_labelled:
@@ -267,7 +264,7 @@ def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Probl
         for path in walk(labels, (".txt",)):
             if path not in used and path.name not in NAME_FILES:
                 inside = place / path.relative_to(labels).with_suffix(".*")
-                problems.add(path, 0, "missing", f"no such image, {inside}, for these labels")
+                problems.add(path, 0, "picture_missing", f"no such image, {inside}, for these labels")
 
 
 def image_folder(folder: YoloFolder, split: str) -> Path:
@@ -312,13 +309,13 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
         places = [folder / line for folder in (path.parent, root) if "\0" not in line and below(folder, line)]
         if not places:
             what = f"{shown(line)} lies outside {root}; set `path` to a folder that holds all images"
-            problems.add(path, number, "file", what)
+            problems.add(path, number, "picture_path_outside", what)
             continue
         there = [place for place in places if os.path.isfile(place)]
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
-            problems.add(path, number, "file", f"{places[0]}: no such image{_slashes(line)}")
+            problems.add(path, number, "image_file", f"{places[0]}: no such image{_slashes(line)}")
 
 
 def label_file_of(image: Path) -> Path:
@@ -332,58 +329,59 @@ def label_file_of(image: Path) -> Path:
     return image.with_suffix(".txt")
 
 
-def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[_Line] | None:
+def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[Line] | None:
     """The valid lines of a label file; none if there is no file; None if it cannot be read."""
     if not os.path.exists(path):
         return []
     try:
         lines = read_lines(path)
     except DataError as error:
-        problems.failed(path, "text", error)
+        problems.failed(path, "image_text", error)
         return None
-    found = []
+    found: list[Line] = []
     for number, line in enumerate(lines, start=1):
         try:
             if line:
-                found.append(_parse(line, names, num_more))
+                found.append(_parse(line, names, num_more, problems.counted))
         except BadRecord as error:
             problems.add(path, number, error.kind, str(error))
     return found
 
 
-def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line:
+def _parse(line: str, names: Mapping[int, str], num_more: int, counted: Counter[str]) -> Line:
     """The box of a line. num_more: keypoint values that may follow a box. Raises BadRecord."""
     try:
         label, *numbers = map(float, line.split())
     except ValueError as error:
-        raise BadRecord("text", f"expected `class cx cy w h` in numbers, got {shown(line)}") from error
+        raise BadRecord("box_text", f"expected `class cx cy w h` in numbers, got {shown(line)}") from error
     if num_more and len(numbers) == 4 + num_more:
         numbers = numbers[:4]
     is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
     if len(numbers) != 4 and not is_polygon:
         wanted = "a class and 4 numbers (or the x and y of a polygon)"
-        raise BadRecord("numbers", f"expected {wanted}, got {len(numbers) + 1} numbers")
+        raise BadRecord("box_numbers", f"expected {wanted}, got {len(numbers) + 1} numbers")
     if not all(map(math.isfinite, (label, *numbers))):
-        raise BadRecord("numbers", f"expected finite numbers, got {shown(line)}")
+        raise BadRecord("box_numbers", f"expected finite numbers, got {shown(line)}")
     if label not in names:
         what = f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
-        raise BadRecord("class", what)
+        raise BadRecord("box_class", what)
     if min(numbers) < -WHOLE_PIXEL or max(numbers) > 1 + WHOLE_PIXEL:
-        raise BadRecord("box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}")
+        raise BadRecord("box_box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}")
     if is_polygon:
+        counted[POLYGONS] += 1
         xs, ys = numbers[0::2], numbers[1::2]
-        return _Line(int(label), (min(xs), min(ys), max(xs), max(ys)), True)
+        return int(label), (min(xs), min(ys), max(xs), max(ys))
     x, y, width, height = numbers
-    return _Line(int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2), False)
+    return int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
 
 
-def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
+def _numbered(folder: YoloFolder) -> dict[int, str]:
     """class0, class1, ... up to the largest number in the label files of all sets, for folders without class names."""
     most, everything = -1, dict.fromkeys(range(MOST_CLASSES), "")
     for places in folder.sets.values():
         for image in _images(places, folder.root, Problems()):
             lines = _lines(label_file_of(image), everything, Problems(), folder.num_more) or ()
-            most = max([most, *(each.label for each in lines)])
+            most = max([most, *(label for label, _ in lines)])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}
