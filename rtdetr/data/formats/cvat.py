@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.document import CocoDocument
@@ -37,47 +37,47 @@ SIDES = {
 WITHOUT_BOX = ("tag", "points", "polyline", "skeleton", "cuboid")
 
 
-class CvatFile(NamedTuple):
-    path: Path
-    subsets: dict[str, str]  # split -> name of the CVAT subset; "" -> "" for a file without subsets
+def cvat_file(path: Path) -> Path:
+    return path / "annotations.xml" if path.is_dir() else path
 
 
-def find_cvat(path: Path) -> CvatFile | None:
-    """The subsets of an XML, or of a folder with an annotations.xml; None if it is not in CVAT's format. Raises
-    DataError if the subsets cannot be mapped to splits."""
-    file = path / "annotations.xml" if path.is_dir() else path
+def find_cvat(path: Path) -> dict[str, str]:
+    """The CVAT subset of each split, of an XML or of a folder with an annotations.xml: "" -> "" without subsets. Empty
+    if it is not in CVAT's format. Raises DataError if the subsets cannot be mapped to splits."""
+    file = cvat_file(path)
     if file.suffix.lower() != ".xml" or not os.path.isfile(file):
-        return None
+        return {}
     with open(file, "rb") as opened:
         if not re.search(rb"<annotations\b", opened.read(10_000)):
-            return None
+            return {}
     content = read_bytes(file, MOST_BYTES)
     subsets = [each.decode("utf-8", "replace") for each in SUBSET.findall(content)]
     without = [""] if subsets and len(subsets) < len(IMAGE.findall(content)) else []
     named = sorted({*subsets, *without})
     if len(named) < 2:
-        return CvatFile(file, {"": ""})
+        return {"": ""}
     found = {split: name for name in named for split, names in SPLITS.items() if name.lower() in names}
     if len(found) < len(named):
         raise DataError(f"{file}: its subsets are {some(map(repr, named))}; call each of them train, val or test")
-    return CvatFile(file, found)
+    return found
 
 
-def read_cvat(cvat: CvatFile, source: DataSource, problems: Problems) -> CocoDocument:
+def read_cvat(subsets: Mapping[str, str], source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set. The classes are those of the whole file, in the order of its labels, else by name."""
-    root = parse_xml(read_bytes(cvat.path, MOST_BYTES), cvat.path)
+    path = source.path
+    root = parse_xml(read_bytes(path, MOST_BYTES), path)
     if root.tag != "annotations":
-        raise DataError(f"{cvat.path}: line {root.line}: expected <annotations> of CVAT, got <{root.tag}>")
+        raise DataError(f"{path}: line {root.line}: expected <annotations> of CVAT, got <{root.tag}>")
     tracks = root.all("track")
     if tracks:
-        raise DataError(f"{cvat.path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
-    subset = cvat.subsets[source.split]
+        raise DataError(f"{path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
+    subset = subsets[source.split]
     images: list[NamedImage] = []
     for node in root.all("image"):
         if not subset or node.attributes.get("subset") == subset:
-            with problems.reported(cvat.path, node.line):
-                images.append(_image(cvat.path, node, problems))
-    return document_of(images, _labels(root) or class_names(cvat.path.parent, images), problems)
+            with problems.reported(path, node.line):
+                images.append(_image(path, node, problems))
+    return document_of(images, _labels(root) or class_names(path.parent, images), problems)
 
 
 def _labels(root: Node) -> list[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rtdetr.data.classes import DataError, shown
 from rtdetr.data.formats.document import CocoDocument
@@ -37,40 +38,36 @@ CLASS_KEYS = ("category", "categories", "category_id", "label", "labels", "class
 MOST_BYTES = 1_000_000_000
 
 
-class ImageFolder(NamedTuple):
-    root: Path
-    sets: dict[str, Path]  # train, val, test, or "" for the only one -> the folder of its images and metadata.jsonl
-
-
-def find_image_folder(path: Path) -> ImageFolder | None:
-    """The sets of a folder or of its metadata.jsonl; None if it is not a Hugging Face image folder."""
-    if path.name == NAME and os.path.isfile(path):
-        path = path.parent
-    if not path.is_dir():
-        return None
-    if (path / NAME).is_file():
-        return ImageFolder(path, {"": path})
-    for root in (path, path / "data"):
-        sets = {
-            split: root / name for split, names in SPLITS.items() for name in names if (root / name / NAME).is_file()
-        }
+def find_image_folder(path: Path) -> dict[str, Path]:
+    """The folder of each set, with its images and metadata.jsonl, of a folder or of its metadata.jsonl; empty if it is
+    not a Hugging Face image folder."""
+    root = _root(path)
+    if (root / NAME).is_file():
+        return {"": root}
+    for folder in (root, root / "data"):
+        named = {folder / name: split for split, names in SPLITS.items() for name in names}
+        sets = {split: place for place, split in named.items() if (place / NAME).is_file()}
         if sets:
-            return ImageFolder(path, sets)
-    return None
+            return sets
+    return {}
 
 
-def read_image_folder(folder: ImageFolder, source: DataSource, problems: Problems) -> CocoDocument:
+def _root(path: Path) -> Path:
+    return path.parent if path.name == NAME and os.path.isfile(path) else path
+
+
+def read_image_folder(sets: Mapping[str, Path], source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of its lines. Class numbers, from 0, get names from a classes.txt, else
     class0, class1, ...; the classes are those of the whole folder, the same for every set."""
     rows = {
         name: _read(place / NAME, problems if name == source.split else Problems(), source.max_megapixels)
-        for name, place in folder.sets.items()
+        for name, place in sets.items()
     }
     everything = [image for images in rows.values() for image in images]
     numbers = [box.number for image in everything for box in image.boxes if box.number is not None]
     if not numbers:
-        return document_of(rows[source.split], class_names(folder.root, everything), problems)
-    names = names_given(folder.root, NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
+        return document_of(rows[source.split], class_names(_root(source.path), everything), problems)
+    names = names_given(_root(source.path), NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
     return document_of(rows[source.split], names, problems, first_id=0)
 
 

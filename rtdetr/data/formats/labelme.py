@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
 
 from rtdetr.data.classes import shown
 from rtdetr.data.formats.document import CocoDocument
@@ -33,19 +33,11 @@ POINTS = {"rectangle": 2, "polygon": 3, "circle": 2, "mask": 2, "rotation": 3}  
 WITHOUT_BOX = ("point", "points", "line", "linestrip")
 
 
-class LabelmeFolder(NamedTuple):
-    root: Path
-    sets: dict[str, Path]  # train, val, test, or "" for the only one -> the folder of its files
-
-
-def find_labelme(path: Path) -> LabelmeFolder | None:
-    """The sets of a folder; None if it is not in LabelMe's format."""
-    if not path.is_dir():
-        return None
+def find_labelme(path: Path) -> dict[str, Path]:
+    """The folder of each set; empty if a folder is not in LabelMe's format."""
     if has_labelme(path):
-        return LabelmeFolder(path, {"": path})
-    sets = {split: path / name for split, names in SPLITS.items() for name in names if has_labelme(path / name)}
-    return LabelmeFolder(path, sets) if sets else None
+        return {"": path}
+    return {split: path / name for split, names in SPLITS.items() for name in names if has_labelme(path / name)}
 
 
 def has_labelme(folder: Path) -> bool:
@@ -66,10 +58,10 @@ def _is_labelme(path: Path) -> bool:
     return b'"shapes"' in head and b'"imagePath"' in head
 
 
-def read_labelme(folder: LabelmeFolder, source: DataSource, problems: Problems) -> CocoDocument:
+def read_labelme(sets: Mapping[str, Path], source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of their files. Classes are those of the whole folder, for every set."""
-    found: dict[str, list[NamedImage]] = {name: [] for name in folder.sets}
-    for name, place in folder.sets.items():
+    found: dict[str, list[NamedImage]] = {name: [] for name in sets}
+    for name, place in sets.items():
         present = Folders(source.images or place)
         own = problems if name == source.split else Problems()
         for path in sorted(walk(place, (".json",), deep=False)):
@@ -77,7 +69,7 @@ def read_labelme(folder: LabelmeFolder, source: DataSource, problems: Problems) 
                 with own.reported(path):
                     found[name].append(_read(path, present, own))
     everything = [image for images in found.values() for image in images]
-    return document_of(found[source.split], class_names(folder.root, everything), problems)
+    return document_of(found[source.split], class_names(source.path, everything), problems)
 
 
 def _read(path: Path, present: Folders, problems: Problems) -> NamedImage:

@@ -14,7 +14,7 @@ from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
-from rtdetr.data.formats.cvat import find_cvat, read_cvat
+from rtdetr.data.formats.cvat import cvat_file, find_cvat, read_cvat
 from rtdetr.data.formats.document import CocoDocument, file_names, with_problems
 from rtdetr.data.formats.huggingface import NAME as METADATA
 from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
@@ -47,16 +47,20 @@ BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without class ids
 class Layout(NamedTuple):
     """A format that is recognised by the files in its folder."""
 
-    find: Callable[[Path], Any]  # the input of its reader, or None for another format
+    find: Callable[[Path], Any]  # the input of its reader; nothing for another format
     sets: Callable[[Any, Path], Mapping[str, tuple[Path, Path | None]]]  # (found, path) -> each set's location, images
     read: Callable[[Any, DataSource, Problems], CocoDocument]
+
+
+def _in_folders(folders: Mapping[str, Path], path: Path) -> dict[str, tuple[Path, Path | None]]:
+    return {split: (path, folder) for split, folder in folders.items()}
 
 
 LAYOUTS: dict[Format, Layout] = {  # tried in this order
     "yolo": Layout(
         find_yolo, lambda yolo, _: {split: (yolo.path, image_folder(yolo, split)) for split in yolo.sets}, read_yolo
     ),
-    "cvat": Layout(find_cvat, lambda cvat, _: dict.fromkeys(cvat.subsets, (cvat.path, None)), read_cvat),
+    "cvat": Layout(find_cvat, lambda subsets, path: dict.fromkeys(subsets, (cvat_file(path), None)), read_cvat),
     "voc": Layout(
         find_voc,
         lambda voc, path: {
@@ -64,16 +68,8 @@ LAYOUTS: dict[Format, Layout] = {  # tried in this order
         },
         read_voc,
     ),
-    "labelme": Layout(
-        find_labelme,
-        lambda labelme, path: {split: (path, images) for split, images in labelme.sets.items()},
-        read_labelme,
-    ),
-    "huggingface": Layout(
-        find_image_folder,
-        lambda folder, path: {split: (path, images) for split, images in folder.sets.items()},
-        read_image_folder,
-    ),
+    "labelme": Layout(find_labelme, _in_folders, read_labelme),
+    "huggingface": Layout(find_image_folder, _in_folders, read_image_folder),
 }
 
 
@@ -99,7 +95,7 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
 def _recognised(path: Path) -> dict[str, DataSource]:
     for format, layout in LAYOUTS.items():
         found = layout.find(path)
-        if found is not None and (sets := layout.sets(found, path)):
+        if found and (sets := layout.sets(found, path)):
             return {split: DataSource(format, place, split, images) for split, (place, images) in sets.items()}
     return _coco(path)
 
@@ -185,11 +181,10 @@ def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDo
     if source.format == "labelstudio":
         folders = [source.images] if source.images else [each for near in _folders_near(source) for each in near]
         return read_labelstudio(source.path, folders, problems)
-    layout = LAYOUTS.get(source.format)
-    found = layout and layout.find(source.path)
-    if layout is None or found is None:
-        return coco.read_document(source.path, limit)
-    return layout.read(found, source, problems)
+    layout = LAYOUTS[source.format]
+    found = layout.find(source.path)
+    # The annotations may have been moved since: COCO's reader says what is there instead.
+    return layout.read(found, source, problems) if found else coco.read_document(source.path, limit)
 
 
 def open_set(
