@@ -54,6 +54,8 @@ def parse_xml(content: bytes, path: Path) -> Node:
             f"{path}: line {error.lineno}: not valid XML ({expat.ErrorString(error.code)}, column {error.offset + 1})"
             f"{'' if content.lstrip().startswith(b'<') else kind_of_bytes(content)}"
         ) from error
+    except DataError:  # of the functions above
+        raise
     except (LookupError, ValueError) as error:  # an encoding that Python does not know or cannot pass to expat
         raise DataError(f"{path}: line 1: not valid XML ({error}); save it as UTF-8") from error
     return above[0].children[0]
