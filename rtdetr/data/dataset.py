@@ -209,15 +209,15 @@ class DetectionSet:
     def _keep_boxes(self, document: CocoDocument, names: Sequence[str]) -> None:
         """Fills boxes, labels and offsets, ordered by image, and counts what was left out. names: of the images."""
         table = as_table(document.annotations)
-        owner = _places(table.columns.image_ids, self._ids)
-        is_crowd = table.columns.crowds > 0
+        owner = _places(table.image_ids, self._ids)
+        is_crowd = table.crowds > 0
         self.num_crowd = int(is_crowd.sum()) + document.num_boxless_crowds
         there = ~is_crowd & (owner >= 0)
         owner, table = owner[there], table.where(there)
         if isinstance(document.annotations, BoxTable):
             document.annotations.clear()
-        labels = _places(table.columns.category_ids, self.classes.category_ids).astype(np.int32)
-        corners = table.columns.numbers[:, :4]  # a copy that `where` made
+        labels = _places(table.category_ids, self.classes.category_ids).astype(np.int32)
+        corners = table.numbers[:, :4]  # a copy that `where` made
         corners[:, 2:] += corners[:, :2]
         clipped, keep = clip_to_image(corners, self._sizes[owner])
         self.num_degenerate = int((~keep).sum())

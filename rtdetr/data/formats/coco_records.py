@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rtdetr.data.classes import DataError, shown
 from rtdetr.data.defects import Action, Defect, Totals
 from rtdetr.data.formats import lvis
-from rtdetr.data.formats.document import NO_ID, BoxTable, Columns
+from rtdetr.data.formats.document import NO_ID, BoxTable
 from rtdetr.data.formats.json_lists import DuplicateKeys
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
@@ -125,23 +125,22 @@ class Annotations:
     def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Totals]:
         """The valid annotations with these image and category ids, and the counts of the whole file. gone: ids of
         dropped images; their boxes are dropped without a defect of their own."""
-        columns = Columns(*map(np.asarray, self._lists))  # these share the memory of the lists
-        columns = columns._replace(numbers=columns.numbers.reshape(-1, 5))
-        table = BoxTable(columns)
-        tally = Totals(boxes=self.count - self.num_boxless_crowds - int(columns.crowds.sum()))
-        named, counts = np.unique(columns.category_ids[columns.crowds == 0], return_counts=True)
+        table = BoxTable(*map(np.asarray, self._lists))  # the arrays share the memory of the lists
+        table.numbers = table.numbers.reshape(-1, 5)
+        tally = Totals(boxes=self.count - self.num_boxless_crowds - int(table.crowds.sum()))
+        named, counts = np.unique(table.category_ids[table.crowds == 0], return_counts=True)
         tally.boxes_of = Counter(dict(zip(named.tolist(), counts.tolist())))
         tally.boxes_of.update(self.lost_of)
         tally.boxes_of = Counter({own: count for own, count in tally.boxes_of.items() if own in categories})
-        in_images, in_categories = _among(columns.image_ids, images), _among(columns.category_ids, categories)
-        of_gone = _among(columns.image_ids, gone) & ~in_images
+        in_images, in_categories = _among(table.image_ids, images), _among(table.category_ids, categories)
+        of_gone = _among(table.image_ids, gone) & ~in_images
         for i in np.flatnonzero(~(in_images | of_gone) | ~in_categories).tolist():
             if in_images[i] or of_gone[i]:
                 kind = "box_class_unknown"
-                what = f"has category id {columns.category_ids[i]}, which is not among the categories"
+                what = f"has category id {table.category_ids[i]}, which is not among the categories"
             else:
                 kind = "box_image_unknown"
-                what = f"belongs to image id {columns.image_ids[i]}, which is not among the images"
+                what = f"belongs to image id {table.image_ids[i]}, which is not among the images"
             self._add(table.name(i), kind, f"annotation {table.name(i)} {what}")
         self._note_oddities(table)
         sound = in_images & in_categories
@@ -149,11 +148,11 @@ class Annotations:
 
     def _note_oddities(self, table: BoxTable) -> None:
         """Reports records that are kept. Invalid and duplicate annotation ids are a problem in other programs only."""
-        columns, own = table.columns, table.columns.own_ids
-        for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
-            what = f"`area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
+        own = table.own_ids
+        for i in np.flatnonzero(table.numbers[:, 4] < 0).tolist():
+            what = f"`area` is {table.numbers[i, 4]:g}, which evaluation by size cannot use"
             self._add(table.name(i), "box_area_negative", f"annotation {table.name(i)}: {what}", "kept")
-        for place in columns.places[own == NO_ID].tolist():
+        for place in table.places[own == NO_ID].tolist():
             record = f"annotations[{place}]"
             self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")
         ids, counts = np.unique(own[own != NO_ID], return_counts=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -101,50 +102,42 @@ def corners_of(annotations: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
     return corners
 
 
+@dataclass(eq=False)
 class BoxTable(Sequence[dict[str, Any]]):
     """Annotations in flat arrays of n rows, which also acts as a sequence of COCO's dictionaries."""
 
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns.image_ids)
-
-    def __getitem__(self, index: Any) -> Any:
-        return next(iter(self.where(np.array([index]))))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        columns = self.columns
-        for image, category, box, area, crowd in zip(
-            columns.image_ids.tolist(),
-            columns.category_ids.tolist(),
-            columns.numbers[:, :4].tolist(),
-            columns.numbers[:, 4].tolist(),
-            columns.crowds.tolist(),
-        ):
-            yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
-
-    def clear(self) -> None:
-        """Frees the memory by removing all rows."""
-        self.columns = Columns(*(column[:0].copy() for column in self.columns))
-
-    def where(self, keep: NDArray[Any]) -> BoxTable:
-        """Selects rows by a mask or by indices."""
-        return BoxTable(Columns(*(column[keep] for column in self.columns)))
-
-    def name(self, row: int) -> int | str:
-        """The name of an annotation for messages: its id, or its place in the file."""
-        own = int(self.columns.own_ids[row])
-        return own if own != NO_ID else f"annotations[{self.columns.places[row]}]"
-
-
-class Columns(NamedTuple):
     places: NDArray[np.int64]  # (n,) index in the file's list
     own_ids: NDArray[np.int64]  # (n,)
     image_ids: NDArray[np.int64]  # (n,)
     category_ids: NDArray[np.int64]  # (n,)
     numbers: NDArray[np.float64]  # (n, 5) x, y, w, h, area in pixels
     crowds: NDArray[np.int8]  # (n,) 0 or 1
+
+    def __len__(self) -> int:
+        return len(self.image_ids)
+
+    def __getitem__(self, index: Any) -> Any:
+        return next(iter(self.where(np.array([index]))))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for image, category, (*box, area), crowd in zip(
+            self.image_ids.tolist(), self.category_ids.tolist(), self.numbers.tolist(), self.crowds.tolist()
+        ):
+            yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
+
+    def clear(self) -> None:
+        """Frees the memory by removing all rows."""
+        for name, column in vars(self).items():
+            setattr(self, name, column[:0].copy())
+
+    def where(self, keep: NDArray[Any]) -> BoxTable:
+        """Selects rows by a mask or by indices."""
+        return BoxTable(**{name: column[keep] for name, column in vars(self).items()})
+
+    def name(self, row: int) -> int | str:
+        """The name of an annotation for messages: its id, or its place in the file."""
+        own = int(self.own_ids[row])
+        return own if own != NO_ID else f"annotations[{self.places[row]}]"
 
 
 def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
@@ -156,4 +149,4 @@ def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
     own, images, categories = np.array(ids, np.int64).reshape(-1, 3).T
     crowds = np.array([each["iscrowd"] for each in annotations], np.int8)
     places = np.arange(len(annotations))
-    return BoxTable(Columns(places, own, images, categories, np.array(numbers, np.float64).reshape(-1, 5), crowds))
+    return BoxTable(places, own, images, categories, np.array(numbers, np.float64).reshape(-1, 5), crowds)
