@@ -17,11 +17,12 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.data.classes import DataError, shown
+from rtdetr.data.classes import shown
 from rtdetr.data.defects import Action, Defect, Totals
 from rtdetr.data.formats import lvis
 from rtdetr.data.formats.document import NO_ID, BoxTable
 from rtdetr.data.formats.json_lists import DuplicateKeys
+from rtdetr.data.formats.records import BadRecord
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
 LARGEST = 2**63 - 1
@@ -40,20 +41,13 @@ class Images:
         self._kept: list[dict[str, Any]] = []
 
     def take(self, entry: Any) -> None:
-        place, self.count = self.count, self.count + 1
-        if not isinstance(entry, dict):
-            what = f"every entry of `images` must be a mapping, got {shown(entry)}"
-            self._drop(f"images[{place}]", "image_record", what)
-            return
-        own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
-        if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
-            needed = "an image needs an integer `id`, of at most 64 bits, and a `file_name` (or `coco_url`)"
-            record = own if is_id(own) else f"images[{place}]"
-            self._drop(record, "image_record", f"{needed}, got {shown(entry)}")
-        elif isinstance(entry, DuplicateKeys):
-            self._drop(own, "image_keys_twice", f"image {own}: has a key twice")
-        else:
-            self._take_size(entry, own)
+        own = entry.get("id") if isinstance(entry, dict) else None
+        record = own if is_id(own) else f"images[{self.count}]"
+        self.count += 1
+        try:
+            self._kept.append(self._checked(entry))
+        except BadRecord as error:
+            self._drop(record, error.kind, str(error))
 
     def finish(self) -> list[dict[str, Any]]:
         """The images, without those whose id is used for several files: their boxes cannot be assigned."""
@@ -73,31 +67,33 @@ class Images:
                 self._drop(own, "image_id_twice", what, gone=own in ambiguous)
         return list(kept.values())
 
-    def _take_size(self, entry: dict[str, Any], own: int) -> None:
+    def _checked(self, entry: Any) -> dict[str, Any]:
+        """The image in the form of CocoDocument. Raises BadRecord."""
+        if not isinstance(entry, dict):
+            raise BadRecord("image_record", f"every entry of `images` must be a mapping, got {shown(entry)}")
+        own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
+        if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
+            needed = "an image needs an integer `id`, of at most 64 bits, and a `file_name` (or `coco_url`)"
+            raise BadRecord("image_record", f"{needed}, got {shown(entry)}")
+        if isinstance(entry, DuplicateKeys):
+            raise BadRecord("image_keys_twice", f"image {own}: has a key twice")
         sides = []
         for key in ("height", "width"):
             side = number(entry.get(key), 0)
             if side is None:
-                self._drop(own, "image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}")
-                return
+                raise BadRecord("image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}")
             sides.append(side)
         height, width = sides
         if any(not 0 <= side <= MOST_PIXELS or side != int(side) for side in sides):
             what = f"height and width must be whole pixels, got {height:g} x {width:g}"
-            self._drop(own, "image_size", f"image {own}: {what}")
-            return
-        try:
-            more = lvis.of_image(entry, f"image {own}")
-        except DataError as error:
-            self._drop(own, "image_lvis", str(error))
-            return
+            raise BadRecord("image_size", f"image {own}: {what}")
+        more = lvis.of_image(entry)
         if texts := [key for key in ("height", "width") if isinstance(entry.get(key), str)]:
             what = f"image {own}: `{texts[0]}` is text, {shown(entry[texts[0]])}, taken as a number"
             self.defects.append(Defect(str(self.path), own, "image_size", what, "kept"))
-        name, url = entry.get("file_name"), entry.get("coco_url")
-        needed = isinstance(url, str) and (name is None or more)  # COCO has both, of which only one is needed
-        image = {"id": own, "file_name": name, "coco_url": url if needed else None, **more}
-        self._kept.append(image | {"height": int(height), "width": int(width)})
+        needed_url = url if isinstance(url, str) and (name is None or more) else None  # COCO has both
+        image = {"id": own, "file_name": name, "coco_url": needed_url, **more}
+        return image | {"height": int(height), "width": int(width)}
 
     def _drop(self, record: int | str, kind: str, what: str, gone: bool = True) -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, "dropped"))
@@ -195,51 +191,50 @@ class Annotations:
         """Appends a row if the entry is usable, else a defect with the reason."""
         own: Any = entry.get("id") if isinstance(entry, dict) else None
         record: int | str = own if is_id(own) else f"annotations[{place}]"
-        found = _wrong_with(entry)
-        if found is None:
-            crowd, box = CROWD[entry.get("iscrowd")], entry.get("bbox")
-            if crowd and not box:
-                self.num_boxless_crowds += 1
-                return
-            image, category = entry["image_id"], entry["category_id"]
-            if type(image) is not int or type(category) is not int:
-                what = f"annotation {record}: its ids are no integers, but equal one"
-                self._add(record, "box_id_not_integer", what, "kept")
-            area = number(entry.get("area"), box[2] * box[3])
-            assert area is not None  # checked by _wrong_with
-            self._row(place, own if is_id(own) else NO_ID, int(image), int(category), [*map(float, box)], area, crowd)
+        try:
+            area = _checked_area(entry)
+        except BadRecord as error:
+            called = f"annotation {shown(own)}" if isinstance(entry, dict) else f"annotations[{place}]"
+            self._add(record, error.kind, f"{called}{error}")
+            if isinstance(entry, dict) and is_id(entry.get("category_id")):
+                self.lost_of[entry["category_id"]] += 1
             return
-        kind, what = found
-        called = f"annotation {shown(own)}" if isinstance(entry, dict) else f"annotations[{place}]"
-        self._add(record, kind, f"{called}{what}")
-        if isinstance(entry, dict) and is_id(entry.get("category_id")):
-            self.lost_of[entry["category_id"]] += 1
+        if area is None:
+            self.num_boxless_crowds += 1
+            return
+        image, category, box = entry["image_id"], entry["category_id"], [*map(float, entry["bbox"])]
+        if type(image) is not int or type(category) is not int:
+            what = f"annotation {record}: its ids are no integers, but equal one"
+            self._add(record, "box_id_not_integer", what, "kept")
+        crowd = CROWD[entry.get("iscrowd")]
+        self._row(place, own if is_id(own) else NO_ID, int(image), int(category), box, area, crowd)
 
     def _add(self, record: int | str, kind: str, what: str, action: Action = "dropped") -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, action))
 
 
-def _wrong_with(entry: Any) -> tuple[str, str] | None:
-    """Kind and message of what is wrong with an annotation, None if it is usable."""
+def _checked_area(entry: Any) -> float | None:
+    """The area of a usable annotation, None for a crowd without a box. Raises BadRecord for others."""
     if not isinstance(entry, dict):
-        return "box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}"
+        raise BadRecord("box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}")
     if isinstance(entry, DuplicateKeys):
-        return "box_keys_twice", ": has a key twice"
+        raise BadRecord("box_keys_twice", ": has a key twice")
     image, category, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
     if not _is_whole(image):
-        return "box_image_id", f" belongs to image id {shown(image)}, which is not among the images"
+        raise BadRecord("box_image_id", f" belongs to image id {shown(image)}, which is not among the images")
     if not _is_whole(category):
-        return "box_class_id", f" has category id {shown(category)}, which is not among the categories"
+        raise BadRecord("box_class_id", f" has category id {shown(category)}, which is not among the categories")
     if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
-        return "box_crowd", f": `iscrowd` must be 0 or 1, got {shown(crowd)}"
+        raise BadRecord("box_crowd", f": `iscrowd` must be 0 or 1, got {shown(crowd)}")
     if CROWD[crowd] and not box:
         return None
     if not isinstance(box, list) or len(box) != 4 or not all(is_finite(value) for value in box):
         what = f": `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}"
-        return _kind_of_box(box), what
-    if number(entry.get("area"), box[2] * box[3]) is None:
-        return "box_area", f": `area` must be a finite number, got {shown(entry.get('area'))}"
-    return None
+        raise BadRecord(_kind_of_box(box), what)
+    area = number(entry.get("area"), box[2] * box[3])
+    if area is None:
+        raise BadRecord("box_area", f": `area` must be a finite number, got {shown(entry.get('area'))}")
+    return area
 
 
 def _kind_of_box(box: Any) -> str:
