@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import POLYGONS, SPLITS, BadRecord, Corners, DataSource, Problems, read_bytes
+from rtdetr.data.formats.records import POLYGONS, SPLITS, BadRecord, Corners, DataSource, Problems, head_of, read_bytes
 from rtdetr.data.formats.xml import Node, parse_xml
 
 MOST_BYTES = 1_000_000_000
@@ -45,11 +44,8 @@ def find_cvat(path: Path) -> dict[str, str]:
     """The CVAT subset of each split, of an XML or of a folder with an annotations.xml: "" -> "" without subsets. Empty
     if it is not in CVAT's format. Raises DataError if the subsets cannot be mapped to splits."""
     file = cvat_file(path)
-    if file.suffix.lower() != ".xml" or not os.path.isfile(file):
+    if file.suffix.lower() != ".xml" or not re.search(rb"<annotations\b", head_of(file, 10_000)):
         return {}
-    with open(file, "rb") as opened:
-        if not re.search(rb"<annotations\b", opened.read(10_000)):
-            return {}
     content = read_bytes(file, MOST_BYTES)
     subsets = [each.decode("utf-8", "replace") for each in SUBSET.findall(content)]
     without = [""] if subsets and len(subsets) < len(IMAGE.findall(content)) else []

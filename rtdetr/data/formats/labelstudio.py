@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, BadRecord, Corners, Problems, to_pixels
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, BadRecord, Corners, Problems, head_of, to_pixels
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 1_000_000_000
@@ -40,13 +39,7 @@ SHAPES = ("rectanglelabels", "labels", POLYGON, ELLIPSE)
 
 def is_labelstudio(path: Path) -> bool:
     """Whether a JSON begins like a Label Studio export."""
-    if not os.path.isfile(path):  # reading a pipe would block
-        return False
-    try:
-        with open(path, "rb") as file:
-            head = file.read(2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError:
-        return False  # reported by its reader
+    head = head_of(path, 2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
     return head.startswith(b"[") and b'"annotations"' in head and b'"data"' in head
 
 

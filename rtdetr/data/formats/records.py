@@ -87,6 +87,17 @@ class Problems:
         self.add(path, 0, kind, str(error).removeprefix(f"{path}: "))
 
 
+def head_of(path: Path, size: int) -> bytes:
+    """The first bytes of a file, to recognise its format; none if it cannot be read, which its reader reports."""
+    if not os.path.isfile(path):  # reading a pipe would block
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:
     """The content of a small file. Raises DataError if it is not a file, too large or unreadable."""
     try:

@@ -25,6 +25,7 @@ from rtdetr.data.formats.records import (
     DataSource,
     Problems,
     below,
+    head_of,
     read_bytes,
     read_lines,
     walk,
@@ -92,8 +93,7 @@ def _may_be_voc(path: Path) -> bool:
     """Whether an XML has VOC's root, or one that cannot be seen, which its reader reports."""
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
-        root = ROOT.search(file.read(10_000))
+    root = ROOT.search(head_of(path, 10_000))
     return root is None or root[1] == b"annotation"
 
 

@@ -27,6 +27,7 @@ from rtdetr.data.formats.records import (
     Problems,
     below,
     clipped,
+    head_of,
     read_lines,
     to_pixels,
     walk,
@@ -62,7 +63,8 @@ def find_yolo(path: Path) -> YoloFolder | None:
         )
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
     for file in sorted(walk(path, (".yaml", ".yml"), deep=False), key=lambda each: (each.stem != "data", each)):
-        if file.stem == "data" or _has_keys(file):  # others are of other tools and need not even be valid
+        # Others are of other tools and need not even be valid.
+        if file.stem == "data" or KEYS.search(head_of(file, MAX_BYTES)):
             content = _read_yaml(file)
             if isinstance(content, dict) and _of_yolo(content, file.stem == "data"):
                 return _of_yaml(file, content)
@@ -70,13 +72,6 @@ def find_yolo(path: Path) -> YoloFolder | None:
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
         sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
     return YoloFolder(path, path, _names_near(path), sets) if sets else None
-
-
-def _has_keys(path: Path) -> bool:
-    if not path.is_file() or not os.access(path, os.R_OK):
-        return False
-    with open(path, "rb") as file:
-        return KEYS.search(file.read(MAX_BYTES)) is not None
 
 
 def _of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
