@@ -77,7 +77,11 @@ def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[Nam
     if not isinstance(chosen.get("result"), list):
         raise BadRecord("image_file", f"its annotation needs a list as `result`, got {shown(chosen)}")
     regions = [section(each) for each in chosen["result"]]
-    sizes = {size_of(each.get("original_height"), each.get("original_width")) for each in regions if _is_box(each)}
+    sizes = {
+        size_of(each.get("original_height"), each.get("original_width"))
+        for each in regions
+        if each.get("type") in SHAPES and "original_width" in each
+    }
     sizes.discard((0, 0))
     if len(sizes) > 1:
         raise BadRecord("image_size", "`original_width` and `original_height` must be one size for all regions")
@@ -110,10 +114,6 @@ def _path_in(url: str) -> str:
     except ValueError:  # an incomplete IPv6 address
         return url
     return given[0] if given else unquote(parts.path) if parts.scheme or url.startswith("/data/") else url
-
-
-def _is_box(region: dict[str, Any]) -> bool:
-    return region.get("type") in SHAPES and "original_width" in region
 
 
 def _box(given: object, size: tuple[int, int], where: str, counted: Counter[str]) -> NamedBox:

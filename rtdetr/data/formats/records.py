@@ -66,25 +66,21 @@ class Problems:
         self.notes: list[str] = []
 
     @contextmanager
-    def reported(self, path: Path, line: int = 0, where: str = "") -> Iterator[None]:
+    def reported(self, path: Path, line: int = 0, where: str = "", kind: str = "image_file") -> Iterator[None]:
         """Context manager: a BadRecord, or a DataError about the whole file, ends the block and is added. where: begins
-        the message on a BadRecord."""
+        the message on a BadRecord; kind: of a DataError."""
         try:
             yield
         except BadRecord as error:
             self.add(error.path or path, line if error.line is None else error.line, error.kind, f"{where}{error}")
         except DataError as error:
-            self.failed(path, "image_file", error)
+            self.add(path, 0, kind, str(error).removeprefix(f"{path}: "))
 
     def add(self, path: Path, line: int, kind: str, what: str, action: Action = "dropped") -> None:
         """Adds a defect. One of an image drops the image; one of a box, only that. line: from 1; 0: the whole file.
         what: what was expected and what was found."""
         record, where = (f"line {line}", f"line {line}: {what}") if line else (None, what)
         self.found.append(Defect(str(path), record, kind, where, action))
-
-    def failed(self, path: Path, kind: str, error: DataError) -> None:
-        """Like `add`, for an error that was raised about a whole file."""
-        self.add(path, 0, kind, str(error).removeprefix(f"{path}: "))
 
 
 def head_of(path: Path, size: int) -> bytes:

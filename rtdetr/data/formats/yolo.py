@@ -227,21 +227,16 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
     for path in paths:
         label_file = label_file_of(path)
         used.add(label_file)
-        try:
+        with problems.reported(path, kind="image_picture"):
             size = upright_size(path, source.max_megapixels)
-        except DataError as error:
-            problems.failed(path, "image_picture", error)
-            continue
-        lines = _lines(label_file, names, problems, folder.num_more)
-        if lines is None:  # its objects are unknown
-            continue
-        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
-        image_id = document.add_image(name, size)
-        num_labelled += os.path.exists(label_file)
-        for label, corners in lines:
-            document.add_box(image_id, label, to_pixels(corners, size))
-        if name in kept:
-            _restore(document, kept[name], image_id, size, len(lines))
+            lines = _lines(label_file, names, problems, folder.num_more)
+            name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
+            image_id = document.add_image(name, size)
+            num_labelled += os.path.exists(label_file)
+            for label, corners in lines:
+                document.add_box(image_id, label, to_pixels(corners, size))
+            if name in kept:
+                _restore(document, kept[name], image_id, size, len(lines))
     if document.images and not num_labelled:
         looked = label_file_of(paths[0])
         raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
@@ -324,15 +319,12 @@ def label_file_of(image: Path) -> Path:
     return image.with_suffix(".txt")
 
 
-def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[Line] | None:
-    """The valid lines of a label file; none if there is no file; None if it cannot be read."""
-    if not os.path.exists(path):
-        return []
+def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[Line]:
+    """The valid lines of a label file; none if there is no file. Raises BadRecord if it cannot be read."""
     try:
-        lines = read_lines(path)
-    except DataError as error:
-        problems.failed(path, "image_text", error)
-        return None
+        lines = read_lines(path) if os.path.exists(path) else []
+    except DataError as error:  # the objects of its image are unknown
+        raise BadRecord("image_text", str(error).removeprefix(f"{path}: "), 0, path) from error
     found: list[Line] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -375,8 +367,9 @@ def _numbered(folder: YoloFolder) -> dict[int, str]:
     most, everything = -1, dict.fromkeys(range(MOST_CLASSES), "")
     for places in folder.sets.values():
         for image in _images(places, folder.root, Problems()):
-            lines = _lines(label_file_of(image), everything, Problems(), folder.num_more) or ()
-            most = max([most, *(label for label, _ in lines)])
+            with Problems().reported(image):
+                lines = _lines(label_file_of(image), everything, Problems(), folder.num_more)
+                most = max([most, *(label for label, _ in lines)])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}
