@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from rtdetr.data.box_checks import judge_boxes, judge_copies
-from rtdetr.data.classes import Classes, DataError
+from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown
 from rtdetr.data.defects import (
+    MOST_DROPPED,
     WITHOUT_AREA,
     Defect,
     Names,
     Refused,
-    Totals,
     condensed,
     count_dropped,
     refusal,
 )
+from rtdetr.data.formats.document import BoxTable, CocoDocument, as_table, classes_of, file_names
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.image_files import judge_names, unreadable
 from rtdetr.data.images import read_image, read_pixels, upright_size
@@ -31,74 +33,53 @@ from rtdetr.types import ImageInfo
 from rtdetr.wording import counted
 
 
-class ImageList(NamedTuple):
-    """N images as the reader of a format returns them."""
-
-    ids: Sequence[int]
-    names: Sequence[str]  # file paths relative to the folder
-    sizes: Sequence[tuple[int, int]]  # (h, w) in pixels; contains a 0 if the annotations give no size
-
-
-class BoxList(NamedTuple):
-    """n boxes in any order, as the reader of a format returns them."""
-
-    images: Sequence[int] | NDArray[np.int64]  # index of each box's image in the list, 0..N-1
-    labels: Sequence[int] | NDArray[np.int64]  # contiguous class indices
-    corners: NDArray[np.float64]  # (n, 4) xyxy in pixels
-    num_crowd: int  # crowd boxes, already removed
-    record: Callable[[int], int | str] = int  # name of the i-th box in messages
-
-
 class DetectionSet:
-    """Images, boxes and classes of one annotation file.
+    """Images, boxes and classes of one document.
 
-    folder: the image folder. defects, tally: those of the reader, whose counts are of the whole file. drop_empty: leave
-    out images without boxes. max_megapixels: larger images are dropped if their size has to be read from the file.
-    limit: the largest share of images and of boxes that may be dropped; None: no limit. Boxes are clipped to their
-    image; those without area in it are dropped and counted. The attribute `defects` lists every defect found.
+    source: where it was read; its `images` is the folder that file names are relative to. classes: None uses those of
+    the document; otherwise boxes get the index of their category in `classes`, matched by id or name as `match` says.
+    drop_empty: leave out images without boxes. limit: the largest share of images, and of boxes, that may be dropped
+    because of defects; None: no limit. Crowd boxes are left out and counted. Boxes are clipped to their image; those
+    without area in it are dropped and counted. The attribute `defects` lists every defect found.
 
     All data is kept in flat numpy arrays and one bytes object. Python objects per box would be copied into every forked
-    worker as soon as their reference counts change, and host memory would grow throughout the run. Raises DataError if
-    more than `limit` is dropped or if no image is left.
+    worker as soon as their reference counts change, and host memory would grow throughout the run. Clears the
+    document's BoxTable, the largest object in memory. Raises DataError if the set is unusable or no image is left.
     """
-
-    notes: tuple[str, ...] = ()  # remarks on how the annotations were read, for the summary
-
-    origin: DataSource | Path  # to read the annotations again, for evaluation
 
     def __init__(
         self,
-        folder: Path,
-        annotation_file: Path,
-        classes: Classes,
-        images: ImageList,
-        boxes: BoxList,
-        defects: Sequence[Defect],
-        tally: Totals,
-        drop_empty: bool,
-        max_megapixels: float,
-        limit: float | None,
+        document: CocoDocument,
+        source: DataSource,
+        classes: Classes | None = None,
+        drop_empty: bool = False,
+        match: Match = "id",
+        limit: float | None = MOST_DROPPED,
     ) -> None:
-        self.folder = folder
-        self.annotation_file = annotation_file
-        self.origin = annotation_file
-        self.classes = classes
-        self.max_megapixels = max_megapixels
-        self.defects, self.tally = [*defects], tally
-        images, kept = self._present(images)
-        self._ids = np.array(images.ids, np.int64)
-        self._sizes = np.array(images.sizes, np.int32).reshape(-1, 2)
-        self._keep_boxes(boxes, kept, images.names)
+        folder, path = source.images, source.path
+        if folder is None or not folder.is_dir():
+            raise Refused(folder, "folder_missing", f"no such image folder, expected the images of {path}")
+        self.folder, self.annotation_file = folder, path
+        self.origin = source  # to read the annotations again, for evaluation
+        self.max_megapixels = source.max_megapixels
+        self.notes = document.notes  # on how the annotations were read, for the summary
+        self.defects, self.tally = [*document.defects], document.tally
+        own = classes_of(document.categories)
+        self.classes = own if classes is None else match_classes(own, classes, match, path)
+        names = self._keep_images(document.images)
+        self._keep_boxes(document, names)
         self.num_empty = int((np.diff(self._offsets) == 0).sum())
         if limit is not None:
             self.refuse_losses(limit, except_kinds=WITHOUT_AREA)
             self.defects = condensed(self.defects)
-        names = self._drop_empty(images.names) if drop_empty else list(images.names)
+        if drop_empty:
+            names = self._drop_empty(names)
         if not names and limit is not None:
-            raise DataError(f"{annotation_file}: no image is left to work on")
+            raise DataError(f"{path}: no image is left to work on")
         encoded = [os.fsencode(name) for name in names]
         self._names = b"".join(encoded)
         self._name_ends = np.cumsum([0, *map(len, encoded)])
+        self.defects += _odd_names(own, path)
 
     @property
     def num_boxes(self) -> int:
@@ -201,14 +182,16 @@ class DetectionSet:
         called = Names(str(self.annotation_file), str(self.folder), names)
         return refusal(called, defects, self.tally, left, limit, except_kinds)
 
-    def _present(self, images: ImageList) -> tuple[ImageList, NDArray[np.int64]]:
-        """The images that can be opened, with their sizes, and their indices in the given list."""
-        usable, defects = judge_names(self.folder, self.annotation_file, images.ids, images.names)
+    def _keep_images(self, images: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Fills ids and sizes with those of the images that can be opened, and returns their names."""
+        names = file_names(images, self.folder)
+        usable, defects = judge_names(self.folder, self.annotation_file, [each["id"] for each in images], names)
         self.defects += defects
-        sizes, kept = [], []
-        for i, (own, name, size) in enumerate(zip(images.ids, images.names, images.sizes)):
-            if not usable[i]:
+        ids, sizes, kept = [], [], []
+        for image, name, is_usable in zip(images, names, usable):
+            if not is_usable:
                 continue
+            own, size = image["id"], (image["height"], image["width"])
             if not all(size):  # many files omit sizes; images are opened only to look them up
                 try:
                     size = upright_size(self.folder / name, self.max_megapixels)
@@ -217,28 +200,31 @@ class DetectionSet:
                     continue
                 what = f"image {own}: no height and width; the file says {size[1]} x {size[0]}"
                 self.defects.append(Defect(str(self.annotation_file), own, "image_size_missing", what, "kept"))
+            ids.append(own)
             sizes.append(size)
-            kept.append(i)
-        names = [images.names[i] for i in kept]
-        return ImageList([images.ids[i] for i in kept], names, sizes), np.array(kept, np.int64)
+            kept.append(name)
+        self._ids, self._sizes = np.array(ids, np.int64), np.array(sizes, np.int32).reshape(-1, 2)
+        return kept
 
-    def _keep_boxes(self, boxes: BoxList, kept: NDArray[np.int64], names: Sequence[str]) -> None:
-        """Fills boxes, labels and offsets, ordered by image, and counts what was left out. kept: indices of the usable
-        images in the reader's list; names: their file names."""
-        place = np.full(max(kept.max(initial=-1), np.max(boxes.images, initial=-1)) + 1, -1)
-        place[kept] = np.arange(len(kept))
-        owner = place[np.array(boxes.images, np.int64)]
-        there = np.flatnonzero(owner >= 0)
-        corners, labels = boxes.corners, np.array(boxes.labels, np.int32)
-        if len(there) < len(owner):  # boxes of dropped images
-            owner, corners, labels = owner[there], corners[there], labels[there]
+    def _keep_boxes(self, document: CocoDocument, names: Sequence[str]) -> None:
+        """Fills boxes, labels and offsets, ordered by image, and counts what was left out. names: of the images."""
+        table = as_table(document.annotations)
+        owner = _places(table.image_ids, self._ids)
+        is_crowd = table.crowds > 0
+        self.num_crowd = int(is_crowd.sum()) + document.num_boxless_crowds
+        there = ~is_crowd & (owner >= 0)
+        owner, table = owner[there], table.where(there)
+        if isinstance(document.annotations, BoxTable):
+            document.annotations.clear()
+        labels = _places(table.category_ids, self.classes.category_ids).astype(np.int32)
+        corners = table.numbers[:, :4]  # a copy that `where` made
+        corners[:, 2:] += corners[:, :2]
         clipped, keep = clip_to_image(corners, self._sizes[owner])
-        self.num_crowd, self.num_degenerate = boxes.num_crowd, int((~keep).sum())
+        self.num_degenerate = int((~keep).sum())
         file = str(self.annotation_file)
 
         def called(i: int) -> tuple[int | str, str]:
-            record = boxes.record(int(there[i]))
-            return record, f"annotation {record} of {names[owner[i]]}"
+            return table.name(i), f"annotation {table.name(i)} of {names[owner[i]]}"
 
         self.defects += judge_boxes(file, called, corners, self._sizes[owner], keep)
         order = np.flatnonzero(keep)[np.argsort(owner[keep], kind="stable")]
@@ -260,3 +246,24 @@ def clip_to_image(corners: NDArray[np.float64], sizes: NDArray[Any]) -> tuple[ND
     (n,) of those with an area, the only ones that training and evaluation use."""
     clipped = np.asarray(np.clip(corners, 0, sizes[:, [1, 0, 1, 0]]), np.float32)
     return clipped, (clipped[:, 2] > clipped[:, 0]) & (clipped[:, 3] > clipped[:, 1])
+
+
+def _places(values: NDArray[np.int64], among: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+    """The index of each value in `among`, which contains it at most once; -1 if it is not there."""
+    listed = np.array([max(each, -(2**63)) for each in among], np.int64)  # NO_ID is below int64; no value equals it
+    if len(listed) == 0:
+        return np.full(len(values), -1)
+    order = np.argsort(listed, kind="stable")
+    places = order[np.searchsorted(listed, values, sorter=order).clip(max=len(listed) - 1)]
+    return np.where(listed[places] == values, places, -1)
+
+
+def _odd_names(classes: Classes, path: Path) -> list[Defect]:
+    """Defects of classes with a duplicate name or none."""
+    found = []
+    times = Counter(classes.names)
+    for own, name in zip(classes.category_ids, classes.names):
+        if not name.strip() or times[name] > 1:
+            what = f"category {own} is called {shown(name)}" + (", as another one is" if name.strip() else "")
+            found.append(Defect(str(path), own, "class_name", what, "kept"))
+    return found

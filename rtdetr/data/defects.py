@@ -69,13 +69,6 @@ class Refused(DataError):
         self.others = others
 
 
-def as_defect(error: DataError, file: object) -> Defect:
-    """The defect of an error; `file` is used if the error names none."""
-    if isinstance(error, Refused):
-        return error.defect
-    return Defect(str(file), None, "unusable", str(error).removeprefix(f"{file}: "), "refused")
-
-
 @dataclass
 class Totals:
     """Number of records in a file before anything is dropped, without crowd boxes."""

@@ -16,7 +16,8 @@ from messages import message, says
 from PIL import Image
 
 from rtdetr.cli import main
-from rtdetr.data.formats.coco import CocoDocument, read_document
+from rtdetr.data.formats.coco import read_document
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.sources import open_set
 from rtdetr.data.formats.sources import read_document as read_any
 

@@ -410,14 +410,15 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path, images: Path)
 MEASURED = """
 import sys
 from pathlib import Path
-from rtdetr.data.formats.coco import DocumentSet, read_document
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.formats.coco import read_document
 from rtdetr.data.formats.records import DataSource
 def status(key):
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if key in line)
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 images, annotations = map(Path, sys.argv[1:])
-data = DocumentSet(read_document(annotations), DataSource("coco", annotations, "", images))
+data = DetectionSet(read_document(annotations), DataSource("coco", annotations, "", images))
 print(len(data), data.num_boxes, len(data.defects), (status("VmHWM") - before) / 1024)
 """
 

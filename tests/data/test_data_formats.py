@@ -382,7 +382,7 @@ VOC_DEFECTS = {
     "<annotation>\n</object>": message("not valid", "a.xml", "line 2", "XML"),
     "<html></html>": message("expected", "a.xml", "line 1", "<annotation>", "<html>"),
     '{"images": []}': message("not valid", "a.xml", "line 1", "XML"),
-    f"{BOMB}]><annotation><filename>&i;</filename></annotation>": r"line 1: declares the entity 'a', .*; refused",
+    f"{BOMB}]><annotation><filename>&i;</filename></annotation>": r"^[^(]*line 1: declares the entity 'a', .*; refused",
     '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]><annotation>&x;</annotation>': r"declares the entity 'x'",
     "<annotation>\n" + "<a>" * 3000: message("nested", "a.xml", "line 2", "20"),
     voc_xml("a.png", [CAT.replace("30", "nan")]): message(

@@ -25,7 +25,6 @@ from rtdetr import cli
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.doctor.examine import examine, plain
-from rtdetr.data.formats.coco import DocumentSet
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import find_sources, open_set, read_document
 
@@ -53,7 +52,7 @@ def test_the_same_arrays_as_coco(name: str, tmp_path: Path, images: Path) -> Non
 def read_again(data: DetectionSet) -> DetectionSet:
     """As an evaluation reads it, from where it came."""
     assert isinstance(data.origin, DataSource)
-    return DocumentSet(read_document(data.origin), data.origin)
+    return DetectionSet(read_document(data.origin), data.origin)
 
 
 @pytest.mark.parametrize("to", ["coco", "yolo", "voc"])

@@ -8,7 +8,8 @@ from typing import Any
 
 from PIL import Image
 
-from rtdetr.data.formats.coco import DocumentSet, read_document
+from rtdetr.data.dataset import DetectionSet
+from rtdetr.data.formats.coco import read_document
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.images import MAX_MEGAPIXELS
 
@@ -39,7 +40,9 @@ def write_set(root: Path, document: dict[str, Any] = SET) -> tuple[Path, Path]:
     return root / "images", path
 
 
-def open_coco(images: Path, annotations: Path, max_megapixels: float = MAX_MEGAPIXELS, **arguments: Any) -> DocumentSet:
-    """A COCO JSON and its image folder as a set. arguments: those of DocumentSet."""
+def open_coco(
+    images: Path, annotations: Path, max_megapixels: float = MAX_MEGAPIXELS, **arguments: Any
+) -> DetectionSet:
+    """A COCO JSON and its image folder as a set. arguments: those of DetectionSet."""
     source = DataSource("coco", annotations, "", images, max_megapixels)
-    return DocumentSet(read_document(annotations), source, **arguments)
+    return DetectionSet(read_document(annotations), source, **arguments)

@@ -13,10 +13,9 @@ from rtdetr.config import ConfigError, load_config
 from rtdetr.config_file import parse_yaml
 from rtdetr.data.classes import DataError, match_classes, some
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, as_defect, one_line
+from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Action, Defect, Refused, one_line
 from rtdetr.data.doctor.counts import advise_sampling, describe
 from rtdetr.data.doctor.files import copies, examine_files
-from rtdetr.data.formats.coco import DocumentSet
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import (
     check_images,
@@ -177,7 +176,7 @@ def _open(asked: SetToExamine) -> Examined:
         document = read_document(source, limit=None)
         defects = list(document.defects)
         folder = image_folder_of(source, document, asked.given, asked.images)
-        data = DocumentSet(document, source._replace(images=folder), limit=None)
+        data = DetectionSet(document, source._replace(images=folder), limit=None)
     except (DataError, ConfigError, OSError) as error:
         refused = _refused(error, asked.source.path)
         defects += error.others if isinstance(error, Refused) else []
@@ -206,11 +205,10 @@ def _judged(part: Examined, limit: float) -> Examined:
         error = DataError(f"{data.annotation_file}: {counted(left, 'image')} but no box to learn from")
     if error is None:
         return part
-    refused = as_defect(error, data.annotation_file)
     if any(each.action == "refused" for each in defects):
-        return part._replace(refused=refused)
+        return part._replace(refused=_refused(error, data.annotation_file))
     what = str(error).removeprefix(f"{data.annotation_file}: ")
-    verdict = refused._replace(file=str(data.annotation_file), record=None, kind="too_much", what=what)
+    verdict = Defect(str(data.annotation_file), None, "too_much", what, "refused")
     return part._replace(defects=[*defects, verdict], refused=verdict)
 
 
@@ -226,19 +224,21 @@ def _matched(parts: Sequence[Examined]) -> list[Examined]:
             try:
                 match_classes(part.data.classes, first.classes, "id", part.data.annotation_file)
             except DataError as error:
-                verdict = as_defect(error, part.data.annotation_file)._replace(kind="classes_differ")
+                verdict = _refused(error, part.data.annotation_file)._replace(kind="classes_differ")
                 part = part._replace(defects=[*part.defects, verdict], refused=part.refused or verdict)
         matched.append(part)
     return matched
 
 
 def _refused(error: DataError | ConfigError | OSError, path: Path) -> Defect:
+    """The defect of an error; `path` is used if the error names no file."""
+    if isinstance(error, Refused):
+        return error.defect
     if isinstance(error, OSError):  # a folder without permission, a disk that was removed
         what = f"cannot be read ({error.strerror or error})"
         return Defect(str(error.filename or path), None, "file_unreadable", what, "refused")
-    if isinstance(error, DataError):
-        return as_defect(error, path)
-    return Defect(str(path), None, "yaml_broken", str(error).removeprefix(f"{path}: "), "refused")
+    kind = "unusable" if isinstance(error, DataError) else "yaml_broken"
+    return Defect(str(path), None, kind, str(error).removeprefix(f"{path}: "), "refused")
 
 
 def _listed(defects: Sequence[Defect]) -> Iterator[str]:

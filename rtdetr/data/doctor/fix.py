@@ -16,8 +16,8 @@ from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.defects import Refused
 from rtdetr.data.doctor.examine import Examined
-from rtdetr.data.formats.coco import corners_of
-from rtdetr.data.formats.coco_records import NO_ID, as_table, is_id
+from rtdetr.data.formats.coco_records import is_id
+from rtdetr.data.formats.document import NO_ID, as_table, corners_of
 from rtdetr.data.formats.records import split_named
 from rtdetr.data.formats.sources import read_document
 
@@ -64,15 +64,15 @@ def clean_document(part: Examined) -> dict[str, Any]:
             info = infos[each["id"]]
             known = {key: value for key, value in each.items() if value is not None}
             images.append({**raw_images.get(each["id"], {}), **known, "height": info.height, "width": info.width})
-    table = table.where(np.isin(table.columns.image_ids, list(infos)))
+    table = table.where(np.isin(table.image_ids, list(infos)))
     corners = corners_of(table)
-    sizes = np.array([(infos[i].height, infos[i].width) for i in table.columns.image_ids.tolist()]).reshape(-1, 2)
+    sizes = np.array([(infos[i].height, infos[i].width) for i in table.image_ids.tolist()]).reshape(-1, 2)
     _, has_area = clip_to_image(corners, sizes)
     clipped = np.clip(corners, 0, sizes[:, [1, 0, 1, 0]])
-    ids = table.columns.own_ids.tolist()
+    ids = table.own_ids.tolist()
     renumber = len(set(ids)) < len(ids) or NO_ID in ids
     annotations: list[dict[str, Any]] = []
-    for i, (place, box) in enumerate(zip(table.columns.places.tolist(), table)):
+    for i, (place, box) in enumerate(zip(table.places.tolist(), table)):
         if not box["iscrowd"] and not has_area[i]:
             continue
         if not box["iscrowd"] and (clipped[i] != corners[i]).any():

@@ -10,81 +10,24 @@ import contextlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.data.classes import DataError, shown
+from rtdetr.data.classes import shown
 from rtdetr.data.defects import Action, Defect, Totals
 from rtdetr.data.formats import lvis
+from rtdetr.data.formats.document import NO_ID, BoxTable
 from rtdetr.data.formats.json_lists import DuplicateKeys
+from rtdetr.data.formats.records import BadRecord
 
 CROWD: dict[Any, int] = {None: 0, 0: 0, 1: 1, "0": 0, "1": 1}  # true, false, 0.0 and 1.0 equal 1 and 0
-NO_ID = -(2**63)  # for annotations without a valid id, which only messages use
 LARGEST = 2**63 - 1
 LARGEST_NUMBER = 1e150
 MOST_PIXELS = 1_000_000  # longest side; no image is larger, and boxes are stored in 32 bits
-
-
-class BoxTable(Sequence[dict[str, Any]]):
-    """Annotations in flat arrays of n rows, which also acts as a sequence of COCO's dictionaries."""
-
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return len(self.columns.image_ids)
-
-    def __getitem__(self, index: Any) -> Any:
-        return next(iter(self.where(np.array([index]))))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        columns = self.columns
-        for image, category, box, area, crowd in zip(
-            columns.image_ids.tolist(),
-            columns.category_ids.tolist(),
-            columns.numbers[:, :4].tolist(),
-            columns.numbers[:, 4].tolist(),
-            columns.crowds.tolist(),
-        ):
-            yield {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
-
-    def clear(self) -> None:
-        """Frees the memory by removing all rows."""
-        self.columns = Columns(*(column[:0].copy() for column in self.columns))
-
-    def where(self, keep: NDArray[Any]) -> BoxTable:
-        """Selects rows by a mask or by indices."""
-        return BoxTable(Columns(*(column[keep] for column in self.columns)))
-
-    def names(self, keep: NDArray[Any]) -> Callable[[int], int | str]:
-        """A function that returns the name of the i-th selected row for messages: its id, or its place in the file."""
-        own_ids, places = self.columns.own_ids[keep], self.columns.places[keep]
-        return lambda i: int(own_ids[i]) if own_ids[i] != NO_ID else f"annotations[{places[i]}]"
-
-
-class Columns(NamedTuple):
-    places: NDArray[np.int64]  # (n,) index in the file's list
-    own_ids: NDArray[np.int64]  # (n,)
-    image_ids: NDArray[np.int64]  # (n,)
-    category_ids: NDArray[np.int64]  # (n,)
-    numbers: NDArray[np.float64]  # (n, 5) x, y, w, h, area in pixels
-    crowds: NDArray[np.int8]  # (n,) 0 or 1
-
-
-def as_table(annotations: Sequence[dict[str, Any]]) -> BoxTable:
-    """Converts valid annotations of any reader to a table."""
-    if isinstance(annotations, BoxTable):
-        return annotations
-    numbers = [[*each["bbox"], each["area"]] for each in annotations]
-    ids = [[each.get("id", i), each["image_id"], each["category_id"]] for i, each in enumerate(annotations)]
-    own, images, categories = np.array(ids, np.int64).reshape(-1, 3).T
-    crowds = np.array([each["iscrowd"] for each in annotations], np.int8)
-    places = np.arange(len(annotations))
-    return BoxTable(Columns(places, own, images, categories, np.array(numbers, np.float64).reshape(-1, 5), crowds))
 
 
 class Images:
@@ -98,20 +41,13 @@ class Images:
         self._kept: list[dict[str, Any]] = []
 
     def take(self, entry: Any) -> None:
-        place, self.count = self.count, self.count + 1
-        if not isinstance(entry, dict):
-            what = f"every entry of `images` must be a mapping, got {shown(entry)}"
-            self._drop(f"images[{place}]", "image_record", what)
-            return
-        own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
-        if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
-            needed = "an image needs an integer `id`, of at most 64 bits, and a `file_name` (or `coco_url`)"
-            record = own if is_id(own) else f"images[{place}]"
-            self._drop(record, "image_record", f"{needed}, got {shown(entry)}")
-        elif isinstance(entry, DuplicateKeys):
-            self._drop(own, "image_keys_twice", f"image {own}: has a key twice")
-        else:
-            self._take_size(entry, own)
+        own = entry.get("id") if isinstance(entry, dict) else None
+        record = own if is_id(own) else f"images[{self.count}]"
+        self.count += 1
+        try:
+            self._kept.append(self._checked(entry))
+        except BadRecord as error:
+            self._drop(record, error.kind, str(error))
 
     def finish(self) -> list[dict[str, Any]]:
         """The images, without those whose id is used for several files: their boxes cannot be assigned."""
@@ -131,31 +67,33 @@ class Images:
                 self._drop(own, "image_id_twice", what, gone=own in ambiguous)
         return list(kept.values())
 
-    def _take_size(self, entry: dict[str, Any], own: int) -> None:
+    def _checked(self, entry: Any) -> dict[str, Any]:
+        """The image in the form of CocoDocument. Raises BadRecord."""
+        if not isinstance(entry, dict):
+            raise BadRecord("image_record", f"every entry of `images` must be a mapping, got {shown(entry)}")
+        own, name, url = entry.get("id"), entry.get("file_name"), entry.get("coco_url")
+        if not is_id(own) or not (_is_name(name) or (name is None and _is_name(url))):
+            needed = "an image needs an integer `id`, of at most 64 bits, and a `file_name` (or `coco_url`)"
+            raise BadRecord("image_record", f"{needed}, got {shown(entry)}")
+        if isinstance(entry, DuplicateKeys):
+            raise BadRecord("image_keys_twice", f"image {own}: has a key twice")
         sides = []
         for key in ("height", "width"):
             side = number(entry.get(key), 0)
             if side is None:
-                self._drop(own, "image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}")
-                return
+                raise BadRecord("image_size", f"image {own}: `{key}` must be a finite number, got {shown(entry[key])}")
             sides.append(side)
         height, width = sides
         if any(not 0 <= side <= MOST_PIXELS or side != int(side) for side in sides):
             what = f"height and width must be whole pixels, got {height:g} x {width:g}"
-            self._drop(own, "image_size", f"image {own}: {what}")
-            return
-        try:
-            more = lvis.of_image(entry, f"image {own}")
-        except DataError as error:
-            self._drop(own, "image_lvis", str(error))
-            return
+            raise BadRecord("image_size", f"image {own}: {what}")
+        more = lvis.of_image(entry)
         if texts := [key for key in ("height", "width") if isinstance(entry.get(key), str)]:
             what = f"image {own}: `{texts[0]}` is text, {shown(entry[texts[0]])}, taken as a number"
             self.defects.append(Defect(str(self.path), own, "image_size", what, "kept"))
-        name, url = entry.get("file_name"), entry.get("coco_url")
-        needed = isinstance(url, str) and (name is None or more)  # COCO has both, of which only one is needed
-        image = {"id": own, "file_name": name, "coco_url": url if needed else None, **more}
-        self._kept.append(image | {"height": int(height), "width": int(width)})
+        needed_url = url if isinstance(url, str) and (name is None or more) else None  # COCO has both
+        image = {"id": own, "file_name": name, "coco_url": needed_url, **more}
+        return image | {"height": int(height), "width": int(width)}
 
     def _drop(self, record: int | str, kind: str, what: str, gone: bool = True) -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, "dropped"))
@@ -183,36 +121,34 @@ class Annotations:
     def finish(self, images: Sequence[int], gone: set[int], categories: set[int]) -> tuple[BoxTable, Totals]:
         """The valid annotations with these image and category ids, and the counts of the whole file. gone: ids of
         dropped images; their boxes are dropped without a defect of their own."""
-        columns = Columns(*map(np.asarray, self._lists))  # these share the memory of the lists
-        columns = columns._replace(numbers=columns.numbers.reshape(-1, 5))
-        table = BoxTable(columns)
-        tally = Totals(boxes=self.count - self.num_boxless_crowds - int(columns.crowds.sum()))
-        named, counts = np.unique(columns.category_ids[columns.crowds == 0], return_counts=True)
+        table = BoxTable(*map(np.asarray, self._lists))  # the arrays share the memory of the lists
+        table.numbers = table.numbers.reshape(-1, 5)
+        tally = Totals(boxes=self.count - self.num_boxless_crowds - int(table.crowds.sum()))
+        named, counts = np.unique(table.category_ids[table.crowds == 0], return_counts=True)
         tally.boxes_of = Counter(dict(zip(named.tolist(), counts.tolist())))
         tally.boxes_of.update(self.lost_of)
         tally.boxes_of = Counter({own: count for own, count in tally.boxes_of.items() if own in categories})
-        in_images, in_categories = _among(columns.image_ids, images), _among(columns.category_ids, categories)
-        of_gone = _among(columns.image_ids, gone) & ~in_images
-        names = table.names(np.ones(len(table), bool))
+        in_images, in_categories = _among(table.image_ids, images), _among(table.category_ids, categories)
+        of_gone = _among(table.image_ids, gone) & ~in_images
         for i in np.flatnonzero(~(in_images | of_gone) | ~in_categories).tolist():
-            where = f"annotation {names(i)}"
-            if not in_images[i] and not of_gone[i]:
-                what = f"belongs to image id {columns.image_ids[i]}, which is not among the images"
-                self._add(names(i), "box_image_unknown", f"{where} {what}")
+            if in_images[i] or of_gone[i]:
+                kind = "box_class_unknown"
+                what = f"has category id {table.category_ids[i]}, which is not among the categories"
             else:
-                what = f"has category id {columns.category_ids[i]}, which is not among the categories"
-                self._add(names(i), "box_class_unknown", f"{where} {what}")
-        self._note_oddities(columns, names)
+                kind = "box_image_unknown"
+                what = f"belongs to image id {table.image_ids[i]}, which is not among the images"
+            self._add(table.name(i), kind, f"annotation {table.name(i)} {what}")
+        self._note_oddities(table)
         sound = in_images & in_categories
         return (table if sound.all() else table.where(sound)), tally
 
-    def _note_oddities(self, columns: Columns, names: Callable[[int], int | str]) -> None:
+    def _note_oddities(self, table: BoxTable) -> None:
         """Reports records that are kept. Invalid and duplicate annotation ids are a problem in other programs only."""
-        own = columns.own_ids
-        for i in np.flatnonzero(columns.numbers[:, 4] < 0).tolist():
-            what = f"annotation {names(i)}: `area` is {columns.numbers[i, 4]:g}, which evaluation by size cannot use"
-            self._add(names(i), "box_area_negative", what, "kept")
-        for place in columns.places[own == NO_ID].tolist():
+        own = table.own_ids
+        for i in np.flatnonzero(table.numbers[:, 4] < 0).tolist():
+            what = f"`area` is {table.numbers[i, 4]:g}, which evaluation by size cannot use"
+            self._add(table.name(i), "box_area_negative", f"annotation {table.name(i)}: {what}", "kept")
+        for place in table.places[own == NO_ID].tolist():
             record = f"annotations[{place}]"
             self._add(record, "box_id", f"{record}: an annotation needs an integer `id`, not used here", "kept")
         ids, counts = np.unique(own[own != NO_ID], return_counts=True)
@@ -255,51 +191,50 @@ class Annotations:
         """Appends a row if the entry is usable, else a defect with the reason."""
         own: Any = entry.get("id") if isinstance(entry, dict) else None
         record: int | str = own if is_id(own) else f"annotations[{place}]"
-        found = _wrong_with(entry)
-        if found is None:
-            crowd, box = CROWD[entry.get("iscrowd")], entry.get("bbox")
-            if crowd and not box:
-                self.num_boxless_crowds += 1
-                return
-            image, category = entry["image_id"], entry["category_id"]
-            if type(image) is not int or type(category) is not int:
-                what = f"annotation {record}: its ids are no integers, but equal one"
-                self._add(record, "box_id_not_integer", what, "kept")
-            area = number(entry.get("area"), box[2] * box[3])
-            assert area is not None  # checked by _wrong_with
-            self._row(place, own if is_id(own) else NO_ID, int(image), int(category), [*map(float, box)], area, crowd)
+        try:
+            area = _checked_area(entry)
+        except BadRecord as error:
+            called = f"annotation {shown(own)}" if isinstance(entry, dict) else f"annotations[{place}]"
+            self._add(record, error.kind, f"{called}{error}")
+            if isinstance(entry, dict) and is_id(entry.get("category_id")):
+                self.lost_of[entry["category_id"]] += 1
             return
-        kind, what = found
-        called = f"annotation {shown(own)}" if isinstance(entry, dict) else f"annotations[{place}]"
-        self._add(record, kind, f"{called}{what}")
-        if isinstance(entry, dict) and is_id(entry.get("category_id")):
-            self.lost_of[entry["category_id"]] += 1
+        if area is None:
+            self.num_boxless_crowds += 1
+            return
+        image, category, box = entry["image_id"], entry["category_id"], [*map(float, entry["bbox"])]
+        if type(image) is not int or type(category) is not int:
+            what = f"annotation {record}: its ids are no integers, but equal one"
+            self._add(record, "box_id_not_integer", what, "kept")
+        crowd = CROWD[entry.get("iscrowd")]
+        self._row(place, own if is_id(own) else NO_ID, int(image), int(category), box, area, crowd)
 
     def _add(self, record: int | str, kind: str, what: str, action: Action = "dropped") -> None:
         self.defects.append(Defect(str(self.path), record, kind, what, action))
 
 
-def _wrong_with(entry: Any) -> tuple[str, str] | None:
-    """Kind and message of what is wrong with an annotation, None if it is usable."""
+def _checked_area(entry: Any) -> float | None:
+    """The area of a usable annotation, None for a crowd without a box. Raises BadRecord for others."""
     if not isinstance(entry, dict):
-        return "box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}"
+        raise BadRecord("box_record", f": every entry of `annotations` must be a mapping, got {shown(entry)}")
     if isinstance(entry, DuplicateKeys):
-        return "box_keys_twice", ": has a key twice"
+        raise BadRecord("box_keys_twice", ": has a key twice")
     image, category, box, crowd = (entry.get(key) for key in ("image_id", "category_id", "bbox", "iscrowd"))
     if not _is_whole(image):
-        return "box_image_id", f" belongs to image id {shown(image)}, which is not among the images"
+        raise BadRecord("box_image_id", f" belongs to image id {shown(image)}, which is not among the images")
     if not _is_whole(category):
-        return "box_class_id", f" has category id {shown(category)}, which is not among the categories"
+        raise BadRecord("box_class_id", f" has category id {shown(category)}, which is not among the categories")
     if not isinstance(crowd, (int, float, str, type(None))) or crowd not in CROWD:
-        return "box_crowd", f": `iscrowd` must be 0 or 1, got {shown(crowd)}"
+        raise BadRecord("box_crowd", f": `iscrowd` must be 0 or 1, got {shown(crowd)}")
     if CROWD[crowd] and not box:
         return None
     if not isinstance(box, list) or len(box) != 4 or not all(is_finite(value) for value in box):
         what = f": `bbox` must be four finite numbers [x, y, width, height], got {shown(box)}"
-        return _kind_of_box(box), what
-    if number(entry.get("area"), box[2] * box[3]) is None:
-        return "box_area", f": `area` must be a finite number, got {shown(entry.get('area'))}"
-    return None
+        raise BadRecord(_kind_of_box(box), what)
+    area = number(entry.get("area"), box[2] * box[3])
+    if area is None:
+        raise BadRecord("box_area", f": `area` must be a finite number, got {shown(entry.get('area'))}")
+    return area
 
 
 def _kind_of_box(box: Any) -> str:

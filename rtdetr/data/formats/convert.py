@@ -10,8 +10,7 @@ import json
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape
@@ -20,8 +19,8 @@ import yaml
 from PIL import Image
 
 from rtdetr.data.classes import DataError, some
-from rtdetr.data.formats import coco, lvis
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats import lvis
+from rtdetr.data.formats.document import CocoDocument, file_names
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, DataSource, below, clipped, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
 from rtdetr.data.formats.sources import (
@@ -73,19 +72,9 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
     Raises OSError, and DataError for files that are not images."""
     if to != "coco":
         parts = [part._replace(names=_distinct([*map(_findable, part.names, part.files)])) for part in parts]
-    writers: dict[Target, Callable[[Path, list[Part]], _Writer]] = {"coco": _Coco, "voc": _Voc, "yolo": _Yolo}
-    writer = writers[to](out, _apart(parts) if to == "voc" else parts)
-    for part in writer.parts:
-        for image, file, name in zip(part.document.images, part.files, part.names):
-            target = writer.image(part, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if link:
-                target.symlink_to(file.resolve())
-            else:
-                shutil.copyfile(file, target)
-            writer.write(part, image, file, name)
-            yield
-    writer.finish()
+    if to == "voc":
+        parts = _apart(parts)
+    yield from {"coco": _write_coco, "voc": _write_voc, "yolo": _write_yolo}[to](parts, out, link)
 
 
 def _chosen(given: Path, split: str) -> dict[str, DataSource]:
@@ -107,7 +96,7 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     source = with_images(source, images)
     document = read_document(source, limit=0)  # a conversion must not drop records
     folder = image_folder_of(source, document, given, images)
-    names = coco.file_names(document.images, folder)
+    names = file_names(document.images, folder)
     files = [folder / name for name in names]
     outside = [file for file, name in zip(files, names) if not below(folder, name)]
     if outside:
@@ -200,138 +189,122 @@ def _apart(parts: list[Part]) -> list[Part]:
     return [part._replace(names=[f"{part.split}/{name}" for name in part.names]) for part in parts]
 
 
-class _Writer(ABC):
-    def __init__(self, out: Path, parts: list[Part]) -> None:
-        self.out = out
-        self.parts = parts
-        self.categories = [dict(each) for each in parts[0].document.categories]
-        self.label_of = {each["id"]: i for i, each in enumerate(self.categories)}
-        self.kept: dict[str, dict[str, dict[str, Any]]] = {part.split: {} for part in parts}
-
-    @abstractmethod
-    def image(self, part: Part, name: str) -> Path: ...
-
-    @abstractmethod
-    def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None: ...
-
-    def finish(self) -> None:
-        write_sidecar(self.out, Sidecar(self.categories, self.kept))
-
-    def _keep(self, part: Part, image: Mapping[str, Any], name: str, place: str) -> dict[str, Any]:
-        """Adds the entry of an image, written to `place`, to rtdetr.json and returns it."""
-        entry = {key: image[key] for key in OF_IMAGE if image.get(key) is not None}
-        entry.setdefault("file_name", name)
-        self.kept[part.split][place] = entry
-        return entry
+def _write_coco(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
+    """annotations/instances_SET.json, and the images in SET/."""
+    for part in parts:
+        for file, name in zip(part.files, part.names):
+            _write_image(out / part.split / name, file, link)
+            yield
+        images = [
+            {key: value for key, value in (image | {"file_name": name}).items() if value is not None}
+            for image, name in zip(part.document.images, part.names)
+        ]
+        boxes = [{"id": number} | box for number, box in enumerate(part.document.annotations, start=1)]
+        document = {"info": {}, "images": images, "annotations": boxes, "categories": part.document.categories}
+        _write_text(out / "annotations" / f"instances_{part.split}.json", json.dumps(document))
 
 
-class _Coco(_Writer):
-    """Writes annotations/instances_SET.json, and the images to SET/."""
-
-    def image(self, part: Part, name: str) -> Path:
-        return self.out / part.split / name
-
-    def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
-        pass
-
-    def finish(self) -> None:
-        (self.out / "annotations").mkdir(exist_ok=True)
-        for part in self.parts:
-            images = [
-                {key: value for key, value in (image | {"file_name": name}).items() if value is not None}
-                for image, name in zip(part.document.images, part.names)
-            ]
-            boxes = [{"id": number} | box for number, box in enumerate(part.document.annotations, start=1)]
-            document = {"info": {}, "images": images, "annotations": boxes, "categories": self.categories}
-            path = self.out / "annotations" / f"instances_{part.split}.json"
-            path.write_text(json.dumps(document), encoding="utf-8")
+def _write_yolo(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
+    """data.yaml, images/SET and labels/SET."""
+    categories = parts[0].document.categories
+    label_of = {each["id"]: i for i, each in enumerate(categories)}
+    kept: dict[str, dict[str, dict[str, Any]]] = {part.split: {} for part in parts}
+    for part in parts:
+        for image, file, name in zip(part.document.images, part.files, part.names):
+            _write_image(out / "images" / part.split / name, file, link)
+            lines, rest = _yolo_lines(part.boxes[image["id"]], label_of, (image["height"], image["width"]), file)
+            _write_text((out / "labels" / part.split / name).with_suffix(".txt"), lines)
+            kept[part.split][f"images/{part.split}/{name}"] = _entry(image, name) | rest
+            yield
+    names = {i: each["name"] for i, each in enumerate(categories)}
+    content = {part.split: f"images/{part.split}" for part in parts} | {"names": names}
+    _write_text(out / "data.yaml", yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+    write_sidecar(out, Sidecar(categories, kept))
 
 
-class _Yolo(_Writer):
-    """Writes data.yaml, images/SET and labels/SET."""
-
-    def image(self, part: Part, name: str) -> Path:
-        return self.out / "images" / part.split / name
-
-    def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
-        stored = (image["height"], image["width"])
-        turn = sideways(file, stored)
-        lines: list[str] = []
-        kept, crowds = {}, []
-        for box in part.boxes[image["id"]]:
-            label = self.label_of[box["category_id"]]
-            whole, size = _turned(box["bbox"], stored, turn)
-            if box["iscrowd"]:
-                crowds.append([label, *whole, box["area"]])
-                continue
-            written = clipped(whole, size)  # YOLO's numbers must be from 0 to 1
-            if written != whole or box["area"] != whole[2] * whole[3]:
-                kept[str(len(lines))] = [*whole, box["area"]]
-            lines.append(" ".join([str(label), *map(repr, _relative(written, size))]))
-        entry = self._keep(part, image, name, f"images/{part.split}/{name}")
-        entry |= ({"kept": kept} if kept else {}) | ({"crowds": crowds} if crowds else {})
-        label_file = (self.out / "labels" / part.split / name).with_suffix(".txt")
-        label_file.parent.mkdir(parents=True, exist_ok=True)
-        label_file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-    def finish(self) -> None:
-        names = {i: each["name"] for i, each in enumerate(self.categories)}
-        content = {part.split: f"images/{part.split}" for part in self.parts} | {"names": names}
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        (self.out / "data.yaml").write_text(text, encoding="utf-8")
-        super().finish()
+def _yolo_lines(
+    boxes: list[dict[str, Any]], label_of: Mapping[int, int], stored: tuple[int, int], file: Path
+) -> tuple[str, dict[str, Any]]:
+    """The label file of an image of `stored` size (h, w), and what it cannot hold, for rtdetr.json."""
+    turn = sideways(file, stored)
+    lines: list[str] = []
+    kept, crowds = {}, []
+    for box in boxes:
+        label = label_of[box["category_id"]]
+        whole, size = _turned(box["bbox"], stored, turn)
+        if box["iscrowd"]:
+            crowds.append([label, *whole, box["area"]])
+            continue
+        written = clipped(whole, size)  # YOLO's numbers must be from 0 to 1
+        if written != whole or box["area"] != whole[2] * whole[3]:
+            kept[str(len(lines))] = [*whole, box["area"]]
+        lines.append(" ".join([str(label), *map(repr, _relative(written, size))]) + "\n")
+    return "".join(lines), ({"kept": kept} if kept else {}) | ({"crowds": crowds} if crowds else {})
 
 
-class _Voc(_Writer):
-    """Writes Annotations, JPEGImages and ImageSets/Main; pixels count from 1 and the last one is part of the box."""
+def _write_voc(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
+    """Annotations, JPEGImages and ImageSets/Main."""
+    categories = [dict(each) for each in parts[0].document.categories]
+    labels: dict[int, str] = {}  # by category id; unique, and without characters that XML cannot hold
+    for each in categories:
+        name = UNPRINTED.sub("_", each["name"]).strip()
+        label, number = name or "_", 1
+        while label in labels.values():
+            number += 1
+            label = f"{name} ({number})"
+        labels[each["id"]] = label
+        if label != each["name"]:
+            each["label"] = label
+    kept: dict[str, dict[str, dict[str, Any]]] = {part.split: {} for part in parts}
+    for part in parts:
+        for image, file, name in zip(part.document.images, part.files, part.names):
+            _write_image(out / "JPEGImages" / name, file, link)
+            objects = [_voc_object(box, labels[box["category_id"]]) for box in part.boxes[image["id"]]]
+            file_name = escape(os.path.basename(name))
+            text = (
+                f"<annotation>\n  <folder>JPEGImages</folder>\n  <filename>{file_name}</filename>\n"
+                f"  <size><width>{image['width']}</width><height>{image['height']}</height><depth>3</depth></size>\n"
+                f"  <segmented>0</segmented>\n{''.join(objects)}</annotation>\n"
+            )
+            _write_text((out / "Annotations" / name).with_suffix(".xml"), text)
+            kept[part.split][name] = _entry(image, name)
+            yield
+        stems = [os.path.splitext(name)[0] for name in part.names]
+        _write_text(out / "ImageSets" / "Main" / f"{part.split}.txt", "".join(f"{stem}\n" for stem in stems))
+    write_sidecar(out, Sidecar(categories, kept))
 
-    def __init__(self, out: Path, parts: list[Part]) -> None:
-        super().__init__(out, parts)
-        self.labels: list[str] = []
-        for each in self.categories:
-            name = UNPRINTED.sub("_", each["name"]).strip()
-            label, number = name or "_", 1
-            while label in self.labels:
-                number += 1
-                label = f"{name} ({number})"
-            self.labels.append(label)
-            if label != each["name"]:
-                each["label"] = label
 
-    def image(self, part: Part, name: str) -> Path:
-        return self.out / "JPEGImages" / name
+def _voc_object(box: Mapping[str, Any], label: str) -> str:
+    """An <object>; its pixels count from 1 and the last one is part of the box."""
+    x, y, width, height = box["bbox"]
+    corners = zip(("xmin", "ymin", "xmax", "ymax"), (x + 1, y + 1, x + width, y + height))
+    own = [f"<iscrowd>{box['iscrowd']}</iscrowd>"] if box["iscrowd"] else []
+    own += [f"<area>{_number(box['area'])}</area>"] if box["area"] != width * height else []
+    return (
+        f"  <object>\n    <name>{escape(label)}</name>\n"
+        f"    <difficult>{box['iscrowd']}</difficult>{''.join(own)}\n"
+        f"    <bndbox>{''.join(f'<{side}>{_number(value)}</{side}>' for side, value in corners)}</bndbox>\n"
+        "  </object>\n"
+    )
 
-    def write(self, part: Part, image: Mapping[str, Any], file: Path, name: str) -> None:
-        self._keep(part, image, name, name)
-        objects = [self._object(box) for box in part.boxes[image["id"]]]
-        text = (
-            f"<annotation>\n  <folder>JPEGImages</folder>\n  <filename>{escape(os.path.basename(name))}</filename>\n"
-            f"  <size><width>{image['width']}</width><height>{image['height']}</height><depth>3</depth></size>\n"
-            f"  <segmented>0</segmented>\n{''.join(objects)}</annotation>\n"
-        )
-        path = (self.out / "Annotations" / name).with_suffix(".xml")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
 
-    def _object(self, box: Mapping[str, Any]) -> str:
-        x, y, width, height = box["bbox"]
-        corners = zip(("xmin", "ymin", "xmax", "ymax"), (x + 1, y + 1, x + width, y + height))
-        own = [f"<iscrowd>{box['iscrowd']}</iscrowd>"] if box["iscrowd"] else []
-        own += [f"<area>{_number(box['area'])}</area>"] if box["area"] != width * height else []
-        return (
-            f"  <object>\n    <name>{escape(self.labels[self.label_of[box['category_id']]])}</name>\n"
-            f"    <difficult>{box['iscrowd']}</difficult>{''.join(own)}\n"
-            f"    <bndbox>{''.join(f'<{side}>{_number(value)}</{side}>' for side, value in corners)}</bndbox>\n"
-            "  </object>\n"
-        )
+def _entry(image: dict[str, Any], name: str) -> dict[str, Any]:
+    """What rtdetr.json keeps of an image. name: the new one, if there was none."""
+    named = image | {"file_name": image["file_name"] or name}
+    return {key: named[key] for key in OF_IMAGE if named.get(key) is not None}
 
-    def finish(self) -> None:
-        lists = self.out / "ImageSets" / "Main"
-        lists.mkdir(parents=True)
-        for part in self.parts:
-            stems = [os.path.splitext(name)[0] for name in part.names]
-            (lists / f"{part.split}.txt").write_text("".join(f"{stem}\n" for stem in stems), encoding="utf-8")
-        super().finish()
+
+def _write_image(target: Path, file: Path, link: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if link:
+        target.symlink_to(file.resolve())
+    else:
+        shutil.copyfile(file, target)
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
 
 
 def _number(value: float) -> str:

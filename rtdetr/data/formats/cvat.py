@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.named import (
-    POLYGONS,
     TURNED,
     NamedBox,
     NamedImage,
@@ -24,7 +22,7 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import SPLITS, Corners, DataSource, Problems, read_bytes
+from rtdetr.data.formats.records import POLYGONS, SPLITS, BadRecord, Corners, DataSource, Problems, head_of, read_bytes
 from rtdetr.data.formats.xml import Node, parse_xml
 
 MOST_BYTES = 1_000_000_000
@@ -38,45 +36,44 @@ SIDES = {
 WITHOUT_BOX = ("tag", "points", "polyline", "skeleton", "cuboid")
 
 
-class CvatFile(NamedTuple):
-    path: Path
-    subsets: dict[str, str]  # split -> name of the CVAT subset; "" -> "" for a file without subsets
+def cvat_file(path: Path) -> Path:
+    return path / "annotations.xml" if path.is_dir() else path
 
 
-def find_cvat(path: Path) -> CvatFile | None:
-    """The subsets of an XML, or of a folder with an annotations.xml; None if it is not in CVAT's format. Raises
-    DataError if the subsets cannot be mapped to splits."""
-    file = path / "annotations.xml" if path.is_dir() else path
-    if file.suffix.lower() != ".xml" or not os.path.isfile(file):
-        return None
-    with open(file, "rb") as opened:
-        if not re.search(rb"<annotations\b", opened.read(10_000)):
-            return None
+def find_cvat(path: Path) -> dict[str, str]:
+    """The CVAT subset of each split, of an XML or of a folder with an annotations.xml: "" -> "" without subsets. Empty
+    if it is not in CVAT's format. Raises DataError if the subsets cannot be mapped to splits."""
+    file = cvat_file(path)
+    if file.suffix.lower() != ".xml" or not re.search(rb"<annotations\b", head_of(file, 10_000)):
+        return {}
     content = read_bytes(file, MOST_BYTES)
     subsets = [each.decode("utf-8", "replace") for each in SUBSET.findall(content)]
     without = [""] if subsets and len(subsets) < len(IMAGE.findall(content)) else []
     named = sorted({*subsets, *without})
     if len(named) < 2:
-        return CvatFile(file, {"": ""})
+        return {"": ""}
     found = {split: name for name in named for split, names in SPLITS.items() if name.lower() in names}
     if len(found) < len(named):
         raise DataError(f"{file}: its subsets are {some(map(repr, named))}; call each of them train, val or test")
-    return CvatFile(file, found)
+    return found
 
 
-def read_cvat(cvat: CvatFile, source: DataSource, problems: Problems) -> CocoDocument:
+def read_cvat(subsets: Mapping[str, str], source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set. The classes are those of the whole file, in the order of its labels, else by name."""
-    root = parse_xml(read_bytes(cvat.path, MOST_BYTES), cvat.path)
+    path = source.path
+    root = parse_xml(read_bytes(path, MOST_BYTES), path)
     if root.tag != "annotations":
-        raise DataError(f"{cvat.path}: line {root.line}: expected <annotations> of CVAT, got <{root.tag}>")
+        raise DataError(f"{path}: line {root.line}: expected <annotations> of CVAT, got <{root.tag}>")
     tracks = root.all("track")
     if tracks:
-        raise DataError(f"{cvat.path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
-    counted: Counter[str] = Counter()
-    subset = cvat.subsets[source.split]
-    nodes = [each for each in root.all("image") if not subset or each.attributes.get("subset") == subset]
-    images = [found for each in nodes if (found := _image(cvat.path, each, problems, counted)) is not None]
-    return document_of(images, _labels(root) or class_names(cvat.path.parent, images), problems, counted)
+        raise DataError(f"{path}: line {tracks[0].line}: has tracks of a video; export it as CVAT for images 1.1")
+    subset = subsets[source.split]
+    images: list[NamedImage] = []
+    for node in root.all("image"):
+        if not subset or node.attributes.get("subset") == subset:
+            with problems.reported(path, node.line):
+                images.append(_image(path, node, problems))
+    return document_of(images, _labels(root) or class_names(path.parent, images), problems)
 
 
 def _labels(root: Node) -> list[str]:
@@ -90,43 +87,37 @@ def _labels(root: Node) -> list[str]:
     return list(found)
 
 
-def _image(path: Path, node: Node, problems: Problems, counted: Counter[str]) -> NamedImage | None:
-    sides = [_number(node, key) if key in node.attributes else None for key in ("height", "width")]
-    size = size_of(*sides)
-    if size is None or any(key in node.attributes and side is None for key, side in zip(("height", "width"), sides)):
-        problems.add(path, node.line, "size", f"width and height must be whole pixels, got {shown(node.attributes)}")
-        return None
-    boxes = []
+def _image(path: Path, node: Node, problems: Problems) -> NamedImage:
+    height, width = (_parsed(node.attributes[key]) if key in node.attributes else None for key in ("height", "width"))
+    size = size_of(height, width)
+    boxes: list[NamedBox] = []
     for child in node.children:
-        found = _shape(child, counted)
-        if isinstance(found, NamedBox):
-            boxes.append(found)
-        elif found is not None:
-            problems.add(path, child.line, *found)
+        if child.tag in WITHOUT_BOX:
+            problems.counted["shapes without a box (points, lines, tags) left out"] += 1
+            continue
+        with problems.reported(path, child.line):
+            boxes.append(_box(child, problems.counted))
     return NamedImage(path, node.line, node.attributes.get("name", ""), size, boxes)
 
 
-def _shape(node: Node, counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """The shape's box, or kind and message of its problem, or None for a type of shape without a box."""
-    if node.tag in WITHOUT_BOX:
-        counted["shapes without a box (points, lines, tags) left out"] += 1
-        return None
+def _box(node: Node, counted: Counter[str]) -> NamedBox:
+    """The box of a shape. Raises BadRecord."""
     name = node.attributes.get("label")
     if node.tag not in (*SIDES, "polygon"):
-        return "box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>"
+        raise BadRecord("box_box", f"expected <box>, <polygon>, <ellipse> or <mask>, got <{node.tag}>")
     if name is None or not is_class_name(name):
-        return "class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}"
+        raise BadRecord("box_class", f"<{node.tag}> needs a class as `label`, got {shown(node.attributes)}")
     corners = _corners(node, counted)
     if corners is None:
         needed = "`points` as x,y;x,y;x,y" if node.tag == "polygon" else f"numbers as {', '.join(SIDES[node.tag])}"
-        return "numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}"
+        raise BadRecord("box_numbers", f"<{node.tag}> needs {needed}, got {shown(node.attributes)}")
     return NamedBox("", node.line, name, corners)
 
 
 def _corners(node: Node, counted: Counter[str]) -> Corners | None:
     if node.tag == "polygon":
         counted[POLYGONS] += 1
-        pairs = [numbers_of(map(_float, pair.split(","))) for pair in node.attributes.get("points", "").split(";")]
+        pairs = [numbers_of(map(_parsed, pair.split(","))) for pair in node.attributes.get("points", "").split(";")]
         points = [(pair[0], pair[1]) for pair in pairs if pair is not None and len(pair) == 2]
         return around(points) if len(points) == len(pairs) >= 3 else None
     numbers = numbers_of(_number(node, key) for key in SIDES[node.tag])
@@ -145,11 +136,12 @@ def _corners(node: Node, counted: Counter[str]) -> Corners | None:
 
 
 def _number(node: Node, key: str) -> float | None:
-    return number_of(_float(node.attributes.get(key, "")))
+    return number_of(_parsed(node.attributes.get(key, "")))
 
 
-def _float(text: str) -> float | None:
+def _parsed(text: str) -> float | str:
+    """The number that a text holds, else the text."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return text

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.json_lists import one_object
 from rtdetr.data.formats.named import (
+    NO_CLASSES,
     NamedBox,
     NamedImage,
     class_names,
@@ -23,11 +23,12 @@ from rtdetr.data.formats.named import (
     is_class_name,
     is_file_name,
     listed,
+    names_given,
     numbers_of,
     section,
     size_of,
 )
-from rtdetr.data.formats.records import SPLITS, DataSource, Problems, read_bytes
+from rtdetr.data.formats.records import SPLITS, BadRecord, DataSource, Problems, read_bytes
 from rtdetr.data.formats.yolo import MOST_CLASSES
 from rtdetr.data.image_files import stays_in
 from rtdetr.data.images import upright_size
@@ -37,99 +38,86 @@ CLASS_KEYS = ("category", "categories", "category_id", "label", "labels", "class
 MOST_BYTES = 1_000_000_000
 
 
-class ImageFolder(NamedTuple):
-    root: Path
-    sets: dict[str, Path]  # train, val, test, or "" for the only one -> the folder of its images and metadata.jsonl
-
-
-def find_image_folder(path: Path) -> ImageFolder | None:
-    """The sets of a folder or of its metadata.jsonl; None if it is not a Hugging Face image folder."""
-    if path.name == NAME and os.path.isfile(path):
-        path = path.parent
-    if not path.is_dir():
-        return None
-    if (path / NAME).is_file():
-        return ImageFolder(path, {"": path})
-    for root in (path, path / "data"):
-        sets = {
-            split: root / name for split, names in SPLITS.items() for name in names if (root / name / NAME).is_file()
-        }
+def find_image_folder(path: Path) -> dict[str, Path]:
+    """The folder of each set, with its images and metadata.jsonl, of a folder or of its metadata.jsonl; empty if it is
+    not a Hugging Face image folder."""
+    root = _root(path)
+    if (root / NAME).is_file():
+        return {"": root}
+    for folder in (root, root / "data"):
+        named = {folder / name: split for split, names in SPLITS.items() for name in names}
+        sets = {split: place for place, split in named.items() if (place / NAME).is_file()}
         if sets:
-            return ImageFolder(path, sets)
-    return None
+            return sets
+    return {}
 
 
-def read_image_folder(folder: ImageFolder, source: DataSource, problems: Problems) -> CocoDocument:
+def _root(path: Path) -> Path:
+    return path.parent if path.name == NAME and os.path.isfile(path) else path
+
+
+def read_image_folder(sets: Mapping[str, Path], source: DataSource, problems: Problems) -> CocoDocument:
     """Reads the images of a set, in the order of its lines. Class numbers, from 0, get names from a classes.txt, else
     class0, class1, ...; the classes are those of the whole folder, the same for every set."""
     rows = {
         name: _read(place / NAME, problems if name == source.split else Problems(), source.max_megapixels)
-        for name, place in folder.sets.items()
+        for name, place in sets.items()
     }
     everything = [image for images in rows.values() for image in images]
-    numbered = any(box.number is not None for image in everything for box in image.boxes)
-    names = _numbered(folder.root, everything) if numbered else class_names(folder.root, everything)
-    named = dict(enumerate(names)) if numbered else {}
-    images = [_with_names(image, named) for image in rows[source.split]]
-    return document_of(images, names, problems, Counter(), first_id=0 if numbered else 1)
+    numbers = [box.number for image in everything for box in image.boxes if box.number is not None]
+    if not numbers:
+        return document_of(rows[source.split], class_names(_root(source.path), everything), problems)
+    names = names_given(_root(source.path), NO_CLASSES) or [f"class{i}" for i in range(max(numbers) + 1)]
+    return document_of(rows[source.split], names, problems, first_id=0)
 
 
 def _read(path: Path, problems: Problems, max_megapixels: float) -> list[NamedImage]:
-    try:
-        content = read_bytes(path, MOST_BYTES)
-    except DataError as error:
-        problems.failed(path, "file", error)
-        return []
-    images = []
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line.decode(), object_pairs_hook=one_object)
-        except (ValueError, RecursionError) as error:
-            problems.add(path, number, "file", f"not valid JSON ({error})")
-            continue
-        image = _image(path, number, section(row), problems, max_megapixels)
-        if image is not None:
-            images.append(image)
+    images: list[NamedImage] = []
+    with problems.reported(path):
+        content = read_bytes(path, MOST_BYTES).removeprefix(b"\xef\xbb\xbf")
+        for number, line in enumerate(content.split(b"\n"), start=1):
+            if line.strip():
+                with problems.reported(path, number):
+                    images.append(_image(path, number, line, problems, max_megapixels))
     return images
 
 
-def _image(
-    path: Path, line: int, row: Mapping[str, Any], problems: Problems, max_megapixels: float
-) -> NamedImage | None:
-    name, size = row.get("file_name"), size_of(row.get("height"), row.get("width"))
+def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapixels: float) -> NamedImage:
+    try:
+        row = section(json.loads(line.decode(), object_pairs_hook=one_object))
+    except (ValueError, RecursionError) as error:
+        raise BadRecord("image_file", f"not valid JSON ({error})") from error
+    name = row.get("file_name")
     if not isinstance(name, str) or not is_file_name(name):
-        problems.add(path, line, "image", f"expected the name of an image file as `file_name`, got {shown(name)}")
-        return None
-    if size is None:
-        what = f"height and width must be whole pixels, got {shown(row.get('height'))}, {shown(row.get('width'))}"
-        problems.add(path, line, "size", what)
-        return None
+        raise BadRecord("image_image", f"expected the name of an image file as `file_name`, got {shown(name)}")
+    size = size_of(row.get("height"), row.get("width"))
     objects = row.get("objects", ())
     boxes, classes = _objects(objects)
     if boxes is None or classes is None or len(boxes) != len(classes):
-        what = f"expected `objects` with as many classes (`categories`) as boxes (`bbox`), got {shown(objects)}"
-        problems.add(path, line, "file", what)
-        return None
-    if not all(size) and stays_in(path.parent, name) and os.path.isfile(path.parent / name):
+        wanted = "`objects` with as many classes (`categories`) as boxes (`bbox`)"
+        raise BadRecord("image_file", f"expected {wanted}, got {shown(objects)}")
+    file = path.parent / name
+    if not all(size) and stays_in(path.parent, name) and os.path.isfile(file):
         try:
-            size = upright_size(path.parent / name, max_megapixels)
+            size = upright_size(file, max_megapixels)
         except DataError as error:
-            problems.failed(path.parent / name, "image", error)
-            return None
-    found = []
-    for place, (box, own) in enumerate(zip(boxes, classes), start=1):
-        numbers = numbers_of(listed(box))
-        if numbers is None or len(numbers) != 4:
-            problems.add(path, line, "numbers", f"box {place}: expected x, y, width and height, got {shown(box)}")
-        elif not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
-            problems.add(path, line, "class", f"box {place}: expected a class, as a name or a number, got {shown(own)}")
-        else:
-            x, y, width, height = numbers
-            number = own if isinstance(own, int) else None
-            found.append(NamedBox(f"box {place}: ", line, str(own), (x, y, x + width, y + height), number))
-    return NamedImage(path, line, name, size, found)
+            raise BadRecord("image_image", str(error).removeprefix(f"{file}: "), 0, file) from error
+    found: list[NamedBox] = []
+    for i, (box, own) in enumerate(zip(boxes, classes), start=1):
+        with problems.reported(path, number, f"box {i}: "):
+            found.append(_box(box, own, f"box {i}: ", number))
+    return NamedImage(path, number, name, size, found)
+
+
+def _box(box: object, own: object, place: str, line: int) -> NamedBox:
+    """The box with its own class. Raises BadRecord."""
+    numbers = numbers_of(listed(box))
+    if numbers is None or len(numbers) != 4:
+        raise BadRecord("box_numbers", f"expected x, y, width and height, got {shown(box)}")
+    if not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):
+        raise BadRecord("box_class", f"expected a class, as a name or a number, got {shown(own)}")
+    x, y, width, height = numbers
+    return NamedBox(place, line, str(own), (x, y, x + width, y + height), own if isinstance(own, int) else None)
 
 
 def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
@@ -144,20 +132,3 @@ def _objects(objects: object) -> tuple[list[Any] | None, list[Any] | None]:
     key = next((key for key in CLASS_KEYS if key in columns), "")
     boxes, classes = columns.get("bbox"), columns.get(key)
     return boxes if isinstance(boxes, list) else None, classes if isinstance(classes, list) else None
-
-
-def _numbered(root: Path, images: list[NamedImage]) -> list[str]:
-    """The names of classes 0, 1, ... if the lines contain class numbers."""
-    most = 1 + max(box.number for image in images for box in image.boxes if box.number is not None)
-    try:
-        given = class_names(root, ())
-    except DataError:
-        if (root / "classes.txt").is_file():
-            raise
-        given = []
-    return given or [f"class{i}" for i in range(most)]
-
-
-def _with_names(image: NamedImage, names: Mapping[int, str]) -> NamedImage:
-    boxes = [box if box.number is None else box._replace(name=names.get(box.number, box.name)) for box in image.boxes]
-    return image._replace(boxes=boxes)

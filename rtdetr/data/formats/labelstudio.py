@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,9 +10,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from rtdetr.data.classes import DataError, shown
-from rtdetr.data.formats.coco import CocoDocument
+from rtdetr.data.formats.document import CocoDocument
 from rtdetr.data.formats.named import (
-    POLYGONS,
     TURNED,
     NamedBox,
     NamedImage,
@@ -29,24 +27,19 @@ from rtdetr.data.formats.named import (
     size_of,
     turned,
 )
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, Corners, Problems, to_pixels
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, BadRecord, Corners, Problems, head_of, to_pixels
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 1_000_000_000
 LOOKED_AT = 20  # images that are looked up to find their folder
 UPLOAD = re.compile(r"[0-9a-f]{8}-")  # prefix that Label Studio adds to uploaded files
-RECTANGLES, POLYGON, ELLIPSE = ("rectanglelabels", "labels"), "polygonlabels", "ellipselabels"
+POLYGON, ELLIPSE = "polygonlabels", "ellipselabels"
+SHAPES = ("rectanglelabels", "labels", POLYGON, ELLIPSE)
 
 
 def is_labelstudio(path: Path) -> bool:
     """Whether a JSON begins like a Label Studio export."""
-    if not os.path.isfile(path):  # reading a pipe would block
-        return False
-    try:
-        with open(path, "rb") as file:
-            head = file.read(2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except OSError:
-        return False  # reported by its reader
+    head = head_of(path, 2**22).removeprefix(b"\xef\xbb\xbf").lstrip()
     return head.startswith(b"[") and b'"annotations"' in head and b'"data"' in head
 
 
@@ -56,48 +49,52 @@ def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) ->
     tasks = read_json(path, MOST_BYTES)
     if not isinstance(tasks, list):
         raise DataError(f"{path}: expected a list of tasks, as Label Studio exports JSON, got {shown(tasks)}")
-    counted: Counter[str] = Counter()
-    images = [image for number, task in enumerate(tasks) for image in _task(path, number, task, problems, counted)]
+    images: list[NamedImage] = []
+    for number, task in enumerate(tasks, start=1):
+        place = f"task {shown(section(task).get('id'))} (entry {number}): "
+        with problems.reported(path, where=place):
+            images += _task(path, place, task, problems)
     present = _folder(images, folders)
     if present is not None:
         images = [each._replace(file_name=_in_folder(each.file_name, present)) for each in images]
-    return document_of(images, class_names(path.parent, images), problems, counted)
+    return document_of(images, class_names(path.parent, images), problems)
 
 
-def _task(path: Path, number: int, task: Any, problems: Problems, counted: Counter[str]) -> Iterator[NamedImage]:
-    called = f"task {shown(section(task).get('id'))} (entry {number + 1}): "
+def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[NamedImage]:
+    """Yields the image of a task, unless it has no annotation. Raises BadRecord."""
     data, annotations = section(section(task).get("data")), section(task).get("annotations")
     if not data or not isinstance(annotations, list):
-        problems.add(path, 0, "file", f"{called}needs `data` and a list of `annotations`, got {shown(task)}")
-        return
+        raise BadRecord("image_file", f"needs `data` and a list of `annotations`, got {shown(task)}")
     source = _image_of(data)
     if source is None:
-        problems.add(path, 0, "image", f"{called}no value of `data` names an image file, got {shown(data)}")
-        return
+        raise BadRecord("image_image", f"no value of `data` names an image file, got {shown(data)}")
     submitted = [each for each in map(section, annotations) if not each.get("was_cancelled")]
     if not submitted:
-        counted["tasks without an annotation left out"] += 1
+        problems.counted["tasks without an annotation left out"] += 1
         return
-    counted.update(["tasks have several annotations, and one was taken"] * (len(submitted) > 1))
+    problems.counted.update(["tasks have several annotations, and one was taken"] * (len(submitted) > 1))
     chosen = next((each for each in submitted if each.get("ground_truth") is True), submitted[-1])
     if not isinstance(chosen.get("result"), list):
-        problems.add(path, 0, "file", f"{called}its annotation needs a list as `result`, got {shown(chosen)}")
-        return
-    regions = [(section(each), shown(each)) for each in chosen["result"]]
-    sizes = {size_of(each.get("original_height"), each.get("original_width")) for each, _ in regions if _is_box(each)}
+        raise BadRecord("image_file", f"its annotation needs a list as `result`, got {shown(chosen)}")
+    regions = [section(each) for each in chosen["result"]]
+    sizes = {
+        size_of(each.get("original_height"), each.get("original_width"))
+        for each in regions
+        if each.get("type") in SHAPES and "original_width" in each
+    }
     sizes.discard((0, 0))
-    if None in sizes or len(sizes) > 1:
-        what = f"{called}`original_width` and `original_height` must be one size in whole pixels for all regions"
-        problems.add(path, 0, "size", what)
-        return
-    size = next((each for each in sizes if each is not None), (0, 0))
-    boxes = []
-    for place, (region, text) in enumerate(regions, start=1):
-        found = _region(region, size, counted)
-        if isinstance(found, NamedBox):
-            boxes.append(found._replace(place=f"{called}region {place}: "))
-        elif found is not None:
-            problems.add(path, 0, found[0], f"{called}region {place}: {found[1]}, got {text}")
+    if len(sizes) > 1:
+        raise BadRecord("image_size", "`original_width` and `original_height` must be one size for all regions")
+    size = sizes.pop() if sizes else (0, 0)
+    boxes: list[NamedBox] = []
+    for number, region in enumerate(chosen["result"], start=1):
+        kind = section(region).get("type")
+        if isinstance(kind, str) and kind not in SHAPES:
+            problems.counted["regions of other types left out"] += 1
+            continue
+        where = f"{place}region {number}: "
+        with problems.reported(path, where=where):
+            boxes.append(_box(region, size, where, problems.counted))
     yield NamedImage(path, 0, source, size, boxes)
 
 
@@ -119,30 +116,26 @@ def _path_in(url: str) -> str:
     return given[0] if given else unquote(parts.path) if parts.scheme or url.startswith("/data/") else url
 
 
-def _is_box(region: dict[str, Any]) -> bool:
-    return region.get("type") in (*RECTANGLES, POLYGON, ELLIPSE) and "original_width" in region
-
-
-def _region(region: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> NamedBox | tuple[str, str] | None:
-    """The region's box, or kind and message of its problem, or None for a type of region without a box."""
+def _box(given: object, size: tuple[int, int], where: str, counted: Counter[str]) -> NamedBox:
+    """The box of a region. Raises BadRecord."""
+    region = section(given)
     kind, value = region.get("type"), section(region.get("value"))
     if not isinstance(kind, str):
-        return "box", "expected a region with a `type`"
-    if kind not in (*RECTANGLES, POLYGON, ELLIPSE):
-        counted["regions of other types left out"] += 1
-        return None
+        raise BadRecord("box_box", f"expected a region with a `type`, got {shown(given)}")
     names = value.get(kind)
     if not isinstance(names, list) or len(names) != 1 or not is_class_name(names[0]):
-        return "class", f"expected one class in `{kind}`"
+        raise BadRecord("box_class", f"expected one class in `{kind}`, got {shown(given)}")
     if region.get("image_rotation") not in (None, 0):
-        return "box", "the image was rotated in Label Studio (`image_rotation`); rotate the file instead"
+        what = "the image was rotated in Label Studio (`image_rotation`); rotate the file instead"
+        raise BadRecord("box_box", f"{what}, got {shown(given)}")
     if not all(size):
-        return "numbers", "`original_width` and `original_height` are missing"
+        raise BadRecord("box_numbers", f"`original_width` and `original_height` are missing, got {shown(given)}")
     corners = _corners(kind, value, size, counted)
     if corners is None:
         needed = {POLYGON: "`points` of two numbers", ELLIPSE: "`x`, `y`, `radiusX` and `radiusY`"}
-        return "numbers", f"expected {needed.get(kind, '`x`, `y`, `width` and `height`')} in percent"
-    return NamedBox("", 0, names[0], corners)
+        what = f"expected {needed.get(kind, '`x`, `y`, `width` and `height`')} in percent"
+        raise BadRecord("box_numbers", f"{what}, got {shown(given)}")
+    return NamedBox(where, 0, names[0], corners)
 
 
 def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: Counter[str]) -> Corners | None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rtdetr.data.classes import DataError, shown
+from rtdetr.data.classes import shown
+from rtdetr.data.formats.records import BadRecord
 
 # Keys of an image: classes verified to be absent, and classes with only some objects annotated. Detections of a class
 # that is in neither list and has no boxes in the image are not false positives, as it was not annotated.
@@ -16,14 +17,15 @@ NEGATIVE, NOT_EXHAUSTIVE = "neg_category_ids", "not_exhaustive_category_ids"
 FREQUENCIES = ("r", "c", "f")  # frequencies of a category: rare, common, frequent
 
 
-def of_image(entry: Mapping[str, Any], where: str) -> dict[str, list[int]]:
-    """The LVIS keys of an image. Raises DataError, whose message begins with `where`, if they are invalid."""
+def of_image(entry: Mapping[str, Any]) -> dict[str, list[int]]:
+    """The LVIS keys of an image. Raises BadRecord if they are invalid."""
     found = {}
     for key in (NEGATIVE, NOT_EXHAUSTIVE):
         if key in entry:
             ids = entry[key]
             if not isinstance(ids, list) or not all(type(each) is int for each in ids):
-                raise DataError(f"{where}: `{key}` must be a list of category ids, got {shown(ids)}")
+                what = f"image {entry['id']}: `{key}` must be a list of category ids, got {shown(ids)}"
+                raise BadRecord("image_lvis", what)
             found[key] = ids
     return found
 

@@ -6,20 +6,18 @@ import json
 import math
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
+from rtdetr.data.formats.document import CocoDocument, new_document
 from rtdetr.data.formats.json_lists import DuplicateKeys, one_object
-from rtdetr.data.formats.records import MAX_BYTES, Corners, Problems, read_bytes, read_lines
+from rtdetr.data.formats.records import MAX_BYTES, BadRecord, Corners, Problems, read_bytes, read_lines
 from rtdetr.data.formats.sniff import kind_of_bytes
 
 NO_CLASSES = ("__ignore__", "_background_")  # first lines of LabelMe's labels.txt
-POLYGONS = "polygons taken as the boxes around them"
 TURNED = "rotated rectangles taken as the upright boxes around them"
 
 
@@ -29,6 +27,8 @@ class NamedBox(NamedTuple):
     name: str
     corners: Corners
     number: int | None = None  # class number, if the file has one instead of a name
+    crowd: int = 0  # or 1
+    area: float | None = None  # None: that of the box
 
 
 class NamedImage(NamedTuple):
@@ -40,25 +40,26 @@ class NamedImage(NamedTuple):
 
 
 def document_of(
-    images: Iterable[NamedImage], names: Sequence[str], problems: Problems, counted: Counter[str], first_id: int = 1
+    images: Iterable[NamedImage], names: Sequence[str], problems: Problems, first_id: int = 1
 ) -> CocoDocument:
-    """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`. counted:
-    counts by description, for the summary."""
-    category_of = {name: number for number, name in enumerate(names, start=first_id)}
-    document = new_document(dict(enumerate(names, start=first_id)))
+    """Builds the document: images with ids from 1, classes with ids from `first_id` in the order of `names`."""
+    categories = dict(enumerate(names, start=first_id))
+    id_of = {name: own for own, name in categories.items()}
+    document = new_document(categories)
     for path, line, file_name, size, boxes in images:
         if not is_file_name(file_name):
-            problems.add(path, line, "image", f"expected the name of an image file, got {shown(file_name)}")
+            problems.add(path, line, "image_image", f"expected the name of an image file, got {shown(file_name)}")
             continue
         number = document.add_image(file_name, size)
         for each in boxes:
-            if each.name not in category_of:
-                known = some(map(repr, category_of), 10)
+            category = id_of.get(each.name) if each.number is None else each.number
+            if category is None or category not in categories:
+                known = some(map(repr, names), 10)
                 what = f"{each.place}the class {shown(each.name)} is not among those of its set, {known}"
-                problems.add(path, each.line, "class", what)
+                problems.add(path, each.line, "box_class", what)
                 continue
-            document.add_box(number, category_of[each.name], each.corners)
-    return document._replace(notes=tuple(f"{count} {what}" for what, count in sorted(counted.items())))
+            document.add_box(number, category, each.corners, each.crowd, each.area)
+    return document
 
 
 def class_names(folder: Path, images: Iterable[NamedImage]) -> list[str]:
@@ -128,13 +129,13 @@ def numbers_of(values: Iterable[object]) -> list[float] | None:
     return None if None in found else [each for each in found if each is not None]
 
 
-def size_of(height: object, width: object) -> tuple[int, int] | None:
-    """(h, w) in whole pixels; zeros if both are missing; None if they are invalid."""
+def size_of(height: object, width: object) -> tuple[int, int]:
+    """(h, w) in whole pixels; zeros if both are missing. Raises BadRecord if they are invalid."""
     if height is None and width is None:
         return 0, 0
     sides = numbers_of((height, width))
     if sides is None or any(not 0 < side <= MOST_PIXELS or side != int(side) for side in sides):
-        return None
+        raise BadRecord("image_size", f"height and width must be whole pixels, got {shown(height)}, {shown(width)}")
     return int(sides[0]), int(sides[1])
 
 

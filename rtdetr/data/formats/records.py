@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +27,7 @@ IMAGE_SUFFIXES = (  # for the formats in rtdetr/data/images.py
     *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".jp2", ".avif", ".tga", ".jfif"),
     *(".jpe", ".mpo", ".apng", ".dib", ".pgm", ".pbm", ".pnm", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avifs"),
 )
+POLYGONS = "polygons taken as the boxes around them"
 MAX_BYTES = 10_000_000  # limit for the annotation of one image
 MAX_LIST = 1_000_000_000  # limit for a list of images
 # Corners this close to a whole pixel, relative to the side, are rounded to it: most tools write only six digits, and a
@@ -45,29 +48,50 @@ class DataSource(NamedTuple):
         return f"{self.path} ({self.split})" if self.split else str(self.path)
 
 
+class BadRecord(DataError):
+    """Raised by a reader for an image or a box that it cannot use; see `Problems.reported`. line, path: its place, if
+    that is known better than there."""
+
+    def __init__(self, kind: str, what: str, line: int | None = None, path: Path | None = None) -> None:
+        super().__init__(what)
+        self.kind, self.line, self.path = kind, line, path
+
+
 class Problems:
-    """Collects the defects that the readers find; COCO's reader has its own way."""
+    """Collects what a reader finds: defects, and remarks for the summary of the set; COCO's reader has its own way."""
 
     def __init__(self) -> None:
         self.found: list[Defect] = []
+        self.counted: Counter[str] = Counter()  # by description, as of polygons taken as boxes
+        self.notes: list[str] = []
 
-    def add(self, path: Path, line: int, kind: str, what: str) -> None:
-        """Adds a defect. One of an image drops the image; one of an object or line, only that.
+    @contextmanager
+    def reported(self, path: Path, line: int = 0, where: str = "", kind: str = "image_file") -> Iterator[None]:
+        """Context manager: a BadRecord, or a DataError about the whole file, ends the block and is added. where: begins
+        the message on a BadRecord; kind: of a DataError."""
+        try:
+            yield
+        except BadRecord as error:
+            self.add(error.path or path, line if error.line is None else error.line, error.kind, f"{where}{error}")
+        except DataError as error:
+            self.add(path, 0, kind, str(error).removeprefix(f"{path}: "))
 
-        line: from 1; 0: the whole file. kind: file, text, image, picture, size, class, numbers, box; missing: no such
-        image; unused: harmless. what: what was expected and what was found.
-        """
-        is_box = kind in ("numbers", "class", "box") or (kind == "text" and line > 0)
-        name = "picture_missing" if kind == "missing" else f"image_{kind}"
-        if "not opened" in what or "lies outside" in what:
-            name = "picture_path_outside"
+    def add(self, path: Path, line: int, kind: str, what: str, action: Action = "dropped") -> None:
+        """Adds a defect. One of an image drops the image; one of a box, only that. line: from 1; 0: the whole file.
+        what: what was expected and what was found."""
         record, where = (f"line {line}", f"line {line}: {what}") if line else (None, what)
-        action: Action = "kept" if kind == "unused" else "dropped"
-        self.found.append(Defect(str(path), record, f"box_{kind}" if is_box else name, where, action))
+        self.found.append(Defect(str(path), record, kind, where, action))
 
-    def failed(self, path: Path, kind: str, error: DataError) -> None:
-        """Like `add`, for an error that was raised about a whole file."""
-        self.add(path, 0, kind, str(error).removeprefix(f"{path}: "))
+
+def head_of(path: Path, size: int) -> bytes:
+    """The first bytes of a file, to recognise its format; none if it cannot be read, which its reader reports."""
+    if not os.path.isfile(path):  # reading a pipe would block
+        return b""
+    try:
+        with open(path, "rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES) -> bytes:

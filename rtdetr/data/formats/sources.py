@@ -14,8 +14,8 @@ from rtdetr.data.classes import Classes, DataError, Match, some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import MOST_DROPPED, Refused
 from rtdetr.data.formats import coco, lvis
-from rtdetr.data.formats.coco import CocoDocument, DocumentSet, with_defects
-from rtdetr.data.formats.cvat import find_cvat, read_cvat
+from rtdetr.data.formats.cvat import cvat_file, find_cvat, read_cvat
+from rtdetr.data.formats.document import CocoDocument, file_names, with_problems
 from rtdetr.data.formats.huggingface import NAME as METADATA
 from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
@@ -47,16 +47,20 @@ BY_NAME = ("voc", "labelstudio", "cvat", "labelme")  # formats without class ids
 class Layout(NamedTuple):
     """A format that is recognised by the files in its folder."""
 
-    find: Callable[[Path], Any]  # the input of its reader, or None for another format
+    find: Callable[[Path], Any]  # the input of its reader; nothing for another format
     sets: Callable[[Any, Path], Mapping[str, tuple[Path, Path | None]]]  # (found, path) -> each set's location, images
     read: Callable[[Any, DataSource, Problems], CocoDocument]
+
+
+def _in_folders(folders: Mapping[str, Path], path: Path) -> dict[str, tuple[Path, Path | None]]:
+    return {split: (path, folder) for split, folder in folders.items()}
 
 
 LAYOUTS: dict[Format, Layout] = {  # tried in this order
     "yolo": Layout(
         find_yolo, lambda yolo, _: {split: (yolo.path, image_folder(yolo, split)) for split in yolo.sets}, read_yolo
     ),
-    "cvat": Layout(find_cvat, lambda cvat, _: dict.fromkeys(cvat.subsets, (cvat.path, None)), read_cvat),
+    "cvat": Layout(find_cvat, lambda subsets, path: dict.fromkeys(subsets, (cvat_file(path), None)), read_cvat),
     "voc": Layout(
         find_voc,
         lambda voc, path: {
@@ -64,16 +68,8 @@ LAYOUTS: dict[Format, Layout] = {  # tried in this order
         },
         read_voc,
     ),
-    "labelme": Layout(
-        find_labelme,
-        lambda labelme, path: {split: (path, images) for split, images in labelme.sets.items()},
-        read_labelme,
-    ),
-    "huggingface": Layout(
-        find_image_folder,
-        lambda folder, path: {split: (path, images) for split, images in folder.sets.items()},
-        read_image_folder,
-    ),
+    "labelme": Layout(find_labelme, _in_folders, read_labelme),
+    "huggingface": Layout(find_image_folder, _in_folders, read_image_folder),
 }
 
 
@@ -99,7 +95,7 @@ def find_sources(path: str | Path, max_megapixels: float = MAX_MEGAPIXELS) -> di
 def _recognised(path: Path) -> dict[str, DataSource]:
     for format, layout in LAYOUTS.items():
         found = layout.find(path)
-        if found is not None and (sets := layout.sets(found, path)):
+        if found and (sets := layout.sets(found, path)):
             return {split: DataSource(format, place, split, images) for split, (place, images) in sets.items()}
     return _coco(path)
 
@@ -178,18 +174,17 @@ def read_document(source: DataSource | str | Path, split: str = "", limit: float
             raise
         first = problems.found[0]
         raise Refused(first.file, "unusable", f"{first.what}; {error}", None, problems.found) from error
-    return with_defects(document, problems.found, source.path, limit)
+    return with_problems(document, problems, source.path, limit)
 
 
 def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:
     if source.format == "labelstudio":
         folders = [source.images] if source.images else [each for near in _folders_near(source) for each in near]
         return read_labelstudio(source.path, folders, problems)
-    layout = LAYOUTS.get(source.format)
-    found = layout and layout.find(source.path)
-    if layout is None or found is None:
-        return coco.read_document(source.path, limit)
-    return layout.read(found, source, problems)
+    layout = LAYOUTS[source.format]
+    found = layout.find(source.path)
+    # The annotations may have been moved since: COCO's reader says what is there instead.
+    return layout.read(found, source, problems) if found else coco.read_document(source.path, limit)
 
 
 def open_set(
@@ -203,7 +198,7 @@ def open_set(
     limit: float | None = MOST_DROPPED,
 ) -> DetectionSet:
     """Opens a set of any format. images: the image folder of a JSON; if empty, and for folders that contain their
-    images, it is searched. The other arguments are as in DocumentSet. Raises DataError if the set is unusable."""
+    images, it is searched. The other arguments are as in DetectionSet. Raises DataError if the set is unusable."""
     source = with_images(source_of(annotations, split, max_megapixels), images)
     document = read_document(source, limit=limit)
     source = source._replace(images=image_folder_of(source, document, Path(annotations), images))
@@ -211,7 +206,7 @@ def open_set(
         document = document._replace(notes=(*document.notes, not_read_line(passed_over)))
     if images and _is_elsewhere(images, source.images):
         document = document._replace(notes=(*document.notes, f"not used: the image folder {images}"))
-    return DocumentSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
+    return DetectionSet(document, source, classes, drop_empty, _match(source.format, document, classes, match), limit)
 
 
 def _is_elsewhere(images: str | Path, own: Path | None) -> bool:
@@ -258,7 +253,7 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
     some_images = document.images[:20]  # a few may be missing
     best, most = list[Path](), 0
     for folder in filter(Path.is_dir, candidates):
-        names = coco.file_names(some_images, folder)
+        names = file_names(some_images, folder)
         number = sum(stays_in(folder, name) and os.path.isfile(folder / name) for name in names)
         if (number == len(names) and folder not in others) or (number and folder in given_folder):
             return folder
@@ -266,7 +261,7 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
             best, most = [*(best if number == most else ()), folder], number
     how = "give their folder as --images, data.train.images or data.val.images"
     if not best:
-        alike = [each for folder in candidates if (each := alike_in(folder, coco.file_names(some_images, folder)[0]))]
+        alike = [each for folder in candidates if (each := alike_in(folder, file_names(some_images, folder)[0]))]
         seen = f"; {alike[0]} differs {OTHERWISE}" if alike else ""
         raise DataError(f"{source.path}: its images were not found in {some(map(str, candidates), 12)}{seen}; {how}")
     if best[0] in others and len({each.resolve() for each in best}) > 1:

@@ -14,16 +14,18 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument, new_document
 from rtdetr.data.formats.coco_records import MOST_PIXELS
-from rtdetr.data.formats.named import names_given
+from rtdetr.data.formats.document import CocoDocument
+from rtdetr.data.formats.named import NamedBox, NamedImage, document_of, names_given
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     MAX_LIST,
     SPLITS,
+    BadRecord,
     DataSource,
     Problems,
     below,
+    head_of,
     read_bytes,
     read_lines,
     walk,
@@ -47,20 +49,6 @@ class VocSet(NamedTuple):
 class VocFolder(NamedTuple):
     root: Path
     sets: dict[str, VocSet]  # train, val, trainval, test, or "" for the only one
-
-
-class VocObject(NamedTuple):
-    line: int
-    name: str
-    corners: tuple[float, float, float, float]  # as written in the file
-    crowd: int
-    area: float | None
-
-
-class VocImage(NamedTuple):
-    file_name: str  # as written in the file; may be empty
-    size: tuple[int, int]  # (h, w) in pixels; zeros: unknown
-    objects: list[VocObject]
 
 
 def find_voc(path: Path) -> VocFolder | None:
@@ -105,8 +93,7 @@ def _may_be_voc(path: Path) -> bool:
     """Whether an XML has VOC's root, or one that cannot be seen, which its reader reports."""
     if not path.is_file():
         return False
-    with open(path, "rb") as file:
-        root = ROOT.search(file.read(10_000))
+    root = ROOT.search(head_of(path, 10_000))
     return root is None or root[1] == b"annotation"
 
 
@@ -122,50 +109,42 @@ def read_voc(folder: VocFolder, source: DataSource, problems: Problems) -> CocoD
     """Reads the images of a set, in the order of their names, with ids from 1. Classes are those of the whole folder,
     so that all its sets agree: in the order of rtdetr.json or classes.txt, else by name."""
     chosen = folder.sets[source.split]
-    read: dict[Path, tuple[VocImage | None, Problems]] = {}
-    for place in {each.annotations: None for each in folder.sets.values()}:
-        for path in sorted(walk(place, (".xml",))):
-            own = Problems()
-            read[path] = read_image_xml(path, own), own
+    places = {each.annotations: None for each in folder.sets.values()}
+    read = {path: _read(path) for place in places for path in sorted(walk(place, (".xml",)))}
     everything = [image for image, _ in read.values() if image is not None]
     sidecar = read_sidecar(folder.root)
     names = _class_names(folder.root, everything) if sidecar is None else sidecar.labels()
     first = _first_pixel(everything) if sidecar is None else 1
-    category_of = {name: number for number, name in enumerate(names, start=1)}
+    if first == 0:
+        problems.notes.append("boxes counted from pixel 0, as some begin there")
     folders = Folders(source.images or chosen.images)
-    notes = () if first else ("boxes counted from pixel 0, as some begin there",)
-    document = new_document({number: name for name, number in category_of.items()}, notes)
+    images: list[NamedImage] = []
     for path in _listed(chosen, problems):
         image, own = read[path]
         problems.found += own.found
         if image is None or any(defect.kind == "image_size" for defect in own.found):
             continue
-        file_name = _image_of(path, image.file_name, chosen, folders, problems)
-        if file_name is None:
-            continue
-        image_id = document.add_image(file_name, image.size)
-        for each in image.objects:
-            if each.name in category_of:
-                left, top, right, bottom = each.corners
-                corners = round(left - first, 9), round(top - first, 9), right, bottom
-                document.add_box(image_id, category_of[each.name], corners, each.crowd, each.area)
-            else:
-                known = some(map(repr, category_of), 10)
-                what = f"the class {each.name!r} is not among those of its folder, {known}"
-                problems.add(path, each.line, "class", what)
+        with problems.reported(path):
+            name = _image_of(path, image.file_name, chosen, folders, problems)
+            images.append(image._replace(file_name=name, boxes=[_from_zero(box, first) for box in image.boxes]))
     if not names:
         raise DataError(f"{folder.root}: no XML in it names an object, so there is nothing to detect")
-    return document
+    return document_of(images, names, problems)
 
 
-def _first_pixel(images: Iterable[VocImage]) -> int:
+def _from_zero(box: NamedBox, first: int) -> NamedBox:
+    left, top, right, bottom = box.corners
+    return box._replace(corners=(round(left - first, 9), round(top - first, 9), right, bottom))
+
+
+def _first_pixel(images: Iterable[NamedImage]) -> int:
     """0 if some box begins between 0 and 1, else 1. Negative corners indicate neither."""
-    return int(not any(0 <= corner < 1 for image in images for each in image.objects for corner in each.corners[:2]))
+    return int(not any(0 <= corner < 1 for image in images for each in image.boxes for corner in each.corners[:2]))
 
 
-def _class_names(root: Path, images: Iterable[VocImage]) -> list[str]:
+def _class_names(root: Path, images: Iterable[NamedImage]) -> list[str]:
     given = names_given(root)
-    return sorted({each.name for image in images for each in image.objects}) if given is None else given
+    return sorted({each.name for image in images for each in image.boxes}) if given is None else given
 
 
 def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
@@ -180,23 +159,22 @@ def _listed(chosen: VocSet, problems: Problems) -> list[Path]:
         names = [name for name in (line, plain, short) if name]
         if not names:
             continue
-        if not all(below(chosen.annotations, name) for name in names):
-            problems.add(chosen.list_file, number, "file", f"{shown(line)} leaves {chosen.annotations}; remove it")
-            continue
-        files = [chosen.annotations / f"{name}{ending}" for name in names for ending in (".xml", ".XML")]
-        paths = [each for each in files if os.path.isfile(each)]
-        if not paths:
-            missing = chosen.annotations / f"{names[0]}.xml"
-            problems.add(chosen.list_file, number, "file", f"{missing}: no such annotation; write it, or leave it out")
-        elif paths[0] in found:
-            problems.add(chosen.list_file, number, "file", f"{shown(line)} is listed twice")
-        else:
-            found[paths[0]] = None
+        with problems.reported(chosen.list_file, number):
+            if not all(below(chosen.annotations, name) for name in names):
+                raise BadRecord("image_file", f"{shown(line)} leaves {chosen.annotations}; remove it")
+            files = [chosen.annotations / f"{name}{ending}" for name in names for ending in (".xml", ".XML")]
+            path = next(filter(os.path.isfile, files), None)
+            if path is None:
+                raise BadRecord("image_file", f"{files[0]}: no such annotation; write it, or leave it out")
+            if path in found:
+                raise BadRecord("image_file", f"{shown(line)} is listed twice")
+            found[path] = None
     return sorted(found)
 
 
-def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problems: Problems) -> str | None:
-    """The image of an XML, relative to the image folder: that of the same name as the XML, else the one named in it."""
+def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problems: Problems) -> str:
+    """The image of an XML, relative to the image folder: that of the same name as the XML, else the one named in it.
+    Raises BadRecord."""
     stem = path.relative_to(chosen.annotations).with_suffix("").as_posix()
     suffix = PureWindowsPath(written).suffix
     folder = images.root
@@ -204,89 +182,79 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
         if ending and f"{stem}{ending}" in images:
             if "\0" not in written and not below(folder, written):
                 what = f"its <filename> {shown(written)} leaves the folder {folder} and is not opened"
-                problems.add(path, 0, "unused", f"{what}; {stem}{ending} is taken")
+                problems.add(path, 0, "picture_path_outside", f"{what}; {stem}{ending} is taken", "kept")
             return f"{stem}{ending}"
     if re.search(r"[\x00-\x1f]", written):
-        what = f"its <filename> is {shown(written)}, expected the name of an image"
-    elif not written:
-        what = f"no image {stem}.* in {folder}, and it has no <filename>"
-    elif not below(folder, written):
+        raise BadRecord("image_picture", f"its <filename> is {shown(written)}, expected the name of an image")
+    if not written:
+        raise BadRecord("image_picture", f"no image {stem}.* in {folder}, and it has no <filename>")
+    if not below(folder, written):
         what = f"its image {shown(written)} leaves the folder {folder}; it is not opened"
-    else:
-        return os.path.normpath(written)  # a later check of all images finds missing ones
-    problems.add(path, 0, "picture", what)
-    return None
+        raise BadRecord("picture_path_outside", what)
+    return os.path.normpath(written)  # a later check of all images finds missing ones
 
 
-def read_image_xml(path: Path, problems: Problems) -> VocImage | None:
-    """Reads one XML; returns None if it is unusable."""
-    try:
+def _read(path: Path) -> tuple[NamedImage | None, Problems]:
+    """Reads one XML: the image, with boxes as written, and what is wrong with it. None: it is unusable."""
+    problems, name, size, boxes = Problems(), "", (0, 0), list[NamedBox]()
+    with problems.reported(path):
         root = parse_xml(read_bytes(path), path)
-    except DataError as error:
-        problems.failed(path, "file", error)
-        return None
-    if root.tag != "annotation":
-        problems.add(path, root.line, "file", f"expected <annotation> of Pascal VOC, got <{root.tag}>")
-        return None
-    size = _size(root, path, problems)
-    objects = [found for each in root.all("object") if (found := _object(each, path, problems)) is not None]
-    return VocImage(_text(root, "filename", path, problems) or "", size, objects)
+        if root.tag != "annotation":
+            raise BadRecord("image_file", f"expected <annotation> of Pascal VOC, got <{root.tag}>", root.line)
+        with problems.reported(path):
+            size = _size(root)
+        for node in root.all("object"):
+            with problems.reported(path):
+                boxes.append(_object(node))
+        with problems.reported(path):
+            name = _text(root, "filename") or ""
+        return NamedImage(path, 0, name, size, boxes), problems
+    return None, problems
 
 
-def _size(root: Node, path: Path, problems: Problems) -> tuple[int, int]:
-    """(h, w); zeros if it is missing, or invalid and reported."""
+def _size(root: Node) -> tuple[int, int]:
+    """(h, w); zeros if it is missing. Raises BadRecord."""
     for node in root.all("size")[:1]:
-        sides = [_number(node, side, path, problems, 0.0) for side in ("height", "width")]
-        if any(side is not None and (not 0 <= side <= MOST_PIXELS or side != int(side)) for side in sides):
-            problems.add(path, node.line, "size", f"height and width must be whole pixels, got {sides[0]}, {sides[1]}")
-        elif None not in sides:
-            return int(sides[0] or 0), int(sides[1] or 0)
+        height, width = _number(node, "height", 0.0), _number(node, "width", 0.0)
+        if any(not 0 <= side <= MOST_PIXELS or side != int(side) for side in (height, width)):
+            raise BadRecord("image_size", f"height and width must be whole pixels, got {height}, {width}", node.line)
+        return int(height), int(width)
     return 0, 0
 
 
-def _object(node: Node, path: Path, problems: Problems) -> VocObject | None:
-    name = _text(node, "name", path, problems)
-    boxes = node.all("bndbox")
+def _object(node: Node) -> NamedBox:
+    """The box of an object, in pixels as written. Raises BadRecord."""
+    name, boxes = _text(node, "name"), node.all("bndbox")
     if not name or len(boxes) != 1:
-        wanted = "one <bndbox>" if name else "a <name>"
-        problems.add(path, node.line, "box" if name else "class", f"an object needs {wanted}, got {_shown(node)}")
-        return None
-    corners = [_number(boxes[0], side, path, problems) for side in SIDES]
-    crowd = _number(node, "iscrowd", path, problems, 0.0)
-    area = _number(node, "area", path, problems, math.nan)
-    if crowd not in (0, 1, None):
-        problems.add(path, node.line, "numbers", f"<iscrowd> must be 0 or 1, got {crowd:g}")
-        return None
-    left, top, right, bottom = corners
-    if left is None or top is None or right is None or bottom is None or crowd is None or area is None:
-        return None
-    return VocObject(node.line, name, (left, top, right, bottom), int(crowd), None if math.isnan(area) else area)
+        kind, wanted = ("box_box", "one <bndbox>") if name else ("box_class", "a <name>")
+        raise BadRecord(kind, f"an object needs {wanted}, got {_shown(node)}", node.line)
+    left, top, right, bottom = (_number(boxes[0], side) for side in SIDES)
+    crowd, area = _number(node, "iscrowd", 0.0), _number(node, "area", math.nan)
+    if crowd not in (0, 1):
+        raise BadRecord("box_numbers", f"<iscrowd> must be 0 or 1, got {crowd:g}", node.line)
+    own_area = None if math.isnan(area) else area
+    return NamedBox("", node.line, name, (left, top, right, bottom), crowd=int(crowd), area=own_area)
 
 
-def _text(node: Node, tag: str, path: Path, problems: Problems) -> str | None:
-    """The text of the only child of that name; None if there is none, or if it is duplicate."""
+def _text(node: Node, tag: str) -> str | None:
+    """The text of the only child of that name; None if there is none. Raises BadRecord if it is duplicate."""
     found = node.all(tag)
     if len(found) > 1:
-        problems.add(path, found[1].line, "text", f"<{tag}> is given twice in one <{node.tag}>")
-        return None
+        raise BadRecord("box_text", f"<{tag}> is given twice in one <{node.tag}>", found[1].line)
     return found[0].text.strip() if found else None
 
 
-def _number(node: Node, tag: str, path: Path, problems: Problems, default: float | None = None) -> float | None:
-    """The finite number in the only child of that name; the default if there is none; None if it is invalid."""
-    text = _text(node, tag, path, problems)
-    if not text and default is not None and len(node.all(tag)) < 2:
+def _number(node: Node, tag: str, default: float | None = None) -> float:
+    """The finite number in the only child of that name; the default if there is none. Raises BadRecord."""
+    text = _text(node, tag)
+    if not text and default is not None:
         return default
     try:
         value = float(text or "")
     except ValueError:
         value = math.nan
     if not abs(value) < 1e300:
-        if len(node.all(tag)) < 2:
-            problems.add(
-                path, node.line, "numbers", f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}"
-            )
-        return None
+        raise BadRecord("box_numbers", f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}", node.line)
     return value
 
 

@@ -25,45 +25,37 @@ class Node:
         return [each for each in self.children if each.tag == tag]
 
 
-class _Builder:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._text
-        self.parser.EntityDeclHandler = self._entity
-        self.open = [Node("", 0)]
-
-    def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        node = Node(tag, self.parser.CurrentLineNumber, attributes=attributes)
-        if len(self.open) > MAX_DEPTH:
-            raise DataError(f"{self.path}: line {node.line}: nested more than {MAX_DEPTH} deep, which no annotation is")
-        self.open[-1].children.append(node)
-        self.open.append(node)
-
-    def _end(self, _: str) -> None:
-        self.open.pop()
-
-    def _text(self, text: str) -> None:
-        self.open[-1].text += text
-
-    def _entity(self, name: str, *_: Any) -> None:
-        line = self.parser.CurrentLineNumber
-        raise DataError(f"{self.path}: line {line}: declares the entity {name!r}, which no annotation needs; refused")
-
-
 def parse_xml(content: bytes, path: Path) -> Node:
     """The root element. Raises DataError with file and line for invalid XML, declared entities and deep nesting."""
-    builder = _Builder(path)
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    above = [Node("", 0)]  # the element that is being read, after those around it
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        node = Node(tag, parser.CurrentLineNumber, attributes=attributes)
+        if len(above) > MAX_DEPTH:
+            raise DataError(f"{path}: line {node.line}: nested more than {MAX_DEPTH} deep, which no annotation is")
+        above[-1].children.append(node)
+        above.append(node)
+
+    def text(characters: str) -> None:
+        above[-1].text += characters
+
+    def entity(name: str, *_: Any) -> None:
+        line = parser.CurrentLineNumber
+        raise DataError(f"{path}: line {line}: declares the entity {name!r}, which no annotation needs; refused")
+
+    parser.StartElementHandler, parser.EndElementHandler = start, lambda _: above.pop()
+    parser.CharacterDataHandler, parser.EntityDeclHandler = text, entity
     try:
-        builder.parser.Parse(content, True)
+        parser.Parse(content, True)
     except expat.ExpatError as error:
         raise DataError(
             f"{path}: line {error.lineno}: not valid XML ({expat.ErrorString(error.code)}, column {error.offset + 1})"
             f"{'' if content.lstrip().startswith(b'<') else kind_of_bytes(content)}"
         ) from error
+    except DataError:  # of the functions above
+        raise
     except (LookupError, ValueError) as error:  # an encoding that Python does not know or cannot pass to expat
         raise DataError(f"{path}: line 1: not valid XML ({error}); save it as UTF-8") from error
-    return builder.open[0].children[0]
+    return above[0].children[0]

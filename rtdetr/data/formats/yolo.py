@@ -6,23 +6,28 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rtdetr.config_file import ConfigError, parse_yaml
 from rtdetr.data.classes import DataError, shown, some
-from rtdetr.data.formats.coco import CocoDocument, new_document
+from rtdetr.data.formats.document import CocoDocument, new_document
 from rtdetr.data.formats.records import (
     IMAGE_SUFFIXES,
     MAX_BYTES,
     MAX_LIST,
+    POLYGONS,
     SPLITS,
     WHOLE_PIXEL,
+    BadRecord,
+    Corners,
     DataSource,
     Problems,
     below,
     clipped,
+    head_of,
     read_lines,
     to_pixels,
     walk,
@@ -44,10 +49,7 @@ class YoloFolder(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class _Line(NamedTuple):
-    label: int
-    sides: tuple[float, float, float, float]  # x1, y1, x2, y2 relative to the image size
-    is_polygon: bool
+Line = tuple[int, Corners]  # class number, and corners relative to the image size
 
 
 def find_yolo(path: Path) -> YoloFolder | None:
@@ -61,7 +63,8 @@ def find_yolo(path: Path) -> YoloFolder | None:
         )
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
     for file in sorted(walk(path, (".yaml", ".yml"), deep=False), key=lambda each: (each.stem != "data", each)):
-        if file.stem == "data" or _has_keys(file):  # others are of other tools and need not even be valid
+        # Others are of other tools and need not even be valid.
+        if file.stem == "data" or KEYS.search(head_of(file, MAX_BYTES)):
             content = _read_yaml(file)
             if isinstance(content, dict) and _of_yolo(content, file.stem == "data"):
                 return _of_yaml(file, content)
@@ -69,13 +72,6 @@ def find_yolo(path: Path) -> YoloFolder | None:
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
         sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
     return YoloFolder(path, path, _names_near(path), sets) if sets else None
-
-
-def _has_keys(path: Path) -> bool:
-    if not path.is_file() or not os.access(path, os.R_OK):
-        return False
-    with open(path, "rb") as file:
-        return KEYS.search(file.read(MAX_BYTES)) is not None
 
 
 def _of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
@@ -221,38 +217,32 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
     """Reads the images of a set, in the order of their paths, with ids from 1, in the size and orientation that
     `upright_size` finds in their headers. Polygons become their bounding boxes."""
     split, root = source.split, source.images or image_folder(folder, source.split)
-    names = folder.names or _numbered(folder, problems)
+    names = folder.names or _numbered(folder)
     sidecar = read_sidecar(folder.root)
     kept = {} if sidecar is None else sidecar.images.get(split, {})
     document = new_document(names)
     paths = _images(folder.sets[split], root, problems)
-    num_labelled = num_polygons = 0
+    num_labelled = 0
     used = set()
     for path in paths:
         label_file = label_file_of(path)
         used.add(label_file)
-        try:
+        with problems.reported(path, kind="image_picture"):
             size = upright_size(path, source.max_megapixels)
-        except DataError as error:
-            problems.failed(path, "picture", error)
-            continue
-        lines = _lines(label_file, names, problems, folder.num_more)
-        if lines is None:  # its objects are unknown
-            continue
-        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
-        image_id = document.add_image(name, size)
-        num_labelled += os.path.exists(label_file)
-        num_polygons += sum(each.is_polygon for each in lines)
-        for each in lines:
-            document.add_box(image_id, each.label, to_pixels(each.sides, size))
-        if name in kept:
-            _restore(document, kept[name], image_id, size, len(lines))
+            lines = _lines(label_file, names, problems, folder.num_more)
+            name = path.relative_to(root).as_posix() if path.is_relative_to(root) else os.path.abspath(path)
+            image_id = document.add_image(name, size)
+            num_labelled += os.path.exists(label_file)
+            for label, corners in lines:
+                document.add_box(image_id, label, to_pixels(corners, size))
+            if name in kept:
+                _restore(document, kept[name], image_id, size, len(lines))
     if document.images and not num_labelled:
         looked = label_file_of(paths[0])
         raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
     _labels_alone(folder.sets[split], used, problems)
-    notes = (f"{num_polygons} polygons taken as the boxes around them",) if num_polygons else ()
-    return document._replace(notes=(*notes, *folder.notes))
+    problems.notes += folder.notes
+    return document
 
 
 def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Problems) -> None:
@@ -264,7 +254,7 @@ def _labels_alone(places: Iterable[Path], used: Container[Path], problems: Probl
         for path in walk(labels, (".txt",)):
             if path not in used and path.name not in NAME_FILES:
                 inside = place / path.relative_to(labels).with_suffix(".*")
-                problems.add(path, 0, "missing", f"no such image, {inside}, for these labels")
+                problems.add(path, 0, "picture_missing", f"no such image, {inside}, for these labels")
 
 
 def image_folder(folder: YoloFolder, split: str) -> Path:
@@ -309,13 +299,13 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
         places = [folder / line for folder in (path.parent, root) if "\0" not in line and below(folder, line)]
         if not places:
             what = f"{shown(line)} lies outside {root}; set `path` to a folder that holds all images"
-            problems.add(path, number, "file", what)
+            problems.add(path, number, "picture_path_outside", what)
             continue
         there = [place for place in places if os.path.isfile(place)]
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
-            problems.add(path, number, "file", f"{places[0]}: no such image{_slashes(line)}")
+            problems.add(path, number, "image_file", f"{places[0]}: no such image{_slashes(line)}")
 
 
 def label_file_of(image: Path) -> Path:
@@ -329,57 +319,57 @@ def label_file_of(image: Path) -> Path:
     return image.with_suffix(".txt")
 
 
-def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[_Line] | None:
-    """The valid lines of a label file; none if there is no file; None if it cannot be read."""
-    if not os.path.exists(path):
-        return []
+def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: int) -> list[Line]:
+    """The valid lines of a label file; none if there is no file. Raises BadRecord if it cannot be read."""
     try:
-        lines = read_lines(path)
-    except DataError as error:
-        problems.failed(path, "text", error)
-        return None
-    found = []
+        lines = read_lines(path) if os.path.exists(path) else []
+    except DataError as error:  # the objects of its image are unknown
+        raise BadRecord("image_text", str(error).removeprefix(f"{path}: "), 0, path) from error
+    found: list[Line] = []
     for number, line in enumerate(lines, start=1):
-        parsed = _parse(line, names, num_more) if line else None
-        if isinstance(parsed, _Line):
-            found.append(parsed)
-        elif parsed is not None:
-            problems.add(path, number, *parsed)
+        try:
+            if line:
+                found.append(_parse(line, names, num_more, problems.counted))
+        except BadRecord as error:
+            problems.add(path, number, error.kind, str(error))
     return found
 
 
-def _parse(line: str, names: Mapping[int, str], num_more: int) -> _Line | tuple[str, str]:
-    """The line, or kind and message of its problem. num_more: keypoint values that may follow a box."""
+def _parse(line: str, names: Mapping[int, str], num_more: int, counted: Counter[str]) -> Line:
+    """The box of a line. num_more: keypoint values that may follow a box. Raises BadRecord."""
     try:
         label, *numbers = map(float, line.split())
-    except ValueError:
-        return "text", f"expected `class cx cy w h` in numbers, got {shown(line)}"
+    except ValueError as error:
+        raise BadRecord("box_text", f"expected `class cx cy w h` in numbers, got {shown(line)}") from error
     if num_more and len(numbers) == 4 + num_more:
         numbers = numbers[:4]
     is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
     if len(numbers) != 4 and not is_polygon:
         wanted = "a class and 4 numbers (or the x and y of a polygon)"
-        return "numbers", f"expected {wanted}, got {len(numbers) + 1} numbers"
+        raise BadRecord("box_numbers", f"expected {wanted}, got {len(numbers) + 1} numbers")
     if not all(map(math.isfinite, (label, *numbers))):
-        return "numbers", f"expected finite numbers, got {shown(line)}"
+        raise BadRecord("box_numbers", f"expected finite numbers, got {shown(line)}")
     if label not in names:
-        return "class", f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
+        what = f"class {label:g} is not among the {len(names)} from {min(names)} to {max(names)}"
+        raise BadRecord("box_class", what)
     if min(numbers) < -WHOLE_PIXEL or max(numbers) > 1 + WHOLE_PIXEL:
-        return "box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}"
+        raise BadRecord("box_box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}")
     if is_polygon:
+        counted[POLYGONS] += 1
         xs, ys = numbers[0::2], numbers[1::2]
-        return _Line(int(label), (min(xs), min(ys), max(xs), max(ys)), True)
+        return int(label), (min(xs), min(ys), max(xs), max(ys))
     x, y, width, height = numbers
-    return _Line(int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2), False)
+    return int(label), (x - width / 2, y - height / 2, x + width / 2, y + height / 2)
 
 
-def _numbered(folder: YoloFolder, problems: Problems) -> dict[int, str]:
+def _numbered(folder: YoloFolder) -> dict[int, str]:
     """class0, class1, ... up to the largest number in the label files of all sets, for folders without class names."""
     most, everything = -1, dict.fromkeys(range(MOST_CLASSES), "")
     for places in folder.sets.values():
         for image in _images(places, folder.root, Problems()):
-            lines = _lines(label_file_of(image), everything, Problems(), folder.num_more) or ()
-            most = max([most, *(each.label for each in lines)])
+            with Problems().reported(image):
+                lines = _lines(label_file_of(image), everything, Problems(), folder.num_more)
+                most = max([most, *(label for label, _ in lines)])
     if most < 0:
         raise DataError(f"{folder.path}: names no classes and has no boxes; write `names` in a data.yaml")
     return {i: f"class{i}" for i in range(most + 1)}

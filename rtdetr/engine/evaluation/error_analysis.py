@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rtdetr.data.formats.coco import CocoDocument, corners_of
+from rtdetr.data.formats.document import CocoDocument, corners_of
 from rtdetr.data.formats.lvis import NEGATIVE, NOT_EXHAUSTIVE
 
 KINDS = {

@@ -20,7 +20,7 @@ from rtdetr.config import EvalConfig
 from rtdetr.data.classes import NO_ID, Classes
 from rtdetr.data.dataset import clip_to_image
 from rtdetr.data.defects import MOST_DROPPED
-from rtdetr.data.formats.coco import CocoDocument, corners_of
+from rtdetr.data.formats.document import CocoDocument, corners_of
 from rtdetr.data.formats.lvis import FREQUENCIES, is_federated
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.formats.sources import read_document
