@@ -183,6 +183,20 @@ def test_folders_below_the_one_that_is_read(name: str, tmp_path: Path, images: P
     assert [*find_sources(root)] == ["train"] and not_read(root) == [root / "sub"]
 
 
+@pytest.mark.parametrize("name", ["labelme", "huggingface"])
+def test_the_first_of_two_folders_of_a_split_is_read(name: str, tmp_path: Path, images: Path) -> None:
+    WRITERS[name](tmp_path / "made", images)
+    made, root = tmp_path / "made" / ("train" if name == "huggingface" else ""), tmp_path / "set"
+    for folder in ("val", "valid"):
+        shutil.copytree(made, root / folder)
+    for each in sorted((root / "valid").glob("*.json"))[1:]:
+        each.unlink()
+    for each in (root / "valid").glob("*.jsonl"):
+        each.write_text(each.read_text().splitlines(keepends=True)[0])
+    assert len(open_set(root, split="val")) == len(open_set(root / "val")) > len(open_set(root / "valid")) == 1
+    assert not_read(root) == [root / "valid"]
+
+
 def test_an_xml_of_something_else_beside_voc_splits(tmp_path: Path) -> None:
     root = write_all(tmp_path)["voc"]
     for split in ("train", "val"):

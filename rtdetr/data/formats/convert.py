@@ -107,7 +107,8 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     for image, file in zip(document.images, files):
         if not image["height"] or not image["width"]:
             image["height"], image["width"] = upright_size(file, MOST_MEGAPIXELS)
-    sidecar = read_sidecar(_root(source))
+    root = _root(source)
+    sidecar = read_sidecar(root) if root else None
     if sidecar is not None:
         document = _as_it_was(document, sidecar, source.split)
         names = [image["file_name"] or name for image, name in zip(document.images, names)]
@@ -120,13 +121,13 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     return Part(split, document, files, _distinct(names), boxes)
 
 
-def _root(source: DataSource) -> Path:
-    """The folder in which rtdetr.json would be."""
+def _root(source: DataSource) -> Path | None:
+    """The folder in which rtdetr.json would be, in the formats that have it beside them."""
     if source.format == "voc" and (voc := find_voc(source.path)) is not None:
         return voc.root
     if source.format == "yolo" and (yolo := find_yolo(source.path)) is not None:
         return yolo.root
-    return source.path / "none"
+    return None
 
 
 def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocument:

@@ -28,7 +28,7 @@ from rtdetr.data.formats.named import (
     section,
     size_of,
 )
-from rtdetr.data.formats.records import SPLITS, BadRecord, DataSource, Problems, read_bytes
+from rtdetr.data.formats.records import BadRecord, DataSource, Problems, read_bytes, split_folders
 from rtdetr.data.formats.yolo import MOST_CLASSES
 from rtdetr.data.image_files import stays_in
 from rtdetr.data.images import upright_size
@@ -45,9 +45,7 @@ def find_image_folder(path: Path) -> dict[str, Path]:
     if (root / NAME).is_file():
         return {"": root}
     for folder in (root, root / "data"):
-        named = {folder / name: split for split, names in SPLITS.items() for name in names}
-        sets = {split: place for place, split in named.items() if (place / NAME).is_file()}
-        if sets:
+        if sets := split_folders(folder, lambda each: (each / NAME).is_file()):
             return sets
     return {}
 

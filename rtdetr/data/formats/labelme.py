@@ -23,7 +23,7 @@ from rtdetr.data.formats.named import (
     section,
     size_of,
 )
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, SPLITS, BadRecord, DataSource, Problems, walk
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, POLYGONS, BadRecord, DataSource, Problems, split_folders, walk
 from rtdetr.data.image_files import Folders
 
 MOST_BYTES = 200_000_000  # including an embedded image
@@ -37,7 +37,7 @@ def find_labelme(path: Path) -> dict[str, Path]:
     """The folder of each set; empty if a folder is not in LabelMe's format."""
     if has_labelme(path):
         return {"": path}
-    return {split: path / name for split, names in SPLITS.items() for name in names if has_labelme(path / name)}
+    return split_folders(path, has_labelme)
 
 
 def has_labelme(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -165,6 +165,16 @@ def _to_pixel(relative: float, whole: int) -> float:
     exact = relative * whole
     near = round(exact)
     return float(near) if abs(exact - near) <= WHOLE_PIXEL * whole else round(exact, 9)
+
+
+def split_folders(root: Path, is_set: Callable[[Path], bool]) -> dict[str, Path]:
+    """The folder of each split below `root`: of those with its names, the first that `is_set` accepts."""
+    found: dict[str, Path] = {}
+    for split, names in SPLITS.items():
+        for folder in (root / name for name in names):
+            if split not in found and is_set(folder):
+                found[split] = folder
+    return found
 
 
 def split_named(path: Path) -> str:

@@ -21,7 +21,7 @@ from rtdetr.data.formats.huggingface import find_image_folder, read_image_folder
 from rtdetr.data.formats.labelme import find_labelme, has_labelme, read_labelme
 from rtdetr.data.formats.labelstudio import is_labelstudio, read_labelstudio
 from rtdetr.data.formats.packed import packed_files, unpack
-from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, split_named
+from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Format, Problems, split_folders, split_named
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
 from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
@@ -293,11 +293,8 @@ def _json_sets(path: Path) -> list[Path]:
 def _coco(path: Path) -> dict[str, DataSource]:
     if path.is_file():
         return {}
-    files = {}
-    for split, names in SPLITS.items():
-        nested = [path / name / ROBOFLOW for name in names if (path / name / ROBOFLOW).is_file()]
-        if nested:
-            files[split] = nested[0]
+    folders = split_folders(path, lambda each: (each / ROBOFLOW).is_file())
+    files = {split: folder / ROBOFLOW for split, folder in folders.items()}
     single = _json_sets(path)
     for each in single:
         files.setdefault(split_named(each), each)
