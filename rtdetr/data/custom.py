@@ -9,7 +9,7 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,12 @@ class CustomAugmentation:
         self.function = found(name) if function is None else function
         if not callable(self.function):
             raise ConfigError(f"{KEY}: {name} is no function, but {self.function!r:.100}")
-        self._apply = _adapter(name, self.function)
+        self.is_albumentations = type(self.function).__module__.partition(".")[0] == "albumentations"
+        if self.is_albumentations and "bboxes" not in getattr(self.function, "processors", {}):
+            raise ConfigError(
+                f"{KEY}: {name} knows no boxes; it must be a Compose([...], bbox_params=BboxParams('pascal_voc', "
+                "label_fields=['labels']))"
+            )
 
     def __reduce__(self) -> Any:
         """Pickles an importable function as its name, for data workers: transforms need not be picklable."""
@@ -61,6 +66,15 @@ class CustomAugmentation:
             return checked(result, num_classes)
         except ValueError as error:
             raise DataError(f"{KEY}: {self.name} returned, for image {image}, {error}") from error
+
+    def _apply(self, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:
+        """Calls the function with image, boxes and labels in the form that it expects."""
+        if isinstance(self.function, torch.nn.Module):
+            return _by_torchvision(self.function, pixels, boxes, labels)
+        if self.is_albumentations:
+            made = self.function(image=pixels, bboxes=boxes, labels=labels)
+            return made["image"], made["bboxes"], made["labels"]
+        return self.function(pixels, boxes, labels)
 
 
 def found(name: str) -> Any:
@@ -95,7 +109,7 @@ def name_of(function: Any) -> str:
 
 
 @contextmanager
-def seeded(seed: int, function: Any = None) -> Iterator[None]:
+def seeded(seed: int, function: Any) -> Iterator[None]:
     """Context manager: inside, the generators of Python, numpy, torch (CPU) and of an Albumentations transform start at
     `seed`; afterwards, those of the run continue unchanged."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
@@ -140,20 +154,6 @@ def checked(result: Any, num_classes: int) -> Result:
     return np.ascontiguousarray(pixels), boxes[thick], labels[thick].astype(np.int64)
 
 
-def _adapter(name: str, function: Any) -> Callable[[Pixels, Boxes, Labels], Any]:
-    """A function that calls the augmentation with image, boxes and labels in the form that it expects."""
-    if isinstance(function, torch.nn.Module):
-        return lambda *sample: _by_torchvision(function, *sample)
-    if type(function).__module__.partition(".")[0] == "albumentations":
-        if "bboxes" not in getattr(function, "processors", {}):
-            raise ConfigError(
-                f"{KEY}: {name} knows no boxes; it must be a Compose([...], bbox_params=BboxParams('pascal_voc', "
-                "label_fields=['labels']))"
-            )
-        return lambda *sample: _by_albumentations(function, *sample)
-    return function
-
-
 def _by_torchvision(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:
     from torchvision import tv_tensors
 
@@ -162,11 +162,6 @@ def _by_torchvision(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels
     sample = {"image": image, "boxes": tv_tensors.BoundingBoxes(torch.from_numpy(boxes), **there)}
     made = transform({**sample, "labels": torch.from_numpy(labels)})
     return made["image"].permute(1, 2, 0).numpy(), made["boxes"].numpy(), made["labels"].numpy()
-
-
-def _by_albumentations(transform: Any, pixels: Pixels, boxes: Boxes, labels: Labels) -> Any:
-    made = transform(image=pixels, bboxes=boxes, labels=labels)
-    return made["image"], made["bboxes"], made["labels"]
 
 
 def without_custom(cfg: Config, weights: Path | None) -> dict[str, Any]:

@@ -15,12 +15,12 @@ def save_report(folder: Path, **sets: DetectionSet) -> None:
     """Writes the defects of each set, and how many images and boxes they dropped, to data_report.json."""
     report = {}
     for name, source in sets.items():
-        gone = count_dropped(source.defects)
+        images, boxes = count_dropped(source.defects)
         report[name] = {
             "annotations": str(source.annotation_file),
             "images": str(source.folder),
             "summary": source.summary(),
-            "dropped": {"pictures": gone.images, "boxes": gone.boxes},
+            "dropped": {"pictures": images, "boxes": boxes},
             "defects": [each.plain() for each in source.defects],
         }
     (folder / NAME).write_text(json.dumps(report, indent=1), encoding="utf-8")

@@ -105,12 +105,16 @@ class DetectionSet:
     def files(self) -> Iterator[Path]:
         """Yields the annotation file, or folder, and the files of the images."""
         yield self.annotation_file
-        yield from (self.folder / self.info(index).file_name for index in range(len(self)))
+        yield from (self.folder / info.file_name for info in self.infos())
 
     def info(self, index: int) -> ImageInfo:
         height, width = self._sizes[index].tolist()
         name = os.fsdecode(self._names[self._name_ends[index] : self._name_ends[index + 1]])
         return ImageInfo(int(self._ids[index]), name, height, width)
+
+    def infos(self) -> Iterator[ImageInfo]:
+        """Yields `info` of every image."""
+        return map(self.info, range(len(self)))
 
     def image(self, index: int) -> Image.Image:
         """The RGB image, in the orientation in which its boxes were drawn. Raises DataError if the file is broken or
@@ -141,15 +145,15 @@ class DetectionSet:
         """One line about the images and boxes that were read and left out."""
         empty = int((np.diff(self._offsets) == 0).sum())
         without = f" ({empty} without boxes)" if empty else ""
-        gone = count_dropped(self.defects, except_kinds=WITHOUT_AREA)
+        images, boxes = count_dropped(self.defects, except_kinds=WITHOUT_AREA)
         left_out = [
             counted(number, word, words)
             for number, word, words in (
                 (self.num_empty if self.num_empty > empty else 0, "image without boxes", "images without boxes"),
                 (self.num_crowd, "crowd box", None),
                 (self.num_degenerate, "box without area", "boxes without area"),
-                (gone.images, "defective image", None),
-                (gone.boxes, "defective box", None),
+                (images, "defective image", None),
+                (boxes, "defective box", None),
             )
             if number
         ]

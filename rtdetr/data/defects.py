@@ -78,13 +78,6 @@ class Totals:
     boxes_of: Counter[int] = field(default_factory=Counter)  # by category id
 
 
-class Dropped(NamedTuple):
-    """Number of dropped images and boxes of a set."""
-
-    images: int
-    boxes: int
-
-
 def condensed(defects: Sequence[Defect]) -> list[Defect]:
     """Replaces the defects of a kind that dropped nothing by one if there are many: a set may lack all image sizes, and
     this list is copied to every data worker."""
@@ -99,11 +92,12 @@ def condensed(defects: Sequence[Defect]) -> list[Defect]:
     return found
 
 
-def count_dropped(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> Dropped:
-    """Counts the dropped records, each of which has one such defect. Boxes dropped with their image have none."""
+def count_dropped(defects: Iterable[Defect], except_kinds: Sequence[str] = ()) -> tuple[int, int]:
+    """The numbers of dropped images and boxes, each of which has one such defect. Boxes dropped with their image have
+    none."""
     kinds = [each.kind for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     boxes = sum(kind.startswith("box_") for kind in kinds)
-    return Dropped(len(kinds) - boxes, boxes)
+    return len(kinds) - boxes, boxes
 
 
 class Names(NamedTuple):
@@ -130,10 +124,10 @@ def refusal(
     counted = [each for each in defects if each.action == "dropped" and each.kind not in except_kinds]
     if not counted:
         return None
-    gone = count_dropped(counted)
+    images, boxes = count_dropped(counted)
     parts = [
         f"{part} of {of} {what}"
-        for part, of, what in ((gone.images, tally.images, "images"), (gone.boxes, tally.boxes, "boxes"))
+        for part, of, what in ((images, tally.images, "images"), (boxes, tally.boxes, "boxes"))
         if part > limit * of
     ]
     first = counted[0]

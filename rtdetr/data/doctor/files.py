@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rtdetr.data.classes import DataError
 from rtdetr.data.dataset import DetectionSet
@@ -21,6 +21,7 @@ from rtdetr.data.images import UPRIGHT, image_facts
 LARGE = 20_000_000  # pixels; larger images are decoded one at a time
 MOST_SIZES, MOST_READ = 20_000, 2_000  # largest numbers of files to compare by size and by content before training
 _one_at_a_time = threading.Lock()
+File = TypeVar("File")
 # PIL modes: the kind of defect, and how training reads them.
 MODES = {
     "CMYK": ("picture_cmyk", "is CMYK, taken as RGB"),
@@ -79,16 +80,9 @@ def _examine(data: DetectionSet, index: int) -> Iterator[Defect]:
 
 def copies(sets: Sequence[tuple[str, DetectionSet]]) -> dict[str, list[Defect]]:
     """Defects by set: images that occur twice, in one set or in two of them, compared by the bytes of their files."""
-    by_size: defaultdict[int, list[Copy]] = defaultdict(list)
-    for name, data in sets:
-        for i in range(len(data)):
-            info = data.info(i)
-            path = data.folder / info.file_name
-            size = path.stat().st_size if path.is_file() else 0
-            if size:
-                by_size[size].append(Copy(name, path, info.image_id))
+    images = [Copy(name, data.folder / each.file_name, each.image_id) for name, data in sets for each in data.infos()]
     defects: defaultdict[str, list[Defect]] = defaultdict(list)
-    for alike in by_size.values():
+    for alike in _by_size(images, lambda image: image.path).values():
         first: dict[bytes, Copy] = {}
         for each in alike if len(alike) > 1 else ():
             digest = _digest(each.path)
@@ -104,7 +98,7 @@ def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
     one, two = _by_path(first), _by_path(second)
     shared = {two[path] for path in two.keys() & one.keys()}
     if len(one) + len(two) <= MOST_SIZES:
-        sizes, others = _by_size(one), _by_size(two)
+        sizes, others = _by_size(one, Path), _by_size(two, Path)
         alike = sizes.keys() & others.keys()
         if sum(len(sizes[size]) + len(others[size]) for size in alike) <= MOST_READ:
             digests = {_digest(Path(path)) for size in alike for path in sizes[size]} - {None}
@@ -115,16 +109,15 @@ def in_both(first: DetectionSet, second: DetectionSet) -> list[str]:
 def _by_path(data: DetectionSet) -> dict[str, str]:
     """File names of the images by their absolute paths."""
     folder = os.path.realpath(data.folder)
-    names = (data.info(index).file_name for index in range(len(data)))
-    return {os.path.normpath(os.path.join(folder, name)): name for name in names}
+    return {os.path.normpath(os.path.join(folder, each.file_name)): each.file_name for each in data.infos()}
 
 
-def _by_size(paths: Iterable[str]) -> dict[int, list[str]]:
+def _by_size(files: Iterable[File], path_of: Callable[[File], Path]) -> dict[int, list[File]]:
     """Files by their size in bytes, without missing and empty ones."""
-    found: defaultdict[int, list[str]] = defaultdict(list)
-    for path in paths:
+    found: defaultdict[int, list[File]] = defaultdict(list)
+    for file in files:
         with contextlib.suppress(OSError):  # missing files are reported elsewhere
-            found[os.path.getsize(path)].append(path)
+            found[os.path.getsize(path_of(file))].append(file)
     found.pop(0, None)
     return found
 

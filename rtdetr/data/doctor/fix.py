@@ -57,7 +57,7 @@ def clean_document(part: Examined) -> dict[str, Any]:
         each["id"]: each for each in raw.get("images", ()) if isinstance(each, dict) and is_id(each.get("id"))
     }
     gone = set(part.gone)
-    infos = {info.image_id: info for i in range(len(data)) if i not in gone for info in [data.info(i)]}
+    infos = {info.image_id: info for i, info in enumerate(data.infos()) if i not in gone}
     images = []
     for each in document.images:
         if each["id"] in infos:

@@ -57,9 +57,9 @@ def new_document(classes: Mapping[int, str]) -> CocoDocument:
 
 def with_problems(document: CocoDocument, problems: Problems, path: Path, limit: float | None) -> CocoDocument:
     """The document of another format with what its reader found. Raises DataError as `read_document` does."""
-    gone = count_dropped(problems.found)
+    images, boxes = count_dropped(problems.found)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
-    tally = Totals(len(document.images) + gone.images, boxes_of.total() + gone.boxes, boxes_of)
+    tally = Totals(len(document.images) + images, boxes_of.total() + boxes, boxes_of)
     counts = [f"{count} {what}" for what, count in sorted(problems.counted.items())]
     document = document._replace(defects=problems.found, tally=tally, notes=(*counts, *problems.notes))
     refuse_bad(document, path, limit)
