@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from rtdetr.config_file import ConfigError, as_float
@@ -60,8 +60,8 @@ FOREIGN_KEYS: dict[str | tuple[str, str], str] = {
     ("--overwrite", "overwrite="): "exist_ok",
     "kernels=plain or auto": "msda_backend match_backend",
 }
-# Old keys that `kernels` replaces: their default first, and last the value that is kernels=plain now.
-OLD_KEYS = {
+# Old keys that `kernels` replaces, and their values; the last one is kernels=plain now.
+KERNEL_KEYS = {
     "model.decoder.msda_backend": ("auto", "cuda", "cpu", "torch"),
     "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
     "data.augment.backend": ("fused", "plain"),
@@ -126,7 +126,7 @@ GONE_KEYS = {
     "train.find_unused_parameters": "every parameter is used",
     "eval.evaluator": "see `rtdetr eval --evaluator`",
 }
-GONE = (*OLD_KEYS, *RENAMED_KEYS, *REPLACED_KEYS, *LISTED_KEYS, *FIXED_KEYS, *GONE_KEYS)
+GONE = (*KERNEL_KEYS, *RENAMED_KEYS, *REPLACED_KEYS, *LISTED_KEYS, *FIXED_KEYS, *GONE_KEYS)
 START_ALONE = ("model.backbone.weights",)  # only read before a run began: checkpoints contain the resulting weights
 
 
@@ -192,56 +192,55 @@ def replace_old_keys(tree: dict[str, Any], where: str, stored: bool = False) -> 
 def _replace(tree: dict[str, Any], where: str) -> list[str]:
     """Replaces old keys that have a successor, and removes those without effect."""
     lines = []
-    for dotted, new in RENAMED_KEYS.items():
-        for value, section in _taken(tree, dotted):
-            section[_last(new)] = value
-            lines.append(f"{dotted} is now {new}")
-    for dotted, (new, values, stands) in REPLACED_KEYS.items():
-        for value, section in _taken(tree, dotted):
-            _check_choice(dotted, value, tuple(values), new, where)
-            if _last(new) not in section or not stands(value, section[_last(new)]):
-                section[_last(new)] = values[value]
-            lines.append(f"{dotted}={value} is now {new}={section[_last(new)]}")
-    for dotted, (new, default, entry) in LISTED_KEYS.items():
-        for value, section in _taken(tree, dotted):
-            given = section.get(_last(new), default)
-            if isinstance(given, (list, tuple)) and len(given) == len(default):  # other values are refused later
-                section[_last(new)] = [*given[:entry], value, *given[entry + 1 :]]
-            lines.append(f"{dotted} is now number {entry + 1} of {new}")
+    for dotted, value, section in _taken(tree, RENAMED_KEYS):
+        new = RENAMED_KEYS[dotted]
+        section[_last(new)] = value
+        lines.append(f"{dotted} is now {new}")
+    for dotted, value, section in _taken(tree, REPLACED_KEYS):
+        new, values, stands = REPLACED_KEYS[dotted]
+        _check_choice(dotted, value, tuple(values), new, where)
+        if _last(new) not in section or not stands(value, section[_last(new)]):
+            section[_last(new)] = values[value]
+        lines.append(f"{dotted}={value} is now {new}={section[_last(new)]}")
+    for dotted, value, section in _taken(tree, LISTED_KEYS):
+        new, default, entry = LISTED_KEYS[dotted]
+        given = section.get(_last(new), default)
+        if isinstance(given, (list, tuple)) and len(given) == len(default):  # other values are refused later
+            section[_last(new)] = [*given[:entry], value, *given[entry + 1 :]]
+        lines.append(f"{dotted} is now number {entry + 1} of {new}")
     data = tree.get("data")
     if isinstance(data, dict) and data.get("sampling") == "repeat_factor":
         threshold = data.get("repeat_threshold", "auto")
         data["sampling"] = "repeat_factor" if threshold == "auto" else threshold
-    return lines + [f"{dotted} is gone: {why}" for dotted, why in GONE_KEYS.items() for _ in _taken(tree, dotted)]
+    return lines + [f"{dotted} is gone: {GONE_KEYS[dotted]}" for dotted, *_ in _taken(tree, GONE_KEYS)]
 
 
 def _fix(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
     """Removes the keys that have only one value now."""
     lines, same = [], []
-    for dotted, (fixed, instead) in FIXED_KEYS.items():
-        for value, _ in _taken(tree, dotted):
-            if as_float(value) == fixed:
-                same.append(f"{dotted}={value}")
-            elif not stored:
-                raise ConfigError(
-                    f"{where}: {dotted} is no key any more, and always {fixed or repr(fixed)}; {instead} instead"
-                )
-            elif dotted not in START_ALONE:
-                lines.append(f"{dotted} was {value} and is {fixed} in any further training; it detects as before")
+    for dotted, value, _ in _taken(tree, FIXED_KEYS):
+        fixed, instead = FIXED_KEYS[dotted]
+        if as_float(value) == fixed:
+            same.append(f"{dotted}={value}")
+        elif not stored:
+            shown = fixed or repr(fixed)  # '' for no text
+            raise ConfigError(f"{where}: {dotted} is no key any more, and always {shown}; {instead} instead")
+        elif dotted not in START_ALONE:
+            lines.append(f"{dotted} was {value} and is {fixed} in any further training; it detects as before")
     return lines if stored or not same else [f"{', '.join(same)} cannot be changed any more"]
 
 
 def _to_kernels(tree: dict[str, Any], where: str, stored: bool) -> list[str]:
     """Converts the old keys that `kernels` replaces."""
     lines = []
-    for dotted, values in OLD_KEYS.items():
-        for value, _ in _taken(tree, dotted):
-            _check_choice(dotted, value, values, "kernels", where)
-            plain = value == values[-1]
-            if plain:
-                tree.setdefault("kernels", "plain")
-            if plain or not stored:
-                lines.append(f"{dotted}={value} is now " + (f"kernels={tree['kernels']}" if plain else "up to kernels"))
+    for dotted, value, _ in _taken(tree, KERNEL_KEYS):
+        values = KERNEL_KEYS[dotted]
+        _check_choice(dotted, value, values, "kernels", where)
+        plain = value == values[-1]
+        if plain:
+            tree.setdefault("kernels", "plain")
+        if plain or not stored:
+            lines.append(f"{dotted}={value} is now " + (f"kernels={tree['kernels']}" if plain else "up to kernels"))
     return lines
 
 
@@ -255,10 +254,11 @@ def _last(dotted: str) -> str:
     return dotted.rpartition(".")[2]
 
 
-def _taken(tree: dict[str, Any], dotted: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Removes a key; returns its value and section, or nothing if the key is absent."""
-    section: Any = tree
-    for name in dotted.split(".")[:-1]:
-        section = section.get(name) if isinstance(section, dict) else None
-    if isinstance(section, dict) and _last(dotted) in section:
-        yield section.pop(_last(dotted)), section
+def _taken(tree: dict[str, Any], keys: Iterable[str]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Removes the dotted keys that are there; yields each one, its value, and the section that held it."""
+    for dotted in keys:
+        section: Any = tree
+        for name in dotted.split(".")[:-1]:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and _last(dotted) in section:
+            yield dotted, section.pop(_last(dotted)), section
