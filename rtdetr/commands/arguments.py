@@ -7,7 +7,7 @@ import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import inf, nan
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,6 +45,10 @@ class Parser(argparse.ArgumentParser):
             short = name != "--conf" and any(option.startswith(name) for option in own)
             if name.startswith("--") and not short and self._foreign(name):
                 self.error(self._no_option(name))
+        for place, (word, following) in enumerate(pairwise([*words, ""])):
+            action = own.get(word)  # `--half best.pth` is --half, and no value for it
+            if action is not None and action.nargs == "?" and action.choices and following not in action.choices:
+                words[place] = f"{word}={action.const}"
         known, rest = super().parse_known_args(words, namespace)
         if rest:
             no_word = self._no_keyword if "=" in rest[0] else self._too_many
