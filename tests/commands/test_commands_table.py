@@ -275,7 +275,9 @@ TABLE = {
     "overlap of what": Row(f"{PREDICT} images --overlap 0.5", 2, ("--overlap needs --slices",)),
     "batch of none": Row(f"{PREDICT} images --batch-size 0", 2, ("expected a whole number from 1, got 0",)),
     "half": Row(f"{PREDICT} images --half on", 2, (message("expected", "half", "GPU", "cpu"),)),
-    "half before the weights": Row("predict --half model.pth images", 2, (message("expected", "half", "GPU", "cpu"),)),
+    "half before the weights": Row(
+        "predict --half model.pth images --device cpu", 2, (message("expected", "half", "GPU", "cpu"),)
+    ),
     "half an export": Row("predict -w a.onnx images --half off", 2, (message("runs as exported", "a.onnx", "--half"),)),
     "tracks of images": Row(f"{PREDICT} images --track", 2, ("--track and --every: expected a video",)),
     "no address": Row(f"{PREDICT} http:// --output-dir new", 1, ("names no machine",), ("new/results.json",)),
