@@ -30,6 +30,7 @@ MOST_BYTES = 200_000_000  # including an embedded image
 HEAD = 2_000_000  # bytes at either end of a file that are searched for its keys
 FEW = 5  # files that are checked to recognise a folder
 POINTS = {"rectangle": 2, "polygon": 3, "circle": 2, "mask": 2, "rotation": 3}  # minimum number of points
+BOUNDED = {"polygon": POLYGONS, "rotation": TURNED}  # counted, as only the boxes around them are used
 WITHOUT_BOX = ("point", "points", "line", "linestrip")
 
 
@@ -90,9 +91,9 @@ def _read(path: Path, present: Folders, problems: Problems) -> NamedImage:
 
 
 def _image_of(path: Path, written: str, present: Folders) -> str:
-    """The image's name in the image folder: that of the JSON file, else the name written in it, without its folder,
-    which is where the annotator had the image."""
-    short = PureWindowsPath(written).name  # accepts both / and \\
+    """The image's name in the image folder: that of the JSON file, with the ending written in it; else the written
+    name, without the annotator's folder; else that of the JSON file with the ending of any image."""
+    short = PureWindowsPath(written).name  # takes slashes of both kinds
     stem = path.stem
     candidates = [f"{stem}{PureWindowsPath(short).suffix}", short, *(f"{stem}{ending}" for ending in IMAGE_SUFFIXES)]
     return next((name for name in candidates if "\0" not in name and name in present), short or written)
@@ -114,5 +115,6 @@ def _box(given: object, place: str, counted: Counter[str]) -> NamedBox:
         (x, y), (other_x, other_y) = points[:2]
         radius = ((other_x - x) ** 2 + (other_y - y) ** 2) ** 0.5
         points = [(x - radius, y - radius), (x + radius, y + radius)]
-    counted.update([POLYGONS] * (kind == "polygon") + [TURNED] * (kind == "rotation"))
+    if kind in BOUNDED:
+        counted[BOUNDED[kind]] += 1
     return NamedBox(place, 0, str(name), around(points))
