@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.defects import count_dropped
+from rtdetr.outputs import atomic_write
 
 NAME = "data_report.json"
 
@@ -23,4 +24,5 @@ def save_report(folder: Path, **sets: DetectionSet) -> None:
             "dropped": {"pictures": images, "boxes": boxes},
             "defects": [each.plain() for each in source.defects],
         }
-    (folder / NAME).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    with atomic_write(folder / NAME) as beside:
+        beside.write_text(json.dumps(report, indent=1), encoding="utf-8")
