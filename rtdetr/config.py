@@ -46,7 +46,7 @@ Side = Annotated[int, Range(32, 8192, multiple_of=32)]  # pixels of the network 
 Number = TypeVar("Number", int, float)
 Section = TypeVar("Section")  # one of the dataclasses below
 MAX_NAME = 200  # bytes; folders called so, with endings such as -old, have 255 at most
-CELLS = (8, 16, 32)  # pixels of a cell of the three maps from which queries are selected
+STRIDES = (8, 16, 32)  # of the three maps from which queries are selected: pixels of a cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,7 +386,7 @@ def _contradictions(cfg: Config) -> Iterator[tuple[str, str, str]]:
         ("data.augment.batch_sizes", (smallest, smallest), queries, decoder.num_queries),
         ("data.augment.batch_sizes", (smallest, smallest), many, cfg.model.supervision.num_one_to_many_queries),
     ):
-        cells = sum((height // side) * (width // side) for side in CELLS)
+        cells = sum((height // side) * (width // side) for side in STRIDES)
         if cells < number:
             what = f"{cells} cells of {height} x {width} pixels"
             yield key, other, f"must give each query of {other}={number} a cell of its own, got {what}"

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from rtdetr.benchmarks.timing import work_of
 from rtdetr.boxes import cxcywh_to_xyxy
-from rtdetr.config import CELLS, Config, ConfigError, load_config
+from rtdetr.config import STRIDES, Config, ConfigError, load_config
 from rtdetr.engine import distributed
 from rtdetr.engine.trainer import Trainer
 from rtdetr.types import Batch, ImageInfo, Targets
@@ -119,9 +119,9 @@ def measure(
 
 def check_size(size: int, cfg: Config) -> None:
     queries = max(cfg.model.decoder.num_queries, cfg.model.supervision.num_one_to_many_queries)
-    cells = sum((size // side) ** 2 for side in CELLS)
-    if size % max(CELLS) or cells < queries:
-        wanted = f"a multiple of {max(CELLS)} with a cell for each of {queries} queries"
+    cells = sum((size // side) ** 2 for side in STRIDES)
+    if size % max(STRIDES) or cells < queries:
+        wanted = f"a multiple of {max(STRIDES)} with a cell for each of {queries} queries"
         raise ConfigError(f"--size: expected {wanted}, got {size}, which has {cells}")
 
 

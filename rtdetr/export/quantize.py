@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 from torch import fx
 
+from rtdetr.config import STRIDES
 from rtdetr.export.cases import stack
 from rtdetr.export.graph import Graph
 from rtdetr.export.onnx import note
 from rtdetr.export.quiet import quiet
 from rtdetr.extras import optional
 from rtdetr.inference.export_metadata import Metadata
-from rtdetr.models.backbone import STRIDES
 from rtdetr.models.rtdetrv3 import Network
 
 BATCH = 4  # calibration images at once

@@ -73,7 +73,7 @@ def batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
             if len(batch) == size:
                 yield batch
                 batch = []
-    except Exception:
+    except Exception:  # raised again, after the items that came before it
         if batch:
             yield batch
         raise

@@ -18,7 +18,6 @@ from rtdetr.ops.fused.max_pool import halve
 
 STAGE_BLOCKS: dict[Depth, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
-STRIDES = (8, 16, 32)  # of the three output maps
 
 
 class Shortcut(nn.Module):

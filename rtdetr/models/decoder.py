@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rtdetr.boxes import inverse_sigmoid
-from rtdetr.config import DecoderConfig
-from rtdetr.models.backbone import STRIDES
+from rtdetr.config import STRIDES, DecoderConfig
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import (
     ConvNorm,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy
-from rtdetr.models.backbone import STRIDES
+from rtdetr.config import STRIDES
 from rtdetr.models.decoder import Memory, QuerySelector, Shapes, make_anchors
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import Linear, in_weight_type

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import ModelConfig
-from rtdetr.models.backbone import STRIDES, ResNetVd, build_backbone
+from rtdetr.config import STRIDES, ModelConfig
+from rtdetr.models.backbone import ResNetVd, build_backbone
 from rtdetr.models.decoder import Decoder, build_decoder
 from rtdetr.models.denoising import Draws
 from rtdetr.models.dense_head import DenseHead

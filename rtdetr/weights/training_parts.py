@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from rtdetr.config import ModelConfig
-from rtdetr.models.backbone import STRIDES
+from rtdetr.config import STRIDES, ModelConfig
 from rtdetr.models.dense_head import DenseHead
 from rtdetr.models.query_groups import QueryGroups
 
