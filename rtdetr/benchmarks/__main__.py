@@ -90,8 +90,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     train.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
     modes = list(benchmark_train.MODES)
-    text = f"of {'; '.join(modes)} (default: all)"
-    train.add_argument("--modes", nargs="+", choices=modes, default=modes, metavar="MODE", help=text)
+    text = f"of {'; '.join(modes)} (default: all that run there)"
+    train.add_argument("--modes", nargs="+", choices=modes, metavar="MODE", help=text)
     train.add_argument("--batch", type=count, default=16)
     train.add_argument("--size", type=count, default=640, help="side of the images, a multiple of 32 (default: 640)")
     train.add_argument("--boxes", type=count, help="in every image (default: COCO's numbers)")
@@ -160,13 +160,17 @@ def measure_data(args: argparse.Namespace) -> int:
 def measure_train(args: argparse.Namespace) -> int:
     """Prints the table, row by row as it grows, and writes the JSON file."""
     device = args.device
+    possible = benchmark_train.modes_for(device)
+    modes = args.modes or possible
+    if unknown := {*modes} - {*possible}:
+        raise ConfigError(f"--modes: expected {', '.join(possible)} on a {device.type}, got {min(unknown)!r}")
     if device.type == "cuda":
         let_memory_grow()  # before torch first uses the GPU, when it reads this setting
     record: dict[str, object] = {**printed(benchmark_op.environment(device))}
     for config in args.config:
         print(f"{config}, batch {args.batch}, {args.size} x {args.size}\n{benchmark_train.HEADER}", flush=True)
         rows = []
-        for mode in args.modes:
+        for mode in modes:
             row = benchmark_train.measure(
                 config, mode, args.batch, args.size, device, args.steps, args.boxes, args.profile,
                 args.update, args.gpus,

@@ -48,6 +48,11 @@ MODES = {
 }
 
 
+def modes_for(device: torch.device) -> list[str]:
+    """Returns the modes that run on a device; a CPU has no CUDA graphs."""
+    return [mode for mode in MODES if device.type == "cuda" or "graphs" not in mode]
+
+
 @dataclass
 class Measurement:
     mode: str
