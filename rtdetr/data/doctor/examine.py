@@ -263,7 +263,7 @@ def _lines_of(part: Examined) -> Iterator[str]:
     by_action = ", ".join(f"{count} {action}" for action, count in sorted(actions.items()))
     notes = _notes(len(part.defects) - len(bad))
     if part.refused is not None:
-        yield one_line(f"{name}: unusable: {part.refused.what}")
+        yield one_line(f"{name}: unusable")
     elif bad:
         yield f"{name}: {counted(len(bad), 'defect')} ({by_action}){notes}; training would survive them"
     else:
