@@ -251,9 +251,8 @@ class CapturedGraphs:
 
     def __init__(self, capture: Callable[[Size], CapturedGraph], at_once: bool) -> None:
         self.capture, self.at_once = capture, at_once
-        self.known: OrderedDict[Size, CapturedGraph | int] = (
-            OrderedDict()
-        )  # or the number of calls; the most recent last
+        # a graph, or the number of calls; the most recent last
+        self.known: OrderedDict[Size, CapturedGraph | int] = OrderedDict()
 
     def find(self, size: Size) -> CapturedGraph | None:
         """Returns a graph, or None if it is too early for one. Raises CannotCapture."""
