@@ -1,20 +1,23 @@
 """Converts images with more than 8 bits per channel to 8, by the range of their type or the range stated in the file.
 
 The values of a single image are not used, as images of one set would be scaled differently. PIL converts colour images
-the same way, but clips grey at 255 and has no range for floats.
+the same way, except JPEG 2000, whose white overflows; it clips grey at 255 and has no range for floats.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-BITS_PER_SAMPLE, PHOTOMETRIC = 258, 262  # TIFF tags
+BITS_PER_SAMPLE, PHOTOMETRIC, SAMPLE_FORMAT = 258, 262, 339  # TIFF tags
 SLACK = 0.5 / 255  # by which floats may exceed 0 to 1: half a level
 ZERO_IS_WHITE = 0  # a PhotometricInterpretation that PIL applies up to 8 bits only
+SIGNED = 2  # a SampleFormat
+CODESTREAM, DEPTH_AT = b"\xff\x4f\xff\x51", 38  # of JPEG 2000: its beginning, and how far behind that the depth is
 
 
 def as_8_bits(image: Image.Image) -> Image.Image:
@@ -27,8 +30,10 @@ def as_8_bits(image: Image.Image) -> Image.Image:
         grey = (np.asarray(image) >> (_tag(image, BITS_PER_SAMPLE, 16) - 8)).astype(np.uint8)
     elif image.mode == "I" and image.format == "PPM":  # PIL has scaled the file's largest value to 65535
         grey = (np.asarray(image) >> 8).astype(np.uint8)
-    elif image.mode == "I":
+    elif image.mode == "I" or _tag(image, SAMPLE_FORMAT, 1) == SIGNED:
         raise ValueError("32-bit or signed integers, where nothing says which is white; save it in 8 or 16 bits")
+    elif image.mode in ("RGB", "RGBA", "LA") and _jpeg_2000_bits(image) > 8:
+        return _of_jpeg_2000(image)
     else:
         return image
     return Image.fromarray(255 - grey if _tag(image, PHOTOMETRIC, 1) == ZERO_IS_WHITE else grey)
@@ -41,11 +46,36 @@ def _of_floats(values: NDArray[Any]) -> NDArray[np.uint8]:
     return np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8)
 
 
+def _of_jpeg_2000(opened: Image.Image) -> Image.Image:
+    """The colours of a file that PIL has opened but not decoded."""
+    pixels = cv2.imdecode(np.frombuffer(_content(opened), np.uint8), cv2.IMREAD_COLOR_RGB)
+    if pixels is None:
+        raise ValueError("a JPEG 2000 that is damaged, or that OpenCV cannot decode; save it again with 8 or 16 bits")
+    return Image.fromarray(pixels)
+
+
+def _jpeg_2000_bits(opened: Image.Image) -> int:
+    """The bits per channel of a JPEG 2000 file that PIL has opened but not decoded; 0 for all other images."""
+    if opened.format != "JPEG2000" or getattr(opened, "fp", None) is None:
+        return 0
+    depth = _content(opened).partition(CODESTREAM)[2][DEPTH_AT : DEPTH_AT + 1]
+    return (depth[0] & 0x7F) + 1 if depth else 0
+
+
+def _content(opened: Any) -> bytes:
+    """All bytes of a file that PIL has opened."""
+    before = opened.fp.tell()
+    opened.fp.seek(0)
+    content: bytes = opened.fp.read()
+    opened.fp.seek(before)
+    return content
+
+
 def scaled_from(opened: Image.Image) -> int:
     """The value that is scaled to 255 in a file that PIL has opened but not decoded; 0 if it has at most 8 bits."""
     if opened.mode == "F":
         return 1
-    bits = _tag(opened, BITS_PER_SAMPLE, 8)
+    bits = max(_tag(opened, BITS_PER_SAMPLE, 8), _jpeg_2000_bits(opened))
     arguments = [each for tile in getattr(opened, "tile", ()) for each in np.ravel(np.array(tile[-1], object))]
     if bits > 8:
         return 2**bits - 1

@@ -71,8 +71,6 @@ def read_image(
     """
     with _opened(path, max_megapixels) as opened:
         turns_itself = opened.format == "TIFF"  # PIL rotates it in load(), after which the orientation is gone
-        if not turns_itself:
-            opened.load()  # in a PNG the EXIF block may follow the pixels
         orientation = _orientation(opened)
         image = Image.fromarray(as_rgb_array(opened))
     if orientation in UPRIGHT and not turns_itself:

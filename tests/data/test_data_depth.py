@@ -19,6 +19,7 @@ HEIGHT, WIDTH = 40, 64
 RAMP = np.linspace(0, 1, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH)  # from black to white
 COLOURS = np.stack([RAMP, RAMP[::-1], 1 - RAMP], axis=-1)
 SOF, SOF_12 = b"\xff\xc0\x00\x0b\x08", b"\xff\xc0\x00\x0b\x0c"  # the head of a grey JPEG, of 8 bits and of 12
+LOSSLESS = cv2.IMWRITE_JPEG2000_COMPRESSION_X1000
 UNSIGNED, SIGNED, FLOAT = 1, 2, 3  # of TIFF's SampleFormat
 
 
@@ -54,6 +55,18 @@ def encoded(suffix: str, pixels: np.ndarray) -> bytes:
     return content.tobytes()
 
 
+def jpeg_2000(pixels: np.ndarray, bits: int = 16) -> bytes:
+    """OpenCV writes 16 bits alone. A decoder adds half the range, of the `bits` that the header names."""
+    shifted = pixels + np.uint16(2**15 - 2 ** (bits - 1))
+    done, content = cv2.imencode(".jp2", shifted[..., [2, 1, 0, 3][: pixels.shape[2]]], [LOSSLESS, 1000])
+    assert done
+    file = bytearray(content)
+    file[file.index(b"ihdr") + 14] = bits - 1
+    first = file.index(b"\xff\x4f\xff\x51") + 42
+    file[first : first + 3 * pixels.shape[2] : 3] = bytes([bits - 1]) * pixels.shape[2]
+    return bytes(file)
+
+
 GREY: dict[str, Callable[[], bytes]] = {  # file -> its bytes, which show RAMP
     "16 bits.png": lambda: encoded(".png", whole(RAMP, 65535, "u2")),
     "16 bits.jp2": lambda: encoded(".jp2", whole(RAMP, 65535, "u2")),
@@ -76,6 +89,9 @@ GREY: dict[str, Callable[[], bytes]] = {  # file -> its bytes, which show RAMP
 COLOUR: dict[str, Callable[[], bytes]] = {  # which show COLOURS
     "16 bits, rgb.png": lambda: encoded(".png", whole(COLOURS, 65535, "u2")),
     "16 bits, rgb.tif": lambda: encoded(".tif", whole(COLOURS, 65535, "u2")),
+    "16 bits, rgb.jp2": lambda: jpeg_2000(whole(COLOURS, 65535, "u2")),
+    "12 bits, rgb.jp2": lambda: jpeg_2000(whole(COLOURS, 4095, "u2"), bits=12),
+    "16 bits, rgba.jp2": lambda: jpeg_2000(whole(np.dstack((COLOURS, RAMP)), 65535, "u2")),
     "16 bits.ppm": lambda: netpbm("P6", COLOURS, 65535),
     "12 bits.ppm": lambda: netpbm("P6", COLOURS, 4095),
     "12 bits, text.ppm": lambda: netpbm("P3", COLOURS, 4095),
@@ -84,6 +100,7 @@ REFUSED = {  # file -> its bytes, and why
     "32 bits.tif": (lambda: tiff(whole(RAMP, 2**32 - 1, "<u4").tobytes(), 32, UNSIGNED), "32-bit or signed integers"),
     "32 bits, signed.tif": (lambda: tiff(whole(RAMP, 9999, "<i4").tobytes(), 32, SIGNED), "32-bit or signed integers"),
     "32 bits, big-endian.tif": (lambda: tiff(whole(RAMP, 255, ">i4").tobytes(), 32, SIGNED, ">"), "signed integers"),
+    "8 bits, signed.tif": (lambda: tiff(whole(RAMP, 127, "i1").tobytes(), 8, SIGNED), "32-bit or signed integers"),
     "16 bits, signed.tif": (lambda: tiff(whole(RAMP, 32767, "<i2").tobytes(), 16, SIGNED), "signed integers"),
     "floats to 255.tif": (lambda: tiff((RAMP * 255).astype("<f4").tobytes(), 32, FLOAT), "from 0 to 255"),
     "floats below 0.tif": (lambda: tiff((RAMP - 0.5).astype("<f4").tobytes(), 32, FLOAT), "from -0.5 to 0.5"),
@@ -126,7 +143,7 @@ def test_values_without_a_known_range_are_refused(name: str, tmp_path: Path) -> 
 
 def test_the_header_says_what_becomes_white(tmp_path: Path) -> None:
     largest = {"floats": 1, "10": 1023, "12": 4095, "16": 65535}
-    for name in [*GREY, "16 bits, rgb.png", "16 bits.ppm", "12 bits.ppm", "12 bits, text.ppm", "16 bits, rgb.tif"]:
+    for name in [*GREY, *COLOUR]:
         (tmp_path / name).write_bytes({**GREY, **COLOUR}[name]())
         assert image_facts(tmp_path / name).scaled_from == largest[name.split(".")[0].split()[0].strip(",")], name
         assert upright_size(tmp_path / name) == (HEIGHT, WIDTH)
