@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS = {
     "ops": 0,
     "boxes": 0,
+    "compile_settings": 0,
     "garbage_collection": 0,
     "gpu_startup": 0,
     "types": 0,

@@ -10,17 +10,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from rtdetr.compile_settings import prepare_compiler
 from rtdetr.config import ConfigError, Kernels
 from rtdetr.data.preprocess import SCALE
 from rtdetr.gpu_startup import load_libraries
@@ -37,9 +36,7 @@ Auto = bool | Literal["auto"]
 Compile = bool | Literal["max"]
 
 PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy scalars
-CACHE = Path("~/.cache/rtdetr/inductor")  # of compiled kernels
 MAX_GRAPHS = 8  # input shapes that are remembered
-MAX_COMPILED = 64  # shapes, of all models; torch gives up after 8 of them, silently
 CAPTURE_AT = 5  # calls of a shape until it is captured, which does not pay for a few images
 WARM_UP = 3  # calls before a graph is captured
 
@@ -185,8 +182,7 @@ class Compiled:
     """
 
     def __init__(self, detector: Detector, mode: str | None, backend: str | Callable[..., Any] = "inductor") -> None:
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(CACHE.expanduser()))
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED)
+        prepare_compiler()
         self.detector = detector
         self.compiled = torch.compile(detector, dynamic=False, mode=mode, backend=backend)
         self.seen: set[torch.Size] = set()

@@ -6,16 +6,15 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
+from rtdetr.compile_settings import prepare_compiler
 from rtdetr.config import ConfigError, Kernels, TrainConfig
 from rtdetr.engine import distributed
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.wording import counted
 
-MAX_RECOMPILATIONS = 64  # recompilations of one function before torch stops compiling it
 WORTH_IT = 25000  # iterations per image size that repay 75 s of compilation (3 ms saved per iteration, H200)
 
 
@@ -49,11 +48,9 @@ def compile_step(model: Network, backend: str | Callable[..., object] = "inducto
     """Compiles backbone, encoder and dense head in place. State dicts and earlier copies of the model are unaffected.
 
     Each image size gets a graph of its own: a dynamic-shape graph takes minutes to compile. Decoder and losses depend
-    on the number of boxes; compiling them takes longer than it saves. The inductor cache is kept between runs in
-    ~/.cache/rtdetr, unless TORCHINDUCTOR_CACHE_DIR is set.
+    on the number of boxes; compiling them takes longer than it saves. Compiled code is kept for the next run.
     """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path.home() / ".cache" / "rtdetr" / "inductor"))
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_RECOMPILATIONS)
+    prepare_compiler()
     for part in (model.backbone, model.encoder, model.dense_head):
         if part is not None:
             part.compile(backend=backend, dynamic=False)
