@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from rtdetr.commands.arguments import (
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 
+File = Path | str  # str: a URL
 FORMATS = {"coco": "coco.json", "yolo": "classes.txt", "csv": "detections.csv"}  # and labels/*.txt of yolo
 CHECKPOINTS = (".pth", ".safetensors")  # which run on a GPU if there is one
 ABOUT = """Detect objects in images and videos. Draws the boxes, and writes results.json for images, NAME.jsonl for
@@ -39,7 +41,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     with collection_paused():
         from rtdetr.commands.detection import Search, check_videos, detect_images, detect_listed, detect_video
         from rtdetr.engine import distributed
-        from rtdetr.inference.files import Listing, find_images
         from rtdetr.inference.results import ResultsFolder, image_ids
         from rtdetr.inference.slicing import OVERLAP, Slices
         from rtdetr.inference.sources import is_video
@@ -51,23 +52,21 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.manifest is not None:
         return detect_listed(args, folder, slices)
     videos = [each for each in args.sources if is_video(each)]
-    addresses = [each for each in args.sources if "://" in each and each not in videos]
-    files = [each for each in args.sources if each not in videos and each not in addresses]
-    listing = find_images(files, args.recursive, folder) if files else Listing()
-    names, video_names = _names(listing.images, addresses, videos)
+    images, left_out = _listed([each for each in args.sources if each not in videos], args.recursive, folder)
+    names, video_names = _names(images, videos)
     ids = image_ids(names, args.annotations) if "coco" in args.formats else {}
     check_videos(args, videos, [*names])
     targets = [*_targets(folder, args.formats, names.values())]
     targets += [folder / f"{name}{ending}" for name in video_names.values() for ending in (".mp4", ".jsonl")]
-    sources = [*map(Path, listing.images), *(Path(each) for each in videos), args.weights]
+    sources = [*map(Path, images), *(Path(each) for each in videos), args.weights]
     check_outputs(targets, sources, args.overwrite)
     if args.crops:
         check_new_folder(folder / "crops", sources, args.overwrite)
-    if left_out := listing.left_out():
+    if left_out:
         print(left_out, file=sys.stderr)
     code = 0
     with distributed.process_group(args.device) as device:
-        search = Search.of(args, device, slices, len(names), in_threads=bool(addresses))
+        search = Search.of(args, device, slices, len(names), in_threads=any(map(_is_address, args.sources)))
         with writing(folder):
             if names:
                 with ResultsFolder(folder, args.formats, search.predictor.classes, args.crops, ids) as results:
@@ -134,7 +133,7 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
         parser.error("--format, --track, --every and --recursive do not go with --manifest, a list of images")
     if args.annotations is not None and "coco" not in args.formats:
         parser.error("--annotations needs --format coco")
-    in_threads = args.slices or (args.manifest and args.crops) or any("://" in each for each in args.sources)
+    in_threads = args.slices or (args.manifest and args.crops) or any(map(_is_address, args.sources))
     if args.processes and in_threads:
         parser.error("--processes cannot be used with URLs, with --slices, or with --manifest and --crops")
     if args.overlap is not None and not args.slices:
@@ -144,12 +143,28 @@ def _checked(parser: Parser, args: argparse.Namespace) -> argparse.Namespace:
     return args
 
 
-def _names(
-    images: Mapping[Path, Path], addresses: Sequence[str], videos: Sequence[str]
-) -> tuple[dict[Path | str, Path], dict[str, Path]]:
+def _listed(sources: Iterable[str], recursive: bool, except_in: Path) -> tuple[dict[File, Path], str]:
+    """Returns the images and URLs in the order of the sources, with names of their results, and what was left out."""
+    from rtdetr.inference.files import Listing, find_images  # here, as above
+
+    images: dict[File, Path] = {}
+    listing = Listing()
+    for is_address, some in itertools.groupby(sources, _is_address):
+        if is_address:
+            images.update((each, Path(_name_of(each))) for each in some)
+        else:
+            listing.add(found := find_images([*some], recursive, except_in))
+            images.update(found.images.items())
+    return images, listing.left_out()
+
+
+def _is_address(source: str) -> bool:
+    return "://" in source
+
+
+def _names(images: Mapping[File, Path], videos: Sequence[str]) -> tuple[dict[File, Path], dict[str, Path]]:
     """Returns the names of the results of images and of videos, each name once."""
-    names: dict[Path | str, Path] = dict(images.items())
-    names |= {each: Path(_name_of(each)) for each in (*addresses, *videos)}
+    names = dict(images) | {each: Path(_name_of(each)) for each in videos}
     unique = dict(zip(names, result_names(names.values())))
     return {each: name for each, name in unique.items() if each not in videos}, {each: unique[each] for each in videos}
 
@@ -165,7 +180,7 @@ def _formats(text: str) -> list[str]:
 
 def _name_of(source: str) -> str:
     """Returns the name of the results of a video, stream or URL, with a suffix as in file names."""
-    if "://" in source:
+    if _is_address(source):
         try:
             address = urlsplit(source)
         except ValueError:  # malformed: it is reported, and nothing is written

@@ -30,6 +30,11 @@ class Listing:
     endings: Counter[str] = field(default_factory=Counter)  # of the files that were left out
     folders: list[Path] = field(default_factory=list)  # that were not searched
 
+    def add(self, found: Listing) -> None:
+        self.images.update(found.images)
+        self.endings.update(found.endings)
+        self.folders += found.folders
+
     def left_out(self) -> str:
         """Returns one line, empty if nothing was left out."""
         parts = []
@@ -66,9 +71,7 @@ def find_images(sources: Sequence[str], recursive: bool = False, except_in: Path
         if not found.images:
             left_out = f" ({found.left_out()})" if found.left_out() else ""
             raise DataError(f"{source}: no image found; expected an image, a folder of images or a glob{left_out}")
-        listing.images.update(found.images)
-        listing.endings.update(found.endings)
-        listing.folders += found.folders
+        listing.add(found)
     return listing
 
 
