@@ -160,8 +160,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def is_weights(text: str) -> bool:
-    """Whether an argument can only mean weights: by its suffix, as the folder of a model, or as a name that is
-    downloaded."""
+    """Whether an argument can only mean weights: by its suffix, as the folder of a model, or as a name here or of the
+    Hub."""
     path = Path(text)
     if path.suffix in WEIGHT_ENDINGS:
         return True
@@ -169,11 +169,11 @@ def is_weights(text: str) -> bool:
         if any((path / name).is_file() for name in WEIGHT_FILES):
             return True
         return any(each.with_suffix(".bin").exists() for each in path.glob("*.xml"))
-    if path.suffix or path.name != text or text.isdecimal() or os.path.exists(path):
+    if path.suffix or text.isdecimal() or os.path.exists(path):
         return False
-    from rtdetr.weights.catalogue import NAMED  # here, because it imports torch
+    from rtdetr.weights.catalogue import NAMED, is_hub_name  # here, because it imports torch
 
-    return text in NAMED
+    return text in NAMED or is_hub_name(text)
 
 
 def add_kernels(parser: argparse.ArgumentParser, default: str = "from the config") -> None:

@@ -117,7 +117,7 @@ def is_exported(path: str | Path) -> bool:
 
 def runtime_of(path: Path) -> str | None:
     """Returns the runtime of an exported file, by its name; None for weights."""
-    if path.suffix == ".xml" or (path.is_dir() and [*path.glob("*.xml")]):
+    if path.suffix == ".xml" or any(each.with_suffix(".bin").exists() for each in path.glob("*.xml")):
         return "openvino"
     if (path / NCNN_FILES[0]).is_file():
         return "ncnn"

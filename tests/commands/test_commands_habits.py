@@ -17,6 +17,7 @@ from messages import message
 import rtdetr
 from rtdetr import RTDETRv3
 from rtdetr.commands.arguments import is_weights
+from rtdetr.inference.runtimes import runtime_of
 
 MEANT = "; did you mean "
 ELSEWHERE = " here; other commands take "
@@ -272,3 +273,15 @@ def test_every_export_is_known_as_weights(name: str, tmp_path: Path) -> None:
         each.touch()
     (tmp_path / "images").mkdir()
     assert is_weights(str(tmp_path / Path(name).parts[0])) and not is_weights(str(tmp_path / "images"))
+
+
+def test_a_name_of_the_hub_is_known_as_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("images").mkdir()
+    assert is_weights("owner/model") and not is_weights("images/model") and not is_weights("owner/a.jpg")
+
+
+def test_an_xml_alone_is_no_export(tmp_path: Path) -> None:
+    """It may be an annotation of Pascal VOC."""
+    (tmp_path / "a.xml").touch()
+    assert runtime_of(tmp_path) is None and not is_weights(str(tmp_path))
