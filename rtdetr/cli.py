@@ -8,6 +8,7 @@ Help is quick because this file imports no command, and files in rtdetr/commands
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import logging
@@ -67,18 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with yielding_cpu(), command_running():
             done = COMMANDS[name].run(rest)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is if closed, as by `>&-`
+            sys.stdout.flush()
         return done
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
+    except OSError as error:
         from rtdetr.outputs import nobody_reads
 
-        if not nobody_reads():
+        unread = isinstance(error, BrokenPipeError) and nobody_reads()
+        if not unread and error.errno != errno.ENOSPC:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped
-        return 141
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped
+        if unread:
+            return 141
+        print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
+        return 1
     except (ValueError, RuntimeError) as error:
         code = _exit_code(error)
         if code is None:

@@ -121,6 +121,8 @@ def lock(descriptor: int, wait: bool = False) -> bool:
 
 def nobody_reads() -> bool:
     """Whether the standard output is broken, as in `rtdetr doctor SET | head`."""
+    if sys.stdout is None:
+        return False
     watched = select.poll()
     watched.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in watched.poll(0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,30 +16,42 @@ from PIL import Image
 from rtdetr.outputs import RunFailed, writing
 
 
+def predict(folder: Path, stdout: int | None, *options: str) -> subprocess.CompletedProcess[str]:
+    """Runs `rtdetr predict` on two images. stdout: None: closed, as by `>&-`."""
+    checkpoint = write_checkpoint(folder)
+    for name in ("a.png", "b.png"):
+        Image.fromarray(PIXELS).save(folder / name)
+    command = [sys.executable, *options, "-m", "rtdetr", "predict", str(checkpoint), "a.png", "b.png"]
+    command += ["--device", "cpu", "--output-dir", "new"]
+    if stdout is None:
+        command = ["sh", "-c", f"{shlex.join(command)} >&-"]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=folder, text=True, timeout=120)
+
+
 def test_where_nobody_reads_on_it_ends_quietly(tmp_path: Path) -> None:
     """As in `rtdetr predict ... | head -1`."""
-    checkpoint = write_checkpoint(tmp_path)
-    for name in ("a.png", "b.png"):
-        Image.fromarray(PIXELS).save(tmp_path / name)
     read, write = os.pipe()
     os.close(read)
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "rtdetr",
-        "predict",
-        "-w",
-        str(checkpoint),
-        "--device",
-        "cpu",
-        "a.png",
-        "b.png",
-    ]
-    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=tmp_path, text=True, timeout=120)
+    ended = predict(tmp_path, write, "-u")
     os.close(write)
     assert ended.returncode == 141 and "error" not in ended.stderr and "Traceback" not in ended.stderr, ended.stderr
-    assert json.loads((tmp_path / "output" / "predict" / "results.json").read_text())  # what was found so far
+
+
+def test_a_closed_standard_output_loses_nothing(tmp_path: Path) -> None:
+    ended = predict(tmp_path, None)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended.stderr
+    assert len(json.loads((tmp_path / "new/results.json").read_text())) == 2
+
+
+def test_a_full_standard_output_is_one_sentence() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with full.open("wb") as stdout:
+        command = [sys.executable, "-m", "rtdetr", "weights"]
+        ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: the output cannot be written (No space left on device)\n"
 
 
 def test_a_broken_pipe_elsewhere_is_named() -> None:
