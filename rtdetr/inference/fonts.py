@@ -107,8 +107,8 @@ def _installed() -> list[Path]:
 
 
 def _fonts_in(folder: Path) -> Iterator[Path]:
-    """Yields upright fonts of regular weight first."""
-    files = (path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    """Yields upright fonts of regular weight first; none that draws one placeholder for all characters of a script."""
+    files = (each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and "LastResort" not in each.name)
     yield from sorted(files, key=lambda path: ("Bold" in path.name or "Italic" in path.name, len(path.name), path))
 
 

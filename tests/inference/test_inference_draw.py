@@ -157,6 +157,12 @@ def test_an_installed_font_that_has_the_characters_is_taken(
     assert (ink("猫") != ink("犬")).any() and not caplog.records
 
 
+def test_fonts_of_placeholders_are_left_out(tmp_path: Path) -> None:
+    for name in ("LastResort.otf", "LastResortHE-Regular.ttf", "NotoSans-Bold.ttf", "NotoSans.ttf", "words.txt"):
+        (tmp_path / name).touch()
+    assert [path.name for path in fonts._fonts_in(tmp_path)] == ["NotoSans.ttf", "NotoSans-Bold.ttf"]
+
+
 def test_characters_that_no_font_has_are_named_once(no_fonts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
     for name in ("犬と猫", "犬と猫", "🐈"):
         ink(name)
