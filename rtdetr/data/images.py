@@ -54,7 +54,8 @@ UPRIGHT = {
 SIDEWAYS_BACK = {5: UPRIGHT[5], 6: UPRIGHT[8], 7: UPRIGHT[7], 8: UPRIGHT[6]}  # undoes it
 
 JPEG_START = b"\xff\xd8\xff"
-BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF"}  # PIL may lack their pixel type, such as 12 bits
+# PIL may lack their type of pixels, such as 12 bits.
+BEGINNINGS = {JPEG_START: "JPEG", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"PF\n": "colour PFM"}
 
 _lifting_the_limit = threading.RLock()
 

@@ -107,6 +107,7 @@ REFUSED = {  # file -> its bytes, and why
     "floats, one nan.tif": (lambda: tiff(with_nan().tobytes(), 32, FLOAT), "from nan to nan"),
     "64-bit floats.tif": (lambda: tiff(RAMP.astype("<f8").tobytes(), 64, FLOAT), "a TIFF that is damaged, or"),
     "16-bit floats.tif": (lambda: tiff(RAMP.astype("<f2").tobytes(), 16, FLOAT), "a TIFF that is damaged, or"),
+    "rgb.pfm": (lambda: f"PF\n{WIDTH} {HEIGHT}\n-1.0\n".encode() + COLOURS.astype("<f4").tobytes(), "a colour PFM"),
     "12 bits.jpg": (lambda: encoded(".jpg", whole(RAMP, 255, "u1")).replace(SOF, SOF_12), "a JPEG that is damaged, or"),
     "10 bits.tif": (lambda: tiff(packed(whole(RAMP, 1023, "u2"), 10), 10, UNSIGNED), "a TIFF that is damaged, or"),
 }
