@@ -226,7 +226,8 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
         ),
         ('[{"file": "a.jpg", "width": 5, "detections": []}]', message("looks like", "results.json")),
         ("[1, 2, 3]", "it is a list of 3 entries"),
-        ("7", "it is a single int"),
+        ("7", "it is a number"),
+        ("null", "it is null"),
         ('{"shapes": [], "imagePath": "a.jpg", "version": "5"}', message("looks like", "LabelMe")),
         ('{"info": {}, "images": [], "categories": []}', "list of images without annotations, as of a test set"),
         (

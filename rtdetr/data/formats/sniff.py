@@ -52,7 +52,7 @@ def kind_of_json(document: object) -> str:
         kinds = [kind for keys, kind in ENTRY_KEYS.items() if first.keys() >= set(keys)]
         return f"; it looks like {kinds[0]}" if kinds else f"; it is a list of {len(document)} entries"
     if not isinstance(document, dict):
-        return f"; it is a single {type(document).__name__}"
+        return f"; it is {kind_of_value(document)}"
     kinds = [kind for keys, kind in KEYS.items() if document.keys() >= set(keys)]
     if "annotations" not in document and "images" in document and document.keys() & {"info", "categories"}:
         kinds.append("a COCO list of images without annotations, as of a test set")
