@@ -357,7 +357,7 @@ class RTDETRv3:
         from rtdetr.weights.hub import to_hub
 
         licence = licence or (self.source or {}).get("licence")
-        return to_hub(repo_id, self._content(), licence, private, token, format, figures)
+        return to_hub(repo_id, self._content("push_to_hub"), licence, private, token, format, figures)
 
     def __repr__(self) -> str:
         return (
@@ -376,10 +376,10 @@ class RTDETRv3:
             )
         return self.model
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self, method: str = "save_pretrained") -> dict[str, Any]:
         from rtdetr.weights.checkpoint import make_checkpoint
 
-        weights, source = self._network("save_pretrained").state_dict(), self.source
+        weights, source = self._network(method).state_dict(), self.source
         if source is not None and self._changed():
             source = {key: value for key, value in source.items() if not key.startswith("checkpoint")}
         return make_checkpoint(self.cfg, self.classes, weights, source=source, began=self._began)

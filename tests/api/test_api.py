@@ -240,6 +240,7 @@ def test_an_exported_file_can_only_detect(model: RTDETRv3) -> None:
     for method, call in {
         "train": exported.train,
         "refresh": exported.refresh,
+        "push_to_hub": lambda: exported.push_to_hub("owner/model"),
         "model": lambda: setattr(exported, "model", model.model),
     }.items():
         with pytest.raises(CheckpointError, match=rf"^{method}\(\): .* exported file, which can only detect"):
