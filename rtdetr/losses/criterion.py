@@ -39,9 +39,9 @@ class Criterion:
         its divisor is a score of the predictions, and the score per box of this batch is assumed for the whole group.
 
         Computes in float32, or in float64 if the predictions are. Does not wait for a GPU. Raises ValueError if
-        outputs do not match targets or the number of classes. A query with a non-finite prediction raises
-        FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" is the image's number,
-        counted from 1 (0: none, or an image without boxes if the host does not know the counts).
+        outputs do not match targets or the number of classes. A query to be matched whose prediction is not finite
+        raises FloatingPointError on a CPU; on a GPU it makes the total NaN, and "non_finite_image" is the image's
+        number, counted from 1 (0: none, or an image without boxes if the host does not know the counts).
         """
         self._check(outputs, targets)
         with torch.autocast(outputs.one_to_one.logits.device.type, enabled=False):
