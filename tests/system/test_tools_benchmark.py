@@ -107,7 +107,10 @@ def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[s
         (["infer", "--device", "cpu", "--config", "nonsense"], "nonsense: no config of that name"),
         (["train", "--device", "cpu", "-u", "trian.epochs=1"], "unknown key"),
         (["train", "--device", "cpu", "-u", "trian.epochs=1", "-u", "seed=1"], "unknown key"),
-        (["train", "--device", "cpu", "--modes", "plain", "graphs"], "--modes: expected plain, eager, one group, eager"),
+        (
+            ["train", "--device", "cpu", "--modes", "plain", "graphs"],
+            "--modes: expected plain, eager, one group, eager",
+        ),
         (["train", "--device", "cpu", "--size", "33"], "--size: expected a multiple of 32"),
         (["train", "--device", "cpu", "--size", "96"], "a cell for each of 450 queries, got 96, which has 189"),
     ],
