@@ -49,7 +49,7 @@ def started(folder: Path, iteration: int = 0) -> TensorBoardLogger:
     return board
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of the writer, on a full disk
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")  # of the writer
 def test_tensorboard_outlives_a_disk_that_is_full_for_a_while(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ NOTES = "loggers.json"  # in the run folder
 # where W&B is online, the server tells a resumed run which rows have arrived. Old versions have no such setting.
 FLUSH, FLUSH_SETTING = 0.01, "x_transaction_log_flush_interval"
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}  # of MLflow
+ROOM = 1 << 20  # bytes that a disk needs for rows and images of TensorBoard
 MOST_PARAMETERS, MOST_METRICS, LONGEST = 100, 1000, 500  # of one request to MLflow, and characters of a parameter
 
 
@@ -40,8 +42,8 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Event files in FOLDER/tensorboard. While the disk is full, rows and images are lost. torch's SummaryWriter is
-    replaced after a full disk, which ends its thread, or when the folder was moved away."""
+    """Event files in FOLDER/tensorboard. While the disk is full, rows and images are lost: it would end the thread of
+    torch's SummaryWriter, with a traceback. The writer is replaced after that, or when the folder was moved away."""
 
     def on_start(self, run: Run) -> None:
         self._folder, self._has_gap = run.folder / "tensorboard", False
@@ -78,7 +80,11 @@ class TensorBoardLogger(Callback):
     @contextmanager
     def _writing(self) -> Iterator[SummaryWriter]:
         """Context manager: on exit, everything added inside is in the file."""
-        if self._writer is None or not self._folder.is_dir():
+        moved = not self._folder.is_dir()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self._folder) as probe:
+            probe.write(bytes(ROOM))
+        if self._writer is None or moved:
             self._writer = self._open()
         yield self._writer
         self._writer.flush()
