@@ -166,6 +166,8 @@ def nearest_key(dotted: str, keys: Collection[str]) -> str:
         return f"; did you mean {' or '.join(f'`{key}`' for key in ending)}?"
     if words := foreign_key(word):
         return meant(words)
+    if gone := [key for key in GONE_KEYS if key.rpartition(".")[2] == word]:
+        return f"; {gone[0]} is gone: {GONE_KEYS[gone[0]]}"
     for among in ([key for key in known if key.rpartition(".")[0] == section], known):
         if near := difflib.get_close_matches(word, [ends[key] for key in among], n=1, cutoff=0.5):
             return f", the nearest valid key is `{next(key for key in among if ends[key] == near[0])}`"

@@ -197,6 +197,7 @@ def test_a_misspelt_key_in_a_base_names_the_base(tmp_path: Path) -> None:
         ("imgsz: 640", "did you mean data.image_size=[H,W], and data.augment.batch_sizes=[N] in a training?"),
         ("train: {nc: 3}", "unknown key `train.nc`; classes come from the annotations"),
         ("model.backbone.depth: 18", "did you mean model: {backbone: {depth: ...}}?"),
+        ("model: {num_classes: 3}", "; num_classes is gone: classes come from the annotations"),
         ("ephocs: 3", "the nearest valid key is `train.epochs`"),
         ("train: {zzz: 3}", "unknown key `train.zzz`; the config.yml of a run has them all"),
     ],
