@@ -255,11 +255,15 @@ def _uint8_tensor(tensor: Tensor) -> Tensor:
 
 
 def _content(source: Any) -> bytes:
-    """Returns the bytes of an image file: as given, or the rest of an open file. Raises DataError."""
+    """Returns the bytes of an image file: as given, or the rest of an open file, or all of one at its end, as after
+    writing it. Raises DataError."""
     if not _is_open_file(source):
         return bytes(source)
     try:
         content = source.read()
+        if not content and getattr(source, "seekable", lambda: False)():
+            source.seek(0)
+            content = source.read()
     except (OSError, ValueError) as error:  # closed, not for reading, text
         raise DataError(f"source: the open file cannot be read ({first_line(error)}); open it with 'rb'") from error
     if not isinstance(content, bytes):

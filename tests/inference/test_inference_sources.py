@@ -48,8 +48,9 @@ def test_bytes_and_arrays_of_other_kinds(model: RTDETRv3, image: Path) -> None:
     for kind in (tempfile.TemporaryFile, tempfile.NamedTemporaryFile, tempfile.SpooledTemporaryFile):
         with kind() as file:  # type: ignore[operator]
             file.write(content)
+            result = model.predict(file, threshold=0)  # at its end: all of it
             file.seek(0)
-            result = model.predict(file, threshold=0)
+            np.testing.assert_array_equal(model.predict(file, threshold=0).boxes, result.boxes)
             np.testing.assert_array_equal(result.boxes, expected)
             assert isinstance(result.source, str)
     for source in (floats, floats.astype(np.float32), alpha, alpha / 255):
