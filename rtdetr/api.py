@@ -89,7 +89,7 @@ class RTDETRv3:
     @classmethod
     def from_pretrained(
         cls,
-        name: str | Path,
+        name: str | Path = "",
         *,
         classes: Sequence[str] | None = None,
         device: str = "auto",
