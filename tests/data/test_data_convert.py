@@ -159,9 +159,12 @@ def test_names_that_only_differ_in_their_ending(tmp_path: Path) -> None:
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [i, i, 3, 3]} for i in (0, 1)]
     document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
     (tmp_path / "a.json").write_text(json.dumps(document))
-    for given, out in (("a.json", "yolo"), ("yolo", "voc"), ("voc", "coco")):
-        assert main(["convert-data", str(tmp_path / given), str(tmp_path / out), "--to", out]) == 0
-    assert plain(read_any(tmp_path / "coco"))[2:] == plain(read_document(tmp_path / "a.json"))[2:]
+    for given, out in (("a.json", "coco"), ("a.json", "yolo"), ("yolo", "voc"), ("voc", "back")):
+        to = "coco" if out == "back" else out
+        assert main(["convert-data", str(tmp_path / given), str(tmp_path / out), "--to", to]) == 0
+    for out in ("coco", "back"):
+        assert plain(read_any(tmp_path / out))[2:] == plain(read_document(tmp_path / "a.json"))[2:]
+        assert {each.name for each in (tmp_path / out / "train").iterdir()} == {"a.png", "a.bmp"}
 
 
 @pytest.mark.parametrize("to", ["yolo", "voc"])

@@ -71,7 +71,8 @@ def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Itera
     """Writes the sets into the empty folder `out`; yields after each image. link: create symbolic links to the images.
     Raises OSError, and DataError for files that are not images."""
     if to != "coco":
-        parts = [part._replace(names=_distinct([*map(_findable, part.names, part.files)])) for part in parts]
+        names = ([*map(_findable, part.names, part.files)] for part in parts)
+        parts = [part._replace(names=_distinct(each, stems=True)) for part, each in zip(parts, names)]
     if to == "voc":
         parts = _apart(parts)
     yield from {"coco": _write_coco, "voc": _write_voc, "yolo": _write_yolo}[to](parts, out, link)
@@ -154,8 +155,9 @@ def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocu
     return document._replace(images=images, annotations=boxes, categories=categories)
 
 
-def _distinct(names: list[str]) -> list[str]:
-    """Names that stay below a folder and are unique without their endings, as label files are named after them."""
+def _distinct(names: list[str], stems: bool = False) -> list[str]:
+    """Names that stay below a folder and are unique. stems: also without their endings, as label files are named after
+    them."""
     taken: set[str] = set()
     chosen = []
     for name in names:
@@ -163,10 +165,10 @@ def _distinct(names: list[str]) -> list[str]:
         inside = os.path.normpath(UNPRINTED.sub("_", inside.strip()))
         stem, ending = os.path.splitext(inside)
         unused, number = stem, 1
-        while unused in taken:
+        while (unused if stems else f"{unused}{ending}") in taken:
             number += 1
             unused = f"{stem}_{number}"
-        taken.add(unused)
+        taken.add(unused if stems else f"{unused}{ending}")
         chosen.append(f"{unused}{ending}")
     return chosen
 
