@@ -196,7 +196,7 @@ def _image_of(path: Path, written: str, chosen: VocSet, images: Folders, problem
 
 def _read(path: Path) -> tuple[NamedImage | None, Problems]:
     """Reads one XML: the image, with boxes as written, and what is wrong with it. None: it is unusable."""
-    problems, name, size, boxes = Problems(), "", (0, 0), list[NamedBox]()
+    problems, size, boxes = Problems(), (0, 0), list[NamedBox]()
     with problems.reported(path):
         root = parse_xml(read_bytes(path), path)
         if root.tag != "annotation":
@@ -206,8 +206,7 @@ def _read(path: Path) -> tuple[NamedImage | None, Problems]:
         for node in root.all("object"):
             with problems.reported(path):
                 boxes.append(_object(node))
-        with problems.reported(path):
-            name = _text(root, "filename") or ""
+        name = _text(root, "filename", "image_file") or ""
         return NamedImage(path, 0, name, size, boxes), problems
     return None, problems
 
@@ -215,7 +214,7 @@ def _read(path: Path) -> tuple[NamedImage | None, Problems]:
 def _size(root: Node) -> tuple[int, int]:
     """(h, w); zeros if it is missing. Raises BadRecord."""
     for node in root.all("size")[:1]:
-        height, width = _number(node, "height", 0.0), _number(node, "width", 0.0)
+        height, width = (_number(node, side, 0.0, "image_size") for side in ("height", "width"))
         if any(not 0 <= side <= MOST_PIXELS or side != int(side) for side in (height, width)):
             raise BadRecord("image_size", f"height and width must be whole pixels, got {height}, {width}", node.line)
         return int(height), int(width)
@@ -236,17 +235,19 @@ def _object(node: Node) -> NamedBox:
     return NamedBox("", node.line, name, (left, top, right, bottom), crowd=int(crowd), area=own_area)
 
 
-def _text(node: Node, tag: str) -> str | None:
-    """The text of the only child of that name; None if there is none. Raises BadRecord if it is duplicate."""
+def _text(node: Node, tag: str, kind: str = "box_text") -> str | None:
+    """The text of the only child of that name; None if there is none. Raises BadRecord, of that kind, if it is
+    duplicate."""
     found = node.all(tag)
     if len(found) > 1:
-        raise BadRecord("box_text", f"<{tag}> is given twice in one <{node.tag}>", found[1].line)
+        raise BadRecord(kind, f"<{tag}> is given twice in one <{node.tag}>", found[1].line)
     return found[0].text.strip() if found else None
 
 
-def _number(node: Node, tag: str, default: float | None = None) -> float:
-    """The finite number in the only child of that name; the default if there is none. Raises BadRecord."""
-    text = _text(node, tag)
+def _number(node: Node, tag: str, default: float | None = None, kind: str = "") -> float:
+    """The finite number in the only child of that name; the default if there is none. Raises BadRecord, of that kind
+    instead of a box's."""
+    text = _text(node, tag, kind or "box_text")
     if not text and default is not None:
         return default
     try:
@@ -254,7 +255,8 @@ def _number(node: Node, tag: str, default: float | None = None) -> float:
     except ValueError:
         value = math.nan
     if not abs(value) < 1e300:
-        raise BadRecord("box_numbers", f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}", node.line)
+        what = f"<{node.tag}> needs a finite number in <{tag}>, got {shown(text)}"
+        raise BadRecord(kind or "box_numbers", what, node.line)
     return value
 
 
