@@ -208,8 +208,8 @@ def test_sizes_come_from_the_upright_header(tmp_path: Path, monkeypatch: pytest.
 
 
 YOLO_DEFECTS = {
-    "0 0.5 0.5 0.25": message("expected", "a.txt", "line 1", "class", "4", "4"),
-    "0 0.5 0.5 0.25 0.5 0.9": message("expected", "a.txt", "line 1", "class", "4", "6"),
+    "0 0.5 0.5 0.25": message("expected", "a.txt", "line 1", "class", "4", "a class and 3"),
+    "0 0.5 0.5 0.25 0.5 0.9": message("expected", "a.txt", "line 1", "class", "4", "a class and 5"),
     "\n0 0.5 0.5 0.2 0.2\n0 0.5 nan 0.25 0.5": message("expected", "a.txt", "line 3", "finite", "'0 0.5 nan"),
     "0 0.5 inf 0.25 0.5": message("expected", "a.txt", "line 1", "finite"),
     "nan 0.5 0.5 0.25 0.5": message("expected", "a.txt", "line 1", "finite"),

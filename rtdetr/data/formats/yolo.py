@@ -346,7 +346,7 @@ def _parse(line: str, names: Mapping[int, str], num_more: int, counted: Counter[
     is_polygon = len(numbers) >= 6 and len(numbers) % 2 == 0
     if len(numbers) != 4 and not is_polygon:
         wanted = "a class and 4 numbers (or the x and y of a polygon)"
-        raise BadRecord("box_numbers", f"expected {wanted}, got {len(numbers) + 1} numbers")
+        raise BadRecord("box_numbers", f"expected {wanted}, got a class and {len(numbers)}")
     if not all(map(math.isfinite, (label, *numbers))):
         raise BadRecord("box_numbers", f"expected finite numbers, got {shown(line)}")
     if label not in names:
