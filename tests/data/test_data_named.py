@@ -159,6 +159,9 @@ def test_label_studio_annotators(tmp_path: Path, images: Path) -> None:
 def test_label_studio_finds_images_by_any_address(given: str, tmp_path: Path, images: Path) -> None:
     data = label_studio(tmp_path / "set", images, lambda document: document[0]["data"].update(image=given, note="x"))
     assert data.info(0).file_name == "00.png"
+    shutil.copy(tmp_path / "set" / "images" / "00.png", tmp_path / "set")  # the folder with most of them counts
+    assert len(open_set(tmp_path / "set" / "export.json")) == NUM_IMAGES
+    (tmp_path / "set" / "00.png").unlink()
     shutil.move(tmp_path / "set" / "images", tmp_path / "elsewhere")
     assert len(open_set(tmp_path / "set" / "export.json", tmp_path / "elsewhere")) == NUM_IMAGES
 
@@ -185,6 +188,8 @@ def test_cvat_shapes_and_subsets(tmp_path: Path, images: Path) -> None:
     assert sorted(find_sources(path)) == ["train", "val"]
     assert [len(open_set(tmp_path / "set", split=split)) for split in ("train", "val")] == [18, 6]
     assert open_set(path, split="val").classes.names == CLASSES
+    path.write_bytes(text.replace("utf-8", "utf-16").encode("utf-16"))
+    assert sorted(find_sources(path)) == ["train", "val"] and len(open_set(path, split="val")) == 6
     path.write_text(text.replace(' subset="Train"', "", 1))
     with pytest.raises(DataError, match=r"its subsets are '', 'Train', 'Validation'; call each of them train, val or"):
         find_sources(path)

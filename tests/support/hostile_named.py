@@ -101,6 +101,7 @@ def _both(key: str, value: Any) -> Change:
 
 LABEL_STUDIO = [
     Case("region null", "box_box", 1, _result(0, None)),
+    Case("a key twice", "box_keys_twice", 1, edited("export.json", '"type":', '"type": "rectanglelabels", "type":')),
     Case("region without type", "box_box", 1, _region("type", ...)),
     Case("type a number", "box_box", 1, _region("type", 7)),
     Case("value a list", "box_class", 1, _region("value", [])),
@@ -233,7 +234,7 @@ LABELME = [
     Case("digits", "image_file", 1, edited("02.json", '"imageHeight": 32', f'"imageHeight": {DIGITS}')),
     Case("bytes", "image_file", 1, whole("02.json", b"\x89PNG\r\n\x1a\n\xff")),
     Case("Latin-1", "image_file", 1, edited("02.json", '"5.5.0"', b'"\xe4"')),
-    Case("a key twice", "image_file", 1, edited("02.json", '"version"', '"shapes": [], "version"')),
+    Case("a key twice", "image_keys_twice", 1, edited("02.json", '"version"', '"shapes": [], "version"')),
     Case("a folder", "image_file", 1, a_folder("02.json")),
     Case("a pipe", "image_file", 1, lambda root: [(root / "00.json").unlink(), os.mkfifo(root / "00.json")]),
     Case("shapes null", "image_file", 1, _labelme("shapes", None)),
@@ -292,7 +293,9 @@ HUGGING_FACE = [
     Case("a line deep", "image_file", 1, _line(DEEP)),
     Case("a line of digits", "image_file", 1, _line(f'{{"file_name": {DIGITS}}}')),
     Case("a line null", "image_image", 1, _line("null")),
-    Case("a key twice", "image_image", 1, _line('{"file_name": "02.png", "file_name": "03.png", "objects": null}')),
+    Case(
+        "a key twice", "image_keys_twice", 1, _line('{"file_name": "02.png", "file_name": "03.png", "objects": null}')
+    ),
     Case("no file_name", "image_image", 1, _row("file_name", ...)),
     Case("file_name a number", "image_image", 1, _row("file_name", 2)),
     Case("file_name with a zero byte", "image_image", 1, _row("file_name", "a\0.png")),

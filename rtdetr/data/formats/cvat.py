@@ -44,9 +44,9 @@ def find_cvat(path: Path) -> dict[str, str]:
     """The CVAT subset of each split, of an XML or of a folder with an annotations.xml: "" -> "" without subsets. Empty
     if it is not in CVAT's format. Raises DataError if the subsets cannot be mapped to splits."""
     file = cvat_file(path)
-    if file.suffix.lower() != ".xml" or not re.search(rb"<annotations\b", head_of(file, 10_000)):
+    if file.suffix.lower() != ".xml" or not re.search(rb"<annotations\b", _without_zeros(head_of(file, 10_000))):
         return {}
-    content = read_bytes(file, MOST_BYTES)
+    content = _without_zeros(read_bytes(file, MOST_BYTES))
     subsets = [each.decode("utf-8", "replace") for each in SUBSET.findall(content)]
     without = [""] if subsets and len(subsets) < len(IMAGE.findall(content)) else []
     named = sorted({*subsets, *without})
@@ -56,6 +56,11 @@ def find_cvat(path: Path) -> dict[str, str]:
     if len(found) < len(named):
         raise DataError(f"{file}: its subsets are {some(map(repr, named))}; call each of them train, val or test")
     return found
+
+
+def _without_zeros(content: bytes) -> bytes:
+    """ASCII as it is, also from UTF-16, which has zeros in between."""
+    return content.replace(b"\0", b"")
 
 
 def read_cvat(subsets: Mapping[str, str], source: DataSource, problems: Problems) -> CocoDocument:

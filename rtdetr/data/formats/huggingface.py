@@ -25,6 +25,7 @@ from rtdetr.data.formats.named import (
     listed,
     names_given,
     numbers_of,
+    record,
     section,
     size_of,
 )
@@ -82,9 +83,10 @@ def _read(path: Path, problems: Problems, max_megapixels: float) -> list[NamedIm
 
 def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapixels: float) -> NamedImage:
     try:
-        row = section(json.loads(line.decode(), object_pairs_hook=one_object))
+        given = json.loads(line.decode(), object_pairs_hook=one_object)
     except (ValueError, RecursionError) as error:
         raise BadRecord("image_file", f"not valid JSON ({error})") from error
+    row = record(given, "image")
     name = row.get("file_name")
     if not isinstance(name, str) or not is_file_name(name):
         raise BadRecord("image_image", f"expected the name of an image file as `file_name`, got {shown(name)}")

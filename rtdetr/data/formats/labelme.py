@@ -20,6 +20,7 @@ from rtdetr.data.formats.named import (
     listed,
     points_of,
     read_json,
+    record,
     section,
     size_of,
 )
@@ -74,7 +75,7 @@ def read_labelme(sets: Mapping[str, Path], source: DataSource, problems: Problem
 
 
 def _read(path: Path, present: Folders, problems: Problems) -> NamedImage:
-    content = section(read_json(path, MOST_BYTES))
+    content = record(read_json(path, MOST_BYTES), "image")
     shapes, name = content.get("shapes"), content.get("imagePath")
     if not isinstance(shapes, list) or not isinstance(name, str):
         raise BadRecord("image_file", "expected a list of `shapes` and an `imagePath`, as LabelMe writes them")
@@ -101,7 +102,7 @@ def _image_of(path: Path, written: str, present: Folders) -> str:
 
 def _box(given: object, place: str, counted: Counter[str]) -> NamedBox:
     """The box of a shape. Raises BadRecord."""
-    shape = section(given)
+    shape = record(given, "box")
     kind, name = shape.get("shape_type", "polygon"), shape.get("label")  # old files have no type
     if not isinstance(kind, str) or kind not in POINTS:
         raise BadRecord("box_box", f"expected a shape_type of {', '.join(POINTS)}, got {shown(given)}")

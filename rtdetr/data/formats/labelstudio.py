@@ -23,6 +23,7 @@ from rtdetr.data.formats.named import (
     numbers_of,
     points_of,
     read_json,
+    record,
     section,
     size_of,
     turned,
@@ -62,7 +63,8 @@ def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) ->
 
 def _task(path: Path, place: str, task: Any, problems: Problems) -> Iterator[NamedImage]:
     """Yields the image of a task, unless it has no annotation. Raises BadRecord."""
-    data, annotations = section(section(task).get("data")), section(task).get("annotations")
+    own = record(task, "image")
+    data, annotations = record(own.get("data"), "image"), own.get("annotations")
     if not data or not isinstance(annotations, list):
         raise BadRecord("image_file", f"needs `data` and a list of `annotations`, got {shown(task)}")
     source = _image_of(data)
@@ -118,8 +120,8 @@ def _path_in(url: str) -> str:
 
 def _box(given: object, size: tuple[int, int], where: str, counted: Counter[str]) -> NamedBox:
     """The box of a region. Raises BadRecord."""
-    region = section(given)
-    kind, value = region.get("type"), section(region.get("value"))
+    region = record(given, "box")
+    kind, value = region.get("type"), record(region.get("value"), "box")
     if not isinstance(kind, str):
         raise BadRecord("box_box", f"expected a region with a `type`, got {shown(given)}")
     names = value.get(kind)
@@ -164,12 +166,13 @@ def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: C
 
 
 def _folder(images: Sequence[NamedImage], folders: Sequence[Path]) -> Folders | None:
-    """The first folder that contains one of the first images."""
-    for folder in folders:
-        present = Folders(folder)
-        if any(name in present for each in images[:LOOKED_AT] for name in _names(each.file_name)):
-            return present
-    return None
+    """The first of the folders that contain most of the first images; None if none contains one."""
+    best, most = None, 0
+    for present in map(Folders, folders):
+        number = sum(any(name in present for name in _names(each.file_name)) for each in images[:LOOKED_AT])
+        if number > most:
+            best, most = present, number
+    return best
 
 
 def _names(path: str) -> list[str]:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from rtdetr.data.classes import DataError, shown, some
 from rtdetr.data.formats.coco_records import MOST_PIXELS, is_finite
@@ -112,6 +112,13 @@ def read_json(path: Path, most: int = MAX_BYTES) -> Any:
 def section(value: object) -> dict[str, Any]:
     """The value if it is a JSON object without duplicate keys, else an empty one."""
     return value if isinstance(value, dict) and not isinstance(value, DuplicateKeys) else {}
+
+
+def record(value: object, of: Literal["image", "box"]) -> dict[str, Any]:
+    """The value if it is a JSON object, else an empty one. Raises BadRecord if it has duplicate keys."""
+    if isinstance(value, DuplicateKeys):
+        raise BadRecord(f"{of}_keys_twice", f"a key is given twice, got {shown(value)}")
+    return section(value)
 
 
 def listed(value: object) -> list[Any]:
