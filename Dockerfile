@@ -1,4 +1,4 @@
-# The detector as a server. Processors, about 1.5 GB, or NVIDIA GPUs, several GB, most of it torch:
+# The detector as a server. CPUs, about 1.5 GB, or NVIDIA GPUs, several GB, most of it torch:
 #
 #   docker build -t rtdetr .
 #   docker build -t rtdetr:cuda --build-arg DEVICE=cuda .     # also --build-arg TORCH_CUDA_ARCH_LIST="8.6"
