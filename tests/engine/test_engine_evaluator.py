@@ -27,6 +27,7 @@ from rtdetr.engine.evaluation.evaluator import (
     evaluate,
     score,
 )
+from rtdetr.outputs import RunFailed
 from rtdetr.types import Batch, ImageInfo, Predictions, Targets
 
 FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")  # as COCO's API
@@ -93,6 +94,15 @@ def test_detections_of_unknown_images_and_classes_do_not_count(tmp_path: Path, e
 def test_no_detection_at_all(tmp_path: Path, evaluator: Evaluator) -> None:
     path, _ = write_truth(tmp_path)
     assert score([], path, evaluator).figures["AP"] == 0.0
+
+
+@pytest.mark.parametrize("evaluator", EVALUATORS)
+def test_scores_that_are_not_finite_are_one_sentence(tmp_path: Path, evaluator: Evaluator) -> None:
+    file, boxes = write_truth(tmp_path)
+    found = as_detections(boxes, noise=0.0)
+    found[3]["score"] = math.nan
+    with pytest.raises(RunFailed, match="not finite"):
+        score(found, file, evaluator)
 
 
 @pytest.mark.parametrize("evaluator", EVALUATORS)

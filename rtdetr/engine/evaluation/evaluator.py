@@ -28,6 +28,7 @@ from rtdetr.engine import distributed
 from rtdetr.engine.evaluation.error_analysis import LOWEST, best_f1, matched
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.models.postprocess import detections
+from rtdetr.outputs import RunFailed
 from rtdetr.types import Batch
 
 Evaluator = Literal["faster-coco-eval", "pycocotools"]
@@ -190,8 +191,11 @@ def score(
     evaluators give the same digits; pycocotools is the reference, faster-coco-eval is several times faster. sizes:
     (h, w) in pixels of images by id, for files that do not give them; when given, other images do not count: they
     were left out. Nor do boxes without area in their image, and records that cannot be used. LVIS' files get LVIS'
-    figures, which only faster-coco-eval has. Raises DataError for unusable annotations.
+    figures, which only faster-coco-eval has. Raises DataError for unusable annotations, RunFailed for scores that are
+    not finite.
     """
+    if not all(math.isfinite(each["score"]) for each in detections):
+        raise RunFailed("the scores of the detections are not finite (NaN); the weights are damaged, or have diverged")
     truth = counted_truth(annotations, sizes or {})
     # Ids mark matches, and 0 means "no match" there; files in the wild start at 0 or repeat themselves.
     boxes = [{**box, "id": number} for number, box in enumerate(truth.annotations, start=1)]
