@@ -29,7 +29,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; see `rtdetr compare --help`."""
     parser = Parser("compare", ABOUT)
     parser.add_weights("a checkpoint of this project")
-    text = "exported files (default: those in the checkpoint's folder that have a certificate and its name)"
+    text = "exported files (default: those in the checkpoint's folder with a certificate of its weights)"
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
     parser.add_validation()
     text = "write the table: .json or .md; may be repeated"
@@ -62,18 +62,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def exports_beside(weights: Path) -> list[Path]:
-    """Returns the other exports of a checkpoint, by their name, that have a certificate; failed ones are left out."""
+    """Returns the exports in the folder of a checkpoint that have a certificate; failed ones are left out, and those of
+    other checkpoints by `measure`."""
     from rtdetr.export.targets import CERTIFICATE, FAILED, beside
 
-    begin = beside(weights)
-    certificates = sorted(begin.parent.glob(f"*{CERTIFICATE}"))
+    certificates = sorted(beside(weights).parent.glob(f"*{CERTIFICATE}"))
     files = [each.with_name(each.name.removesuffix(CERTIFICATE)) for each in certificates]
-    beginnings = tuple(f"{begin.name}{mark}" for mark in ".-_")
-    return [
-        each
-        for each in files
-        if each.name.startswith(beginnings) and each.suffix != FAILED and each != weights and each.exists()
-    ]
+    return [each for each in files if each.suffix != FAILED and each != weights and each.exists()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

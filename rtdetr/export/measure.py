@@ -20,7 +20,7 @@ from rtdetr.export.certificate import OTHER_WEIGHTS, AveragePrecisions, num_byte
 from rtdetr.export.targets import certificate_path
 from rtdetr.inference.deploy import DetectorModule
 from rtdetr.inference.predictor import Predictor
-from rtdetr.inference.runtimes import ExportedModel, load_model
+from rtdetr.inference.runtimes import ExportedModel, load_model, why_not_run
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.weights.catalogue import located
 from rtdetr.weights.checkpoint import CheckpointError
@@ -72,7 +72,7 @@ def measure(
     first, cfg, classes = load_model(weights, device, updates, cfg)
     digest = weights_sha256(first.state_dict()) if isinstance(first, Network) else first.metadata.weights_sha256
     if not others:
-        files = [each for each in files if not _about_others(each, digest)]
+        files = [each for each in files if not _left_out(each, digest)]
     names = [each.name for each in (weights, *files)]
     loader = build_val_loader(cfg, classes)
     rows = []
@@ -97,14 +97,15 @@ def measure(
     return rows, on
 
 
-def _about_others(file: Path, digest: str) -> bool:
-    """Whether the certificate of a file is about other weights, which is printed. Raises CheckpointError if the
-    certificate is damaged."""
-    stored = read_stored_certificate(file)
-    if stored is None or stored.weights_sha256 == digest:
-        return False
-    print(f"{file}: left out, as {OTHER_WEIGHTS}, by its certificate")
-    return True
+def _left_out(file: Path, digest: str) -> bool:
+    """Whether a file cannot run here, or its certificate is about other weights, which is printed. Raises
+    CheckpointError if the certificate is damaged."""
+    stored, why = read_stored_certificate(file), why_not_run(file)
+    if stored is not None and stored.weights_sha256 != digest:
+        why = f"{OTHER_WEIGHTS}, by its certificate"
+    if why:
+        print(f"{file}: left out, as {why}")
+    return bool(why)
 
 
 def _speed(predictor: Predictor) -> Row:
