@@ -121,7 +121,8 @@ def summary(folder: Path, total_iterations: int) -> str:
 
     best = best_row(folder / "metrics.csv")
     weights, found = folder / "last.pth", "nothing was evaluated"
-    if best is not None and (folder / "best.pth").is_file():
-        weights = folder / "best.pth"
+    if (folder / "best.pth").is_file():
+        weights, found = folder / "best.pth", "no AP, as the validation images have no box"
+    if best is not None and weights.name == "best.pth":
         found = f"best AP {float(best['AP']):.4f} at iteration {best['iteration']} of {total_iterations}"
     return f"{found}\nweights: {weights}\nnext: rtdetr predict {shlex.quote(str(weights))} IMAGES"

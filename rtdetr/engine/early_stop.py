@@ -35,7 +35,7 @@ class EarlyStop:
         if self.reached:
             return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
         return (
-            f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP above {self.best:.3f} "
+            f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP above {self.best:.4f} "
             f"(iteration {self.best_iteration}); raise train.patience to continue"
         )
 

@@ -244,7 +244,11 @@ def test_a_run_says_where_it_resumes_and_what_came_of_it(folder: Path, capsys: p
     assert run(f"{TRAIN} --output-dir new -u {no_box}") == 0
     out = capsys.readouterr().out.splitlines()
     assert not any(line.startswith("resuming") for line in out)
-    assert out[-3:] == ["nothing was evaluated", "weights: new/last.pth", "next: rtdetr predict new/last.pth IMAGES"]
+    assert out[-3:] == [
+        "no AP, as the validation images have no box",
+        "weights: new/best.pth",
+        "next: rtdetr predict new/best.pth IMAGES",
+    ]
 
 
 def test_missing_data_of_a_config_name_the_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
