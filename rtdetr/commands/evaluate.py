@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rtdetr.commands.arguments import Parser, add_kernels, thresholds
 from rtdetr.engine.signals import StopSignal
 from rtdetr.outputs import check_folder, check_outputs, writing
-from rtdetr.wording import signal_name
+from rtdetr.wording import counted, signal_name
 
 if TYPE_CHECKING:
     from torch import nn
@@ -126,7 +126,7 @@ def _save_json(file: Path, detections: list[dict[str, Any]]) -> str:
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(detections), encoding="utf-8")
-    return f"; {len(detections)} detections are in {file}"
+    return f"; {counted(len(detections), 'detection')} written to {file}"
 
 
 def _given(args: argparse.Namespace, classes: Classes) -> dict[int, float] | None:
@@ -151,7 +151,7 @@ def _save_thresholds(weights: Path, result: EvalResult, classes: Classes) -> Non
     points = {i: point.threshold for i, point in result.points.items() if not math.isnan(point.threshold)}
     with writing(weights):
         save_thresholds(weights, [points.get(i, old) for i, old in zip(classes.category_ids, before)])
-    print(f"{weights}: carries the thresholds of {len(points)} classes now")
+    print(f"{weights}: carries the thresholds of {counted(len(points), 'class')} now")
 
 
 def _counted(loader: DetectionLoader) -> Iterator[Batch]:

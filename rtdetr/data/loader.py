@@ -31,7 +31,7 @@ from rtdetr.data.sampling import repeat_factors, repeated_order, samples_per_epo
 from rtdetr.data.transforms import Augmentation, Boxes, Labels, move_boxes
 from rtdetr.data.workers import memory_shared, prepare_worker, signals_held_back
 from rtdetr.types import Batch, ImageInfo, Targets
-from rtdetr.wording import option
+from rtdetr.wording import counted, option
 
 EVALUATED = 8  # largest batch in evaluation
 MOST_IN_A_ROW = 10  # consecutive unusable images before the whole data set is considered unusable
@@ -303,7 +303,7 @@ def build_train_loader(
         each = f" in each of {world_size} processes" if world_size > 1 else ""
         advice = f"set data.train_batch_size to {most} or less" if most else "train with fewer processes"
         raise DataError(
-            f"{source.annotation_file}: {batches.num_samples} images do not fill one batch of "
+            f"{source.annotation_file}: {counted(batches.num_samples, 'image')} cannot fill one batch of "
             f"{data.train_batch_size}{each}; {advice}"
         )
     backend: Literal["fused", "plain"] = "plain" if cfg.kernels == "plain" else "fused"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from rtdetr.config import Config, save_config
-from rtdetr.data.classes import DataError
+from rtdetr.data.classes import DataError, some
 from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.loader import build_train_loader, build_val_loader
@@ -323,7 +323,9 @@ class Trainer:
 
 def _check_boxes(source: DetectionSet) -> None:
     if not source.boxes_per_image().any():
+        numbers = {"crowd": source.num_crowd, "without area": source.num_degenerate}
+        left_out = [f"{number} {kind}" for kind, number in numbers.items() if number]
         raise DataError(
-            f"{source.annotation_file}: {counted(len(source), 'image')} but no box to learn from (left out: "
-            f"{counted(source.num_crowd, 'crowd box')}, {source.num_degenerate} without area); is it the right file?"
+            f"{source.annotation_file}: {counted(len(source), 'image')} but no box to learn from"
+            f"{f' (left out: {some(left_out)})' if left_out else ''}; is it the right file?"
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rtdetr.data.classes import DataError
-from rtdetr.wording import option
+from rtdetr.wording import counted, option
 
 # Searched for in folders. A file that is named itself may have any suffix.
 ENDINGS = {
@@ -40,12 +40,12 @@ class Listing:
         parts = []
         if self.endings:
             kinds = ", ".join(f"{ending or 'none'} {number}" for ending, number in self.endings.most_common(5))
-            parts.append(f"{self.endings.total()} files without the ending of an image ({kinds})")
+            parts.append(f"{counted(self.endings.total(), 'file')} without the ending of an image ({kinds})")
         if self.folders:
             names = ", ".join(str(folder) for folder in self.folders[:3])
             more = ", ..." if len(self.folders) > 3 else ""
             into = option("--recursive looks", f"a glob such as {self.folders[0].parent}/**/*.jpg looks")
-            parts.append(f"{len(self.folders)} sub-folders ({names}{more}; {into} into them)")
+            parts.append(f"{counted(len(self.folders), 'sub-folder')} ({names}{more}; {into} into them)")
         return f"left out: {' and '.join(parts)}" if parts else ""
 
 

@@ -31,6 +31,7 @@ from rtdetr.inference.results import file_number, item_of
 from rtdetr.inference.slicing import predict_sliced
 from rtdetr.inference.sources import Item, Source
 from rtdetr.inference.thresholds import Lowest
+from rtdetr.wording import counted
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Result:
         try:
             return self.hits[index]
         except IndexError as error:
-            found = f"{len(self)} objects were found, got number {index}"
+            found = f"found {counted(len(self), 'object')}, got number {index}"
             raise IndexError(f"{found}; predict() of one image gives its Result, not a list") from error
         except TypeError as error:
             got = f"expected a number or a slice, got {type(index).__name__}"
@@ -147,7 +148,7 @@ class Result:
             return f"Result({self.error})"
         found = ", ".join(f"{each.name} {each.score:.2f}" for each in self.detections[:5])
         more = ", ..." if len(self) > 5 else ""
-        return f"Result({self.source}, {self.width} x {self.height}, {len(self)} objects: {found}{more})"
+        return f"Result({self.source}, {self.width} x {self.height}, {counted(len(self), 'object')}: {found}{more})"
 
     @property
     def image(self) -> Image.Image:

@@ -178,7 +178,7 @@ PYTHON: dict[str, tuple[Callable[[Model], Any], Any]] = {
     "each._asdict()": (lambda model: ["box" in each._asdict() for each in model("a.png", 0)], [True] * 36),
     "results[0] of nothing": (
         lambda model: model("a.png", 1)[0],
-        "0 objects were found, got number 0; predict() of one",
+        "found 0 objects, got number 0; predict() of one",
     ),
     "result['boxes']": (
         lambda model: model("a.png", 0)["boxes"],

@@ -59,12 +59,19 @@ def test_both_runs_keep_of_weights_what_a_training_keeps(data: Path, tmp_path: P
     ("updates", "message"),
     [
         (["data.train_batch_size=7"], "half of 12 images does not fill a batch of 7"),
+        (["data.train.annotations={one}"], "a learning curve needs 2 images or more, got 1"),
         (["data.val.annotations=none.json"], "none.json: no such"),
     ],
 )
 def test_nothing_is_written_for_what_cannot_run(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], updates: list[str], message: str
 ) -> None:
+    document = json.loads((data / "annotations" / "instances_train.json").read_text())
+    only = document["images"][0]["id"]
+    document["images"] = document["images"][:1]
+    document["annotations"] = [each for each in document["annotations"] if each["image_id"] == only]
+    (tmp_path / "one.json").write_text(json.dumps(document))
+    updates = [each.replace("{one}", str(tmp_path / "one.json")) for each in updates]
     assert command(data, tmp_path / "curve", *updates) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "curve").exists()
 

@@ -109,7 +109,7 @@ def test_a_stopped_evaluation_keeps_what_it_found(runs: Path, data: Path) -> Non
     images = {each["image_id"] for each in found}
     known = json.loads((data / "annotations" / "instances_val.json").read_text())["images"]
     assert 0 < len(images) < len(known)
-    assert f"after {len(images)} of {len(known)} images; {len(found)} detections are in" in lines[0]
+    assert f"after {len(images)} of {len(known)} images; {len(found)} detections written to" in lines[0]
 
 
 def test_a_second_ctrl_c_ends_at_once(runs: Path) -> None:

@@ -45,6 +45,8 @@ def learning_curve(
     source = open_train_set(cfg)
     total, samples = len(source), epoch_length(source, cfg.data)
     iterations = Pace.of(cfg, samples).total(cfg.train.max_iterations)
+    if total < 2:
+        raise DataError(f"{source.annotation_file}: a learning curve needs 2 images or more, got {total}")
     if total // 2 < settled(cfg.data.train_batch_size):
         raise DataError(
             f"{source.annotation_file}: half of {total} images does not fill a batch of {cfg.data.train_batch_size}; "

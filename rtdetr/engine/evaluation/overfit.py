@@ -15,6 +15,7 @@ from rtdetr.data.subset import spread, with_boxes, write_subset
 from rtdetr.engine import distributed
 from rtdetr.engine.signals import StopSignal
 from rtdetr.engine.trainer import Trainer
+from rtdetr.wording import counted
 
 GOAL = 0.9  # AP50 on the images it was trained on; 16 images of COCO reach 1.0 in 700 iterations
 MOST_ITERATIONS, BETWEEN = 700, 50  # all, and between evaluations
@@ -62,7 +63,8 @@ def overfit(
     if stopped_by is not None:
         return Verdict(False, stopped_by, f"overfit: stopped at iteration {state.iteration}, without a verdict")
     passed, ap50 = state.early_stop.reached, state.early_stop.ap50
-    what = f"AP50 {ap50:.2f} on the {len(chosen)} images it was trained on, after {state.iteration} iterations"
+    images = counted(len(chosen), "image")
+    what = f"AP50 {ap50:.2f} on the {images} it was trained on, after {state.iteration} iterations"
     if passed:
         return Verdict(True, None, f"overfit: passed, {what}: images, boxes, classes and model fit together")
     advice = "boxes or classes may be wrong (`rtdetr doctor`), optimizer.lr too high or too low, or too much frozen"
