@@ -135,7 +135,10 @@ def _classes(about: Mapping[str, Any], file: Path) -> Classes:
         ids = list(COCO_CLASSES.category_ids)
     if not isinstance(ids, list) or len(ids) != len(names) or any(type(each) is not int for each in ids):
         raise CheckpointError(f"{file}: category_ids: expected {len(names)} whole numbers, got {ids!r:.60}")
-    return Classes(names, tuple(ids))
+    try:
+        return Classes.of({"names": list(names), "category_ids": ids, "thresholds": about.get("thresholds", [])})
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def _config(about: Mapping[str, Any], file: Path, data: dict[str, Any]) -> Config:
@@ -258,5 +261,6 @@ def _about(cfg: Config, classes: Mapping[str, Any], licence: str | None) -> dict
         **{"encoder_in_channels": sizes[1:], "decoder_in_channels": [model.encoder.hidden_dim] * 3},
         **{key: value for key, value in FIXED.items() if not key.startswith(("decoder_method", "decoder_offset"))},
         **{"id2label": {str(index): name for index, name in enumerate(names)}, "dtype": "float32"},
-        **{"label2id": {name: index for index, name in enumerate(names)}, "category_ids": classes["category_ids"]},
+        **{"label2id": {name: index for index, name in enumerate(names)}},
+        **{key: value for key, value in classes.items() if key != "names"},  # category_ids, and thresholds if set
     }

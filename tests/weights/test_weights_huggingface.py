@@ -185,6 +185,17 @@ def test_version_2_read_and_written_is_version_1_of_the_same_weights(tmp_path: P
     assert json.loads((tmp_path / "one" / "config.json").read_text())["model_type"] == "rt_detr"
 
 
+def test_thresholds_of_classes_are_kept(tmp_path: Path) -> None:
+    content = own_content()
+    content["classes"]["thresholds"] = [0.2, 0.3, 0.4]
+    save_huggingface(tmp_path, content)
+    assert read_huggingface(tmp_path)["classes"] == content["classes"]
+    about = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(about | {"thresholds": [0.2, "high", 0.4]}))
+    with pytest.raises(CheckpointError, match="threshold of its classes is no number from 0 to 1"):
+        read_huggingface(tmp_path)
+
+
 def test_names_written_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
     save_huggingface(tmp_path / "ours", read_huggingface(folder))
     ours, theirs = load_file(tmp_path / "ours" / "model.safetensors"), formula_entries()
