@@ -29,6 +29,7 @@ from rtdetr.data.loader import open_train_set
 from rtdetr.data.sampling import epoch_length
 from rtdetr.engine import distributed
 from rtdetr.engine.planning.memory_estimate import make_fits
+from rtdetr.weights.catalogue import is_hub_name
 from rtdetr.weights.checkpoint import load_checkpoint
 from rtdetr.weights.load import stored_content
 
@@ -139,7 +140,8 @@ def how_it_began(cfg: Config, tuning: Path | None, images: int) -> dict[str, Any
     free = settled(cfg.optimizer.backbone_lr_multiplier) >= 1 and not settled(cfg.model.backbone.freeze_stages)
     in_full = free and (tuning is None or _learnt_in_full(tuning))
     licence = _licence(tuning) if tuning is not None else None
-    began = {"weights": tuning.name if tuning is not None else "", "in_full": in_full, "images": images}
+    weights = "" if tuning is None else str(tuning) if is_hub_name(str(tuning)) else tuning.name
+    began = {"weights": weights, "in_full": in_full, "images": images}
     return began | ({"licence": licence} if licence else {})
 
 
