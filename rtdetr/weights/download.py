@@ -114,7 +114,7 @@ def verify(official: OfficialFile, file: Path) -> None:
             f"{file}: not the official file: sha256 {found} ({size:,} bytes), expected {expected}{where}; "
             "download it again"
             + (f", or remove {noted.name} if you trust the new file" if where else "")
-            + (yourself if ".pdparams" in file.name else "")
+            + (yourself if file.suffix == ".pdparams" else "")
         )
 
 
