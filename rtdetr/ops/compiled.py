@@ -111,7 +111,9 @@ def load(kind: str, folder: Path, info: dict[str, Any]) -> str | None:
 FOLDER, INFO = find_libraries()
 WHY_NOT: dict[str, str | None] = {"cpu": load("cpu", FOLDER, INFO)}
 # _cpu.so declares the operators, _cuda.so only adds kernels to them.
-WHY_NOT["cuda"] = WHY_NOT["cpu"] or load("cuda", FOLDER, INFO)
+WHY_NOT["cuda"] = (
+    f"the cuda kernels need the cpu ones, but {WHY_NOT['cpu']}" if WHY_NOT["cpu"] else load("cuda", FOLDER, INFO)
+)
 
 
 def _forward_fake(
