@@ -168,8 +168,8 @@ def nearest_key(dotted: str, keys: Collection[str]) -> str:
         return meant(words)
     if gone := [key for key in GONE_KEYS if key.rpartition(".")[2] == word]:
         return f"; {gone[0]} is gone: {GONE_KEYS[gone[0]]}"
-    for among in ([key for key in known if key.rpartition(".")[0] == section], known):
-        if near := difflib.get_close_matches(word, [ends[key] for key in among], n=1, cutoff=0.5):
+    for among, cutoff in (([key for key in known if key.rpartition(".")[0] == section], 0.5), (known, 0.7)):
+        if near := difflib.get_close_matches(word, [ends[key] for key in among], n=1, cutoff=cutoff):
             return f", the nearest valid key is `{next(key for key in among if ends[key] == near[0])}`"
     return "; the config.yml of a run has them all"
 

@@ -199,6 +199,7 @@ def test_a_misspelt_key_in_a_base_names_the_base(tmp_path: Path) -> None:
         ("model.backbone.depth: 18", "did you mean model: {backbone: {depth: ...}}?"),
         ("model: {num_classes: 3}", "; num_classes is gone: classes come from the annotations"),
         ("ephocs: 3", "the nearest valid key is `train.epochs`"),
+        ("data: {nonsense: 3}", "unknown key `data.nonsense`; the config.yml of a run has them all"),
         ("train: {zzz: 3}", "unknown key `train.zzz`; the config.yml of a run has them all"),
     ],
 )
