@@ -32,7 +32,7 @@ class Images(NamedTuple):
 class Case(NamedTuple):
     """One batch."""
 
-    kind: str  # "pictures" or "random"
+    kind: str  # "images" or "random"
     pixels: Tensor  # (B, 3, H, W) uint8
     sizes: Tensor  # (B, 2) int64 height, width of the originals
 
@@ -59,7 +59,7 @@ def cases(images: Images, size: tuple[int, int], num_queries: int, fixed: bool =
     for batch, sides in ((1, own), (3, wide), (1, flat), (8, own)):
         chosen = list(islice(endless, batch))
         sizes = torch.tensor([(each.height, each.width) for each in chosen])
-        yield Case("pictures", stack(chosen, sides, images.interpolation), sizes)
+        yield Case("images", stack(chosen, sides, images.interpolation), sizes)
     for seed, (batch, sides) in enumerate(((3, own), (1, own if fixed else wide[::-1]))):
         pixels = torch.randint(0, 256, (batch, 3, *sides), generator=torch.Generator().manual_seed(seed))
         yield Case("random", pixels.to(torch.uint8), torch.tensor([sides] * batch))

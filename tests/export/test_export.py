@@ -122,7 +122,7 @@ def test_certificate_of_a_good_file(folder: Path) -> None:
     content = json.loads((folder / "model.onnx.certificate.json").read_text())
     assert content["passed"] and content["reason"] == "" and content["bounds"]["score"] == 1e-4
     compared = [each for each in content["comparisons"] if each["runtime"] == "onnxruntime"]
-    assert {each["kind"] for each in compared} == {"pictures", "random"}
+    assert {each["kind"] for each in compared} == {"images", "random"}
     assert {each["batch"] for each in compared} == {1, 3, 8}
     assert len({(each["height"], each["width"]) for each in compared}) >= 3
     assert sum(each["detections"] for each in compared) > 50
@@ -365,7 +365,7 @@ def test_an_unknown_input_is_one_sentence(folder: Path) -> None:
 def test_a_query_more_or_less_is_not_held_against_float16(folder: Path, model: Network) -> None:
     """The rounding of the features decides about the last of them; one detection in ten may be another for that."""
     file = open_exported(folder / "model.onnx")
-    case = Case("pictures", noise(1, 64, 96), torch.tensor([[64, 96]]))
+    case = Case("images", noise(1, 64, 96), torch.tensor([[64, 96]]))
     expected, gaps = reference(model, case, 300)
     for share, passes in ((0.1, True), (0.5, False)):
         boxes = expected.boxes.clone()
@@ -382,7 +382,7 @@ def test_noise_does_not_decide_about_8_bits(folder: Path, model: Network) -> Non
     far = expected._replace(boxes=expected.boxes + 500)
     assert not compare(file, case, far, gaps, BOUNDS["fp16"]).passed
     assert compare(file, case, far, gaps, BOUNDS["int8"]).passed
-    assert not compare(file, case._replace(kind="pictures"), far, gaps, BOUNDS["int8"]).passed
+    assert not compare(file, case._replace(kind="images"), far, gaps, BOUNDS["int8"]).passed
     broken = ExportedModel(file.path, file.metadata, "x", lambda feed: [each * torch.nan for each in file.run(feed)])
     assert not compare(broken, case, expected, gaps, BOUNDS["int8"]).passed
 

@@ -73,7 +73,7 @@ def test_the_best_scores_are_compared_if_none_is_high_enough() -> None:
 def test_ap_is_part_of_the_verdict(precision: Precision, after: float, passed: bool, tmp_path: Path) -> None:
     ap = AveragePrecisions(0.6, after, "87 images of x.json")
     bounds = BOUNDS[precision]
-    compared = [Comparison("onnxruntime", "pictures", 1, 64, 64, 5, 0, 0.0, 0.0, 0, True)]
+    compared = [Comparison("onnxruntime", "images", 1, 64, 64, 5, 0, 0.0, 0.0, 0, True)]
     certificate = Certificate("x", "", 0, "onnx", precision, bounds, "w", "", compared, ap=ap, certified_sha256="s")
     certificate.notes = ["a fact"]
     assert certificate.passed is passed
@@ -97,7 +97,7 @@ def test_one_image_by_chance_fails_no_lossy_file(precision: Precision, missing: 
     def comparison(batch: int, detections: int, missing: float, runtime: str = "onnxruntime") -> Comparison:
         box, missing = (missing, 1) if missing == float("inf") else (9.0, int(missing))
         within = missing <= BOUNDS[precision].missing * detections and np.isfinite(box)
-        return Comparison(runtime, "pictures", batch, 64, 64, detections, missing, 0.1, box, 0, bool(within))
+        return Comparison(runtime, "images", batch, 64, 64, detections, missing, 0.1, box, 0, bool(within))
 
     others = [comparison(1, 42, 0), comparison(3, 133, 0), comparison(8, 349, 4 if precision == "fp16" else 0)]
     one = comparison(1, 49, missing)

@@ -215,7 +215,7 @@ def test_several_images_go_through_a_file_for_one_and_calibrate_it(
     int8 = tmp_path / "int8.onnx"
     quantize_onnx(tmp_path / "portable.onnx", replace(metadata, precision="int8"), images, int8)
     assert "QuantizeLinear" in operators(int8) and not REFUSED & set(operators(int8))
-    shown = Case("pictures", *case[1:])
+    shown = Case("images", *case[1:])
     assert compare(open_exported(int8), shown, *reference(model, shown, 300), BOUNDS["int8"]).passed
 
 
