@@ -210,7 +210,7 @@ TABLE = {
             message("not an image", "mixed/page.jpg"),
             message("not an image", "mixed/x.jpg", "folder"),
             "5 of 7 files could not be read",
-            "left out: 1 files",
+            "left out: 1 file without",
         ),
         ("new/results.json", "new/good.jpg", "new/good_1.jpg"),
     ),
