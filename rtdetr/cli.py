@@ -8,6 +8,7 @@ Help is quick because this file imports no command, and files in rtdetr/commands
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -81,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not unread and error.errno != errno.ENOSPC:
             raise
         if sys.stdout is not None:
+            with contextlib.suppress(OSError):  # the error may be of another file
+                sys.stdout.flush()
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped
         if unread:
             return 141
