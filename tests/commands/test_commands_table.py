@@ -21,6 +21,7 @@ from PIL import Image
 
 import rtdetr
 from rtdetr import cli, config_file
+from rtdetr.commands import benchmark
 from rtdetr.config import find_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -431,7 +432,16 @@ def test_benchmark_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     called: list[list[str]] = []
     monkeypatch.setattr(subprocess, "call", lambda command, env: called.append(command) or 3)
     assert cli.main(["benchmark", "op", "--device", "cpu"]) == 3
-    assert called == [[sys.executable, "-m", "rtdetr.benchmarks", "op", "--device", "cpu"]]
+    assert called == [[sys.executable, "-c", benchmark.CODE, "op", "--device", "cpu"]]
+
+
+def test_benchmark_imports_nothing_of_the_users_folder(tmp_path: Path) -> None:
+    (tmp_path / "html.py").touch()  # the name of a module of Python
+    code = f"import sys; sys.path.append({str(ROOT)!r}); from rtdetr.commands.benchmark import run; run(['--help'])"
+    ended = subprocess.run(
+        [sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout.startswith("usage: rtdetr benchmark") and not ended.stderr
 
 
 def test_a_wheel_carries_the_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
