@@ -66,7 +66,7 @@ KERNEL_KEYS = {
     "loss.match_backend": ("auto", "cuda", "cpu", "scipy"),
     "data.augment.backend": ("fused", "plain"),
 }
-RENAMED_KEYS = {"data.max_unreadable": "data.max_defects", "train.rehearsal": "train.estimate_memory"}
+RENAMED_KEYS = {"data.max_unreadable": "data.max_defects"}
 
 
 class Replaced(NamedTuple):

@@ -92,22 +92,24 @@ def test_a_checkpoint_of_before_loads_without_a_word(caplog: pytest.LogCaptureFi
 
 
 def test_a_key_of_another_version_is_left_out_of_a_checkpoint_where_it_only_trained(tmp_path: Path) -> None:
-    stored = of_before(train__of_tomorrow=3)
+    stored = of_before(train__rehearsal=False, train__of_tomorrow=3)
     assert config_from_dict(stored, "old.pth") == Config()
-    with pytest.raises(ConfigError, match=message("unknown key", "train.of_tomorrow")):
-        config_from_dict(stored, "old.pth", ["train.of_tomorrow=3"])
-    with pytest.raises(ConfigError, match=message("unknown key", "train.of_tomorrow")):
-        load_config(file_of(tmp_path / "config.yml", {"train": {"of_tomorrow": False}}))
+    for updates in (["train.rehearsal=false"], ["train.of_tomorrow=3"]):
+        with pytest.raises(ConfigError, match=message("unknown key", updates[0].partition("=")[0])):
+            config_from_dict(stored, "old.pth", updates)
+    with pytest.raises(ConfigError, match=message("unknown key", "train.rehearsal")):
+        load_config(file_of(tmp_path / "config.yml", {"train": {"rehearsal": False}}))
     with pytest.raises(ConfigError, match=message("unknown key", "model.of_tomorrow")):
         config_from_dict(of_before(model__of_tomorrow=3), "old.pth")
 
 
 def test_a_config_file_of_before_loads_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     content = of_before()
+    del content["train"]["rehearsal"]
     path = file_of(tmp_path / "config.yml", content)
     assert load_config(path) == Config()
     (line,) = caplog.messages
-    named = {key for key in BEFORE if re.search(rf"{re.escape(key)}\b", line)}
+    named = {"train.rehearsal"} | {key for key in BEFORE if re.search(rf"{re.escape(key)}\b", line)}
     assert line.startswith(f"{path}: ") and set(BEFORE) - named == {"train.max_skips", "optimizer.flat_ratio"} - named
 
 
@@ -135,7 +137,6 @@ BECAME = [
     ),
     (["data.on_defect=refuse"], {"data.max_defects": 0}, "data.on_defect=refuse is now data.max_defects=0.0"),
     (["data.on_defect=drop", "data.max_unreadable=0.2"], {"data.max_defects": 0.2}, "is now data.max_defects=0.2"),
-    (["train.rehearsal=false"], {"train.estimate_memory": False}, "train.rehearsal is now train.estimate_memory"),
     (["data.max_unreadable=0.2"], {"data.max_defects": 0.2}, "data.max_unreadable is now data.max_defects"),
     (["optimizer.schedule=cosine"], {"optimizer.flat_ratio": 0}, "optimizer.schedule=cosine is now "),
     (["optimizer.schedule=flat_cosine"], {"optimizer.flat_ratio": 0.5}, "is now optimizer.flat_ratio=0.5"),
