@@ -119,10 +119,11 @@ def summary(folder: Path, total_iterations: int) -> str:
     """The result of a run in three lines: the best AP and its iteration, the weights, and the next command."""
     from rtdetr.engine.run_files.metrics import best_row
 
-    best = best_row(folder / "metrics.csv")
-    weights, found = folder / "last.pth", "nothing was evaluated"
-    if (folder / "best.pth").is_file():
-        weights, found = folder / "best.pth", "no AP, as the validation images have no box"
-    if best is not None and weights.name == "best.pth":
+    best, weights = best_row(folder / "metrics.csv"), folder / "best.pth"
+    if not weights.is_file():
+        weights, found = folder / "last.pth", "nothing was evaluated"
+    elif best is None:
+        found = "no AP, as the validation images have no box"
+    else:
         found = f"best AP {float(best['AP']):.4f} at iteration {best['iteration']} of {total_iterations}"
     return f"{found}\nweights: {weights}\nnext: rtdetr predict {shlex.quote(str(weights))} IMAGES"
