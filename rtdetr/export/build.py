@@ -220,10 +220,14 @@ def _check_portable(format: str, half: bool, portable: Sampling | None, opset: i
     """Raises ConfigError for arguments that exclude each other."""
     if portable not in (None, *get_args(Sampling)):
         raise ConfigError(f"portable: expected one of {', '.join(get_args(Sampling))}, got {portable!r}")
-    if portable and (half or format not in ("onnx", "torch-export", "openvino")):
-        raise ConfigError(f"portable: expected onnx, torch-export or openvino in float32 or int8, got format {format}")
-    if opset is not None and (opset not in OPSETS or not portable or format != "onnx"):
-        raise ConfigError(f"opset: expected one of {', '.join(map(str, OPSETS))} with portable and onnx, got {opset}")
+    if portable and half:
+        raise ConfigError("half: portable files are float32 or int8")
+    if portable and format not in ("onnx", "torch-export", "openvino"):
+        raise ConfigError(f"portable: expected the format onnx, torch-export or openvino, got {format}")
+    if opset is not None and not (portable and format == "onnx"):
+        raise ConfigError("opset: can only be chosen for portable files of the format onnx; leave it out otherwise")
+    if opset not in (None, *OPSETS):
+        raise ConfigError(f"opset: expected one of {', '.join(map(str, OPSETS))}, got {opset}")
 
 
 def _write(

@@ -174,16 +174,17 @@ def test_the_command_certifies_a_portable_file_and_lists_its_operators(
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ("--portable --half", "portable: expected onnx, torch-export or openvino in float32 or int8"),
-        ("--portable --format aot", "portable: expected onnx, torch-export or openvino"),
-        ("--portable --opset 12", "opset: expected one of 13, 17, 18 with portable and onnx, got 12"),
+        ("--portable --half", "half: portable files are float32 or int8"),
+        ("--portable --format aot", "portable: expected the format onnx, torch-export or openvino, got "),
+        ("--portable --format openvino --opset 17", "opset: can only be chosen for portable files of the format onnx"),
+        ("--portable --opset 12", "opset: expected one of 13, 17, 18, got 12"),
         ("--portable --format openvino --int8 --calibrate .", "int8: expected a format of onnx, triton"),
         ("--portable --format torch-export --int8 --calibrate .", "int8: expected a format of onnx, triton"),
-        ("--portable --format executorch", "portable: expected onnx, torch-export or openvino"),
+        ("--portable --format executorch", "portable: expected the format onnx, torch-export or openvino, got "),
         ("--format transformers --ap shapes", "ap: files of transformers are not run here"),
         ("--ap nowhere", "nowhere"),
         ("--sampling products", "--sampling needs --portable"),
-        ("--opset 17", "opset: expected one of 13, 17, 18 with portable and onnx, got 17"),
+        ("--opset 17", "opset: can only be chosen for portable files"),
         ("--operators --format torch-export", "--operators: expected an ONNX file, got model.pt2"),
     ],
 )
