@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
 SHOWN_NAMES = 6  # of each kind, in messages
 
@@ -46,9 +46,9 @@ def listed(names: Sequence[str], shown: int = SHOWN_NAMES) -> str:
     return f"{', '.join(names[:shown])}{more}"
 
 
-def compare(model: nn.Module, weights: Mapping[str, Tensor]) -> LoadReport:
-    """Matches `weights` with the model by name and shape; `num_batches_tracked` is ignored."""
-    own = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("num_batches_tracked")}
+def compare(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> LoadReport:
+    """Matches `weights` with the entries of a model by name and shape; `num_batches_tracked` is ignored."""
+    own = {name: tensor for name, tensor in own.items() if not name.endswith("num_batches_tracked")}
     given = {name: tensor for name, tensor in weights.items() if not name.endswith("num_batches_tracked")}
     shapes = {name: (tuple(given[name].shape), tuple(own[name].shape)) for name in own if name in given}
     fitting = [name for name, (theirs, ours) in shapes.items() if theirs == ours]

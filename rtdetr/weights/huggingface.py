@@ -22,7 +22,7 @@ from rtdetr.models.backbone import STAGE_BLOCKS, STAGE_CHANNELS
 from rtdetr.weights.checkpoint import CheckpointError, check_tensors, make_checkpoint, read_torch_file
 from rtdetr.weights.class_rows import plain_name
 from rtdetr.weights.compare import compare, listed
-from rtdetr.weights.huggingface_names import TRAINING_ONLY, to_ours, to_theirs
+from rtdetr.weights.huggingface_names import PADDED, of_this_release, to_ours, to_theirs
 from rtdetr.weights.official import on_meta_device
 from rtdetr.weights.pretrained import (
     CONFIG,
@@ -112,15 +112,16 @@ def _tensors(file: Path) -> dict[str, Any]:
 
 def _weights(theirs: Mapping[str, Tensor], cfg: Config, num_classes: int, file: Path) -> dict[str, Tensor]:
     """All detection weights, under the names used here, in float32. Raises CheckpointError."""
-    own = on_meta_device(cfg.model, num_classes, file)
-    weights, left = to_ours(theirs, own.state_dict())
-    report = compare(own, weights)
-    missing = [name for name in report.missing if not name.startswith(TRAINING_ONLY)]
-    if wrong := report._replace(missing=missing, unexpected=left).differing():
+    own = on_meta_device(cfg.model, num_classes, file).state_dict()
+    theirs = of_this_release(theirs)
+    report = compare(to_theirs(own), theirs)
+    missing = [name for name in report.missing if name != PADDED]
+    if wrong := report._replace(missing=missing).differing():
         raise CheckpointError(
             f"{file}: does not fit its {CONFIG}: {len(wrong)} entries differ (shape in the file, by the config): "
             f"{listed(wrong, 3)}"
         )
+    weights = to_ours(theirs, own)
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
 
 
@@ -162,8 +163,13 @@ def _config(about: Mapping[str, Any], file: Path, data: dict[str, Any]) -> Confi
     name = f"{about['model_type'].replace('rt_detr', 'rtdetr')}_r{backbone['depth']}vd"
     try:
         return config_from_dict({"name": name, "model": sections, "data": data}, str(file))
-    except ConfigError as error:
-        raise CheckpointError(str(error)) from error
+    except ConfigError as error:  # which names our keys
+        names = {f"model.{section}.{own}": key for key, (section, own, _) in SETTINGS.items()}
+        names |= {f"data.image_size[{i}]": f"size.{side} of {PROCESSOR}" for i, side in enumerate(("height", "width"))}
+        text = str(error).replace(" (the config stored in it)", "")
+        for own, key in names.items():
+            text = text.replace(own, key)
+        raise CheckpointError(text) from error
 
 
 def _backbone(about: Any, file: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ their denoising table has one more row, for padding.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -91,18 +91,18 @@ def to_theirs(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return theirs
 
 
-def to_ours(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Entries under the names used here, and their names of entries for which the model has no place.
+def of_this_release(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a file of any release under the names of `to_theirs`."""
+    return {renamed(name, _OTHER_NAMES): tensor for name, tensor in theirs.items() if not DERIVED.search(name)}
 
-    own: the state dict of a model with the wanted names and shapes; missing parts are left out.
-    """
-    left = {renamed(name, _OTHER_NAMES): tensor for name, tensor in theirs.items() if not DERIVED.search(name)}
+
+def to_ours(theirs: Mapping[str, Tensor], own: Iterable[str]) -> dict[str, Tensor]:
+    """Inverse of `to_theirs`, for the names in `own`; missing entries are left out."""
     weights: dict[str, Tensor] = {}
     for name in own:
-        names = their_names(name)
-        if names and all(each in left for each in names):
-            parts = [left.pop(each) for each in names]
+        parts = [theirs[each] for each in their_names(name) if each in theirs]
+        if parts:
             weights[name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-            if names == (PADDED,):
-                weights[name] = weights[name][: len(own[name])]
-    return weights, [name for name in left if not name.endswith("num_batches_tracked")]
+            if PADDED in their_names(name):
+                weights[name] = weights[name][:-1]
+    return weights

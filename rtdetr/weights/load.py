@@ -89,7 +89,7 @@ def warm_start(
     carried = CarriedRows(weights, [], "")
     if classes is not None:
         carried = carry_rows(model.state_dict(), weights, classes.names, file.class_names)
-    report = compare(model, carried.weights)
+    report = compare(model.state_dict(), carried.weights)
     whole = [name for name in report.matched if name not in set(carried.partial)]
     if not whole:
         raise CheckpointError(
@@ -103,7 +103,7 @@ def warm_start(
 
 def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
     """Loads `weights` into the model; every entry must be present and fit. Raises CheckpointError."""
-    report = compare(model, weights)
+    report = compare(model.state_dict(), weights)
     if wrong := report.differing():
         given, expected = describe(weights), describe(model.state_dict())
         words = f"both look like {given}, but"  # models with equal descriptions can differ

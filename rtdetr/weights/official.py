@@ -57,7 +57,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
         raise ConvertError(f"{path}: has {num_classes} classes, the annotation file names {len(classes)}")
     model = on_meta_device(config.model, num_classes, path)
     weights = under_our_names(official, model)
-    report = compare(model, weights)
+    report = compare(model.state_dict(), weights)
     fitting = {name: weights[name].contiguous().float() for name in report.matched}
     return Conversion(config, classes or guess_classes(num_classes), fitting, report, file_sha256(Path(path)))
 

@@ -215,7 +215,7 @@ def test_warm_start_takes_a_state_dict_of_this_project(keys: tuple[str, ...], sa
 
 def test_report_names_missing_and_left_over_entries() -> None:
     model = nn.Linear(2, 3)
-    report = compare(model, {"weight": torch.zeros(3, 2), "other": torch.zeros(1)})
+    report = compare(model.state_dict(), {"weight": torch.zeros(3, 2), "other": torch.zeros(1)})
     assert report == (["weight"], ["bias"], ["other"], [], (), "")
     assert "50.0%" in report.text() and "bias" in report.text() and "other" in report.text()
 

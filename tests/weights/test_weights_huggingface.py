@@ -241,14 +241,14 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"backbone_config": {"model_type": "hgnet_v2"}}, r"backbone_config.model_type"),
     ({"backbone_config": {**CONFIG["backbone_config"], "depths": [10**9] * 4}}, "expected a ResNet-vd of 18, 34, 50"),
     ({"backbone_config": {**CONFIG["backbone_config"], "embedding_size": "8"}}, "embedding_size '8'"),
-    ({"d_model": "16"}, "model.decoder.hidden_dim"),
-    ({"d_model": 10**12}, "model.decoder.hidden_dim"),
-    ({"num_queries": float("nan")}, "model.decoder.num_queries"),
-    ({"decoder_layers": -1}, "model.decoder.num_layers"),
-    ({"decoder_attention_heads": 3}, "model.decoder.num_heads must divide"),
-    ({"decoder_layers": 3}, r"does not fit its config.json: \d+ entries differ .*missing"),
+    ({"d_model": "16"}, "config.json: d_model must be a whole number"),
+    ({"d_model": 10**12}, "config.json: d_model must be a whole number"),
+    ({"num_queries": float("nan")}, "config.json: num_queries must be"),
+    ({"decoder_layers": -1}, "config.json: decoder_layers must be"),
+    ({"decoder_attention_heads": 3}, "config.json: decoder_attention_heads must divide d_model=16"),
+    ({"decoder_layers": 3}, r"34 entries differ .* model.decoder.layers.2.self_attn.q_proj.weight missing"),
     ({"decoder_layers": 1}, r"does not fit its config.json: \d+ entries differ .*left over"),
-    ({"d_model": 4000}, "does not fit its config.json"),
+    ({"d_model": 4000}, r"model.decoder_input_proj.0.0.weight \(\(16, 16, 1, 1\), \(4000, 16, 1, 1\)\)"),
     ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected names under 0, 1, 2"),
     ({"id2label": {"0": 1}}, "id2label: expected names"),
     ({"id2label": ["a", "b", "c"]}, "id2label: expected names"),
@@ -271,8 +271,8 @@ def test_what_has_no_counterpart_is_refused_by_name(changes: dict[str, Any], sen
         ({"do_pad": True}, "do_pad"),
         ({"rescale_factor": 1.0}, "rescale_factor"),
         ({"size": {"shortest_edge": 800}}, "size: expected height and width"),
-        ({"size": {"height": 65, "width": 96}}, "data.image_size"),
-        ({"size": {"height": "64", "width": 96}}, "data.image_size"),
+        ({"size": {"height": 65, "width": 96}}, "size.height of preprocessor_config.json must be"),
+        ({"size": {"height": 64, "width": "96"}}, "size.width of preprocessor_config.json must be"),
         ({"resample": 0}, "resample: expected 2"),
     ],
 )
@@ -300,6 +300,24 @@ def test_code_in_a_pickle_is_not_run(tmp_path: Path) -> None:
     torch.save([1, 2], folder / "pytorch_model.bin")
     assert "expected a dict of tensors, got list" in refusal(folder)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "difference"),
+    [
+        ("model.enc_output.0.weight", None, "missing"),
+        ("model.decoder.layers.0.self_attn.q_proj.weight", None, "missing"),
+        ("model.decoder.layers.0.self_attn.q_proj.weight", torch.zeros(3, 3), "((3, 3), (16, 16))"),
+        ("model.denoising_class_embed.weight", torch.zeros(()), "((), (4, 16))"),
+        ("model.other.weight", torch.zeros(3), "left over"),
+    ],
+)
+def test_an_entry_that_differs_has_the_name_of_the_file(
+    name: str, tensor: Tensor | None, difference: str, folder: Path
+) -> None:
+    entries = formula_entries() | {name: tensor}
+    save_file({key: value for key, value in entries.items() if value is not None}, folder / "model.safetensors")
+    assert refusal(folder).endswith(f"1 entries differ (shape in the file, by the config): {name} {difference}")
 
 
 def test_missing_and_damaged_weights_are_refused(folder: Path) -> None:
