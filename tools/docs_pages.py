@@ -4,6 +4,7 @@ language models, as llmstxt.org describes it, and `llms-full.txt` holds their te
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +31,14 @@ def command_page() -> str:
     return "\n".join(page)
 
 
-def help_of(name: str) -> str:
-    command = [sys.executable, "-m", "rtdetr", name, "--help"]
-    return subprocess.run(
+def help_of(*words: str) -> str:
+    """The help of a command, and after it that of each command of its own."""
+    command = [sys.executable, "-m", "rtdetr", *words, "--help"]
+    text = subprocess.run(
         command, env=os.environ | {"COLUMNS": "110"}, stdout=subprocess.PIPE, text=True, check=True
     ).stdout.rstrip()
+    own = re.search(r"^  \{(\S+)\}$", text, re.MULTILINE)
+    return "\n\n\n".join([text, *(help_of(*words, each) for each in own[1].split(","))]) if own else text
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:

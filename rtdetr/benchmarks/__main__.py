@@ -28,7 +28,7 @@ from rtdetr.benchmarks import eval as benchmark_eval
 from rtdetr.benchmarks import infer as benchmark_infer
 from rtdetr.benchmarks import op as benchmark_op
 from rtdetr.benchmarks import train as benchmark_train
-from rtdetr.commands.arguments import add_kernels, count
+from rtdetr.commands.arguments import Parser, add_kernels, count
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="rtdetr benchmark", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = Parser("benchmark", __doc__ or "")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
     op = command(commands, "op", "the deformable attention op", measure_op)
     cases = [case.name for case in benchmark_op.CASES]
     op.add_argument("--cases", nargs="+", choices=cases, help="default: all on a GPU, R1 on a CPU")
@@ -73,14 +73,13 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     scoring.add_argument("--evaluators", nargs="+", choices=evaluators, default=evaluators, help="default: both")
     text = "kernels and waits of a call, and how long they keep the GPU busy"
     infer = command(commands, "infer", "detection through the public predictor", measure_infer, profile=text)
-    infer.add_argument("--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
-    infer.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    infer.add_argument("-c", "--config", default="rtdetrv3_r18vd_6x_coco", help="default: %(default)s")
+    infer.add_update()
     infer.add_argument("--batch", nargs="+", type=count, default=[1, 32], help="images at a time (default: 1 32)")
     add_kernels(infer)
+    rows = [*benchmark_infer.ROWS, *benchmark_infer.FILES, *benchmark_infer.PUBLIC]
     text = "default: all that run there but the slowest to compile; the first one is what the others are compared with"
-    infer.add_argument(
-        "--rows", nargs="+", choices=[*benchmark_infer.ROWS, *benchmark_infer.FILES, *benchmark_infer.PUBLIC], help=text
-    )
+    infer.add_argument("--rows", nargs="+", choices=rows, metavar="ROW", help=f"of {'; '.join(rows)} ({text})")
     text = "JPEGs of the rows of files (default: %(default)s)"
     infer.add_argument("--num-files", type=count, default=4096, help=text)
     text = "kernels, waits and the time the GPU was busy"
@@ -88,7 +87,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     train.add_argument(
         "-c", "--config", nargs="+", default=["rtdetrv3_r18vd_6x_coco"], help="YAML file or shipped name"
     )
-    train.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+    train.add_update()
     modes = list(benchmark_train.MODES)
     text = f"of {'; '.join(modes)} (default: all that run there)"
     train.add_argument("--modes", nargs="+", choices=modes, metavar="MODE", help=text)
@@ -100,12 +99,17 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+class CommandParser(Parser):
+    def __init__(self, prog: str, about: str, **_: Any) -> None:
+        super().__init__(prog.removeprefix("rtdetr "), about)
+
+
 def command(
     commands: Any, name: str, says: str, measure: Callable[[argparse.Namespace], int], device: bool = True,
     profile: str = "",
-) -> argparse.ArgumentParser:  # fmt: skip
+) -> Parser:  # fmt: skip
     """Adds one command's parser with the common options. profile: help of --profile; empty: without this option."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=says)
+    parser: Parser = commands.add_parser(name, help=says, about=f"Measures {says}.")
     if device:
         there = "cuda" if torch.cuda.is_available() else "cpu"
         parser.add_argument("--device", type=existing_device, default=there, help="default: a GPU if there is one")

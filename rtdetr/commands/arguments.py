@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
         before_options = takewhile(lambda word: not word.startswith("-"), words)
         if foreign := next(filter(self._is_keyword, before_options), None):
             self.error(self._no_keyword(foreign))
-        for word in words:
+        for word in words if self._subparsers is None else ():  # else each of them looks at its own
             name = word.partition("=")[0]
             # --batch abbreviates --batch-size, if there is one; --conf does not mean --config
             short = name != "--conf" and any(option.startswith(name) for option in own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -34,9 +35,24 @@ def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
     assert "https://fonts." not in front  # nothing is loaded from elsewhere
     commands = (tmp_path / "cli.html").read_text(encoding="utf-8")
     assert all(f"usage: rtdetr {name} " in commands for name in COMMANDS)
+    assert all(
+        f"usage: rtdetr benchmark {name} " in commands for name in ("op", "assignment", "data", "infer", "train")
+    )
     listed, text = ((tmp_path / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
     assert "](finetuning.html)" in listed and "measurements" not in listed
     assert "# Command line" in text and "# Training\n" in text and "copytree" not in text
+
+
+def test_commands_of_a_command_have_their_help_on_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    pages = importlib.import_module("docs_pages")
+    helps = {"a": "usage: a\n\npositional arguments:\n  {b,c}\n    b  this", "b": "usage: a b", "c": "usage: a c"}
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, f"{helps[command[-2]]}\n")
+
+    monkeypatch.setattr(pages.subprocess, "run", run)
+    assert pages.help_of("a").split("\n\n\n") == [helps["a"], helps["b"], helps["c"]]
 
 
 def test_broken_links_end_the_build(tmp_path: Path) -> None:

@@ -111,6 +111,11 @@ def test_kernels_reach_the_model(monkeypatch: pytest.MonkeyPatch, option: list[s
             ["train", "--device", "cpu", "--modes", "plain", "graphs"],
             "--modes: expected plain, eager, one group, eager",
         ),
+        (["infer", "--device", "cpu", "-c", "nonsense"], "nonsense: no config of that name"),
+        (["eval", "--conf", "3"], "--conf is not an option here"),
+        (["eval", "5000"], "5000 is one argument too many"),
+        (["inference"], "invalid choice: 'inference'"),
+        ([], "arguments are required: command"),
         (["train", "--device", "cpu", "--size", "33"], "--size: expected a multiple of 32"),
         (["train", "--device", "cpu", "--size", "96"], "a cell for each of 450 queries, got 96, which has 189"),
     ],
@@ -121,8 +126,8 @@ def test_what_cannot_be_measured_is_one_sentence(
     with pytest.raises(SystemExit) as ended:
         sys.exit(tool("benchmarks.__main__").main(arguments))
     assert ended.value.code == 2
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert "error: " in said and says in said
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ") and says in said
 
 
 def test_without_a_gpu_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
