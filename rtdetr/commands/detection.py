@@ -142,7 +142,8 @@ def detect_images(search: Search, names: dict[File, Path], results: ResultsFolde
         which = f"the threshold {lowest:g}" if isinstance(lowest, float) else "the threshold of its class"
         print(f"nothing reached {which}{best}; --threshold sets a lower one")
     if num_errors:
-        print(f"{num_errors} of {results.num_images} files could not be read; {results.file} says why", file=sys.stderr)
+        failed = f"{num_errors} of {counted(results.num_images, 'file')} could not be read"
+        print(f"{failed}; {results.file} says why", file=sys.stderr)
     return _exit_code(signals, f"{results.num_images} of {len(names)} files are in {results.file}", bool(num_errors))
 
 
@@ -185,7 +186,8 @@ def detect_listed(args: argparse.Namespace, folder: Path, slices: Slices | None)
         f"all in {file}"
     )
     if done.errors:
-        print(f"{done.errors} of {done.images} files could not be read; results.jsonl says why", file=sys.stderr)
+        failed = f"{done.errors} of {counted(done.images, 'file')} could not be read"
+        print(f"{failed}; results.jsonl says why", file=sys.stderr)
     return _exit_code(signals, f"{done.images} of {number} images are done; --resume continues", bool(done.errors))
 
 

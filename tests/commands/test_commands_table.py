@@ -62,7 +62,7 @@ TABLE = {
     ),
     "weights first, none there": Row("predict bset.pth images", 2, (message("no such weights", "bset.pth"),)),
     "weights by option, too": Row(
-        f"{PREDICT} model.pth", 1, ("1 of 1 files could not be read",), ("output/predict/results.json",)
+        f"{PREDICT} model.pth", 1, ("1 of 1 file could not be read",), ("output/predict/results.json",)
     ),
     "weights and nothing": Row("predict model.pth", 2, ("expected a SOURCE",)),
     "formats": Row(f"{PREDICT} images --format coco,txt", 2, (message("expected", "coco", "yolo", "csv", "coco,csv"),)),
