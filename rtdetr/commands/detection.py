@@ -237,7 +237,7 @@ def detect_video(search: Search, source: str, name: Path, folder: Path, args: ar
     if num_frames:
         seconds = (time.perf_counter() - start) / num_frames
         counts = f"{counted(num_frames, 'frame')}, {counted(num_objects, 'object')}"
-        print(f"{source}: {counts}, {seconds:.3f} s per frame -> {target}")
+        say_above_bar(f"{source}: {counts}, {seconds:.3f} s per frame -> {target}", file=sys.stdout)
     if error:
         print(f"error: {error}", file=sys.stderr)
     return _exit_code(signals, f"{counted(num_frames, 'frame')} written to {target}", bool(error))

@@ -20,7 +20,11 @@ def progress(number: int | None, shown: bool = True, unit: str = "image", done: 
 
 def say_above_bar(text: str, file: TextIO) -> None:
     """Prints a line above the bar. In a log file, the bar is not repeated after it."""
-    if sys.stderr.isatty():
-        tqdm.write(text, file=file)
-    else:
-        print(text, file=file)
+    try:
+        if sys.stderr.isatty():
+            tqdm.write(text, file=file)
+        else:
+            print(text, file=file)
+    except OSError as error:
+        error.filename = "standard output"  # for `writing`, which else takes it for an error of the results
+        raise

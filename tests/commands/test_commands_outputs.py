@@ -16,12 +16,15 @@ from PIL import Image
 from rtdetr.outputs import RunFailed, writing
 
 
-def predict(folder: Path, stdout: int | None, *options: str) -> subprocess.CompletedProcess[str]:
-    """Runs `rtdetr predict` on two images. stdout: None: closed, as by `>&-`."""
+def predict(folder: Path, stdout: int | None, *options: str, copies: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs `rtdetr predict` on two images. stdout: None: closed, as by `>&-`. copies: further images."""
     checkpoint = write_checkpoint(folder)
     for name in ("a.png", "b.png"):
         Image.fromarray(PIXELS).save(folder / name)
-    command = [sys.executable, *options, "-m", "rtdetr", "predict", str(checkpoint), "a.png", "b.png"]
+    more = [folder / f"{number:080}.png" for number in range(copies)]
+    for each in more:
+        each.symlink_to(folder / "a.png")
+    command = [sys.executable, *options, "-m", "rtdetr", "predict", str(checkpoint), "a.png", "b.png", *more]
     command += ["--device", "cpu", "--output-dir", "new"]
     if stdout is None:
         command = ["sh", "-c", f"{shlex.join(command)} >&-"]
@@ -52,6 +55,16 @@ def test_a_full_standard_output_is_one_sentence() -> None:
         ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=120)
     assert ended.returncode == 1
     assert ended.stderr == "error: the output cannot be written (No space left on device)\n"
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]])
+def test_a_full_standard_output_is_not_the_fault_of_the_folder(options: list[str], tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with open("/dev/full", "wb") as stdout:
+        ended = predict(tmp_path, stdout.fileno(), *options, copies=100)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "error: standard output: cannot be written (No space left on device)"
 
 
 def test_a_broken_pipe_elsewhere_is_named() -> None:
