@@ -18,6 +18,7 @@ from rtdetr.data.loader import DetectionLoader, build_val_loader
 from rtdetr.engine.evaluation.evaluator import evaluate
 from rtdetr.export.certificate import OTHER_WEIGHTS, AveragePrecisions, num_bytes, read_stored_certificate
 from rtdetr.export.targets import certificate_path
+from rtdetr.extras import MissingPackage
 from rtdetr.inference.deploy import DetectorModule
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.runtimes import ExportedModel, load_model, why_not_run
@@ -67,7 +68,8 @@ def measure(
     """The rows of `rtdetr compare`, the checkpoint's first, and what they were measured on.
 
     cfg, updates: as in `model_from_checkpoint`. others: files whose certificate is about other weights are an error,
-    else they are left out, which is printed: `last-1.onnx` is not of last.pth. Raises CheckpointError or ConfigError.
+    else they are left out, which is printed: `last-1.onnx` is not of last.pth. So are those of a runtime that is not
+    installed. Raises CheckpointError or ConfigError.
     """
     first, cfg, classes = load_model(weights, device, updates, cfg)
     digest = weights_sha256(first.state_dict()) if isinstance(first, Network) else first.metadata.weights_sha256
@@ -77,7 +79,13 @@ def measure(
     loader = build_val_loader(cfg, classes)
     rows = []
     for file in (weights, *files):
-        model, _, own = load_model(file, device, cfg=cfg)
+        try:
+            model, _, own = load_model(file, device, cfg=cfg)
+        except MissingPackage as error:
+            if others:
+                raise
+            print(f"{error}; left out")
+            continue
         if (own.names, own.category_ids) != (classes.names, classes.category_ids):
             raise CheckpointError(f"{file}: detects {own.listed()}, not {classes.listed()} as {weights}")
         predictor = Predictor.of(model, cfg, classes, device)

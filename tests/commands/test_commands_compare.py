@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,21 @@ def test_files_of_other_weights_or_classes_are_refused(
     assert message("other weights", "model.pt2", "left out", "certificate").search(out) and "| model.pt2 |" not in out
     assert main(["compare", str(tmp_path / "model.pth"), str(tmp_path / "model.pt2"), "--device", "cpu"]) == 2
     assert message("other weights", "model.pt2", "certificate").search(capsys.readouterr().err)
+
+
+def test_a_file_whose_package_is_missing_is_left_out(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(folder / "model.pth", tmp_path / "model.pth")
+    (tmp_path / "model.onnx").touch()
+    shutil.copy(folder / "model.pt2.certificate.json", tmp_path / "model.onnx.certificate.json")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert main(["compare", str(tmp_path / "model.pth"), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert message("missing package", "model.onnx", "left out", "onnxruntime", 'pip install "rtdetr[onnx]"').search(out)
+    assert "| model.pth |" in out and "| model.onnx |" not in out
+    assert main(["compare", str(tmp_path / "model.pth"), str(tmp_path / "model.onnx"), "--device", "cpu"]) == 2
+    assert message("missing package", "model.onnx", "onnxruntime").search(capsys.readouterr().err)
 
 
 def test_files_of_one_name_are_told_apart(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
