@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
     import torch
 
-    from rtdetr.config import load_config
+    from rtdetr.config import load_config, settled
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_train_loader
     from rtdetr.data.sheet import sheet_of
@@ -43,15 +44,16 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.output.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{args.output}: expected the name of a file that ends in {', '.join(SUFFIXES)}")
     data = data_updates(args.data)
-    one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # for any number of images, data sets of any size
-    cfg = load_config(args.config or DEFAULT_CONFIG, [*data, *args.update, *one_by_one])
+    one_by_one = ["data.train_batch_size=1", "data.num_workers=0"]  # unless -u differs; for data sets of any size
+    cfg = load_config(args.config or DEFAULT_CONFIG, [*data, *one_by_one, *args.update])
     cfg, _ = settle(cfg, torch.device("cpu"))
     loader = build_train_loader(cfg, cfg.train.seed)
     check_outputs([args.output], loader.source.files(), args.overwrite)
     loader.set_epoch(args.epoch)
-    batches = list(itertools.islice(loader, args.number))
+    batches = list(itertools.islice(loader, math.ceil(args.number / settled(cfg.data.train_batch_size))))
+    number = min(args.number, sum(len(batch.images) for batch in batches))
     with writing(args.output):
         args.output.parent.mkdir(parents=True, exist_ok=True)
         sheet_of(batches, loader.classes.names, args.number).save(args.output)
-    print(f"{len(batches)} training images as the model sees them in epoch {args.epoch}: {args.output}")
+    print(f"{number} training images as the model sees them in epoch {args.epoch}: {args.output}")
     return 0

@@ -64,6 +64,9 @@ def test_the_command(
     assert cli.main([*given, "data.train_batch_size=auto"]) == 0
     said = "12 training images as the model sees them in epoch 0: train_batch.jpg\n"
     assert capsys.readouterr().out == said
+    for number, shown in (("16", 10), ("6", 6)):  # the last two of twelve do not fill a batch
+        assert cli.main([*given, "data.train_batch_size=5", "-n", number, "-o", "fives.png", "--overwrite"]) == 0
+        assert capsys.readouterr().out == f"{shown} training images as the model sees them in epoch 0: fives.png\n"
     assert Image.open("train_batch.jpg").size == (4 * (CELL + GAP), 3 * (CELL + GAP))
     assert cli.main([*given, "--epoch", "1", "-n", "4", "-o", "more/sheet.png"]) == 0
     assert Image.open("more/sheet.png").size == (2 * (CELL + GAP), 2 * (CELL + GAP))
