@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rtdetr.config import Config
+from rtdetr.config import Config, ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.data.images import Jpeg, ordinary_jpeg, read_pixels
 from rtdetr.inference.deploy import CAPTURE_AT, Plan, build_detector, starting_gpu
@@ -60,6 +60,7 @@ class FileResult(NamedTuple):
 
 
 MAX_SIZES = 256  # number of tensors of image sizes that are cached on the device
+OF_NETWORKS = ("half", "graphs", "compile", "fuse_relu", "kernels")  # options that exported files do not take
 AT_ONCE = 4  # largest number of images per task of a thread
 File = Path | str
 Read = Callable[[File], Any]  # returns Pixels, or a Jpeg if the device decodes; raises DataError
@@ -109,8 +110,8 @@ class Predictor:
         **options: Any,
     ) -> Predictor:
         """Creates a predictor from a model, which is not changed unless fold=False. An `EndToEnd` model, such as an
-        exported file, runs without options. in_place: a network may be changed, and cannot be used afterwards. Raises
-        the errors of the class."""
+        exported file, takes none of OF_NETWORKS. in_place: a network may be changed, and cannot be used afterwards.
+        Raises the errors of the class."""
         predictor = cls.__new__(cls)
         predictor._set_up(model, cfg, classes, device, threshold, options, in_place)
         return predictor
@@ -129,6 +130,9 @@ class Predictor:
             threshold = lowest_scores(classes)
         if not np.all((np.asarray(threshold) >= 0) & (np.asarray(threshold) <= 1)):  # NaN, too
             raise ValueError(f"threshold: expected a number in [0, 1], got {threshold}")
+        asked = [name for name in OF_NETWORKS if options.get(name, "auto") not in ("auto", False)]
+        if asked and isinstance(model, EndToEnd):
+            raise ConfigError(f"{', '.join(asked)}: an exported file runs as it was exported; leave out this option")
         self.device, self.threshold = torch.device(device), threshold
         self.cfg, self.classes = cfg, classes
         self.plan = Plan(**{"kernels": cfg.kernels, **options}).on(self.device)

@@ -159,7 +159,10 @@ def test_what_detects_by_itself_runs_as_it_is(cfg: Config) -> None:
             boxes = torch.cat((torch.zeros_like(sizes), sizes), dim=1)[:, None]
             return Detections(torch.ones(len(images), 1), torch.ones(len(images), 1).long(), boxes)
 
-    (found,) = Predictor.of(Fixed(), cfg, CLASSES).predict([Image.new("RGB", (50, 40), "white")])[0]
+    for options in ({"compile": True, "half": False}, {"kernels": "plain"}):
+        with pytest.raises(ConfigError, match=f"^{next(iter(options))}: an exported file runs as it was exported"):
+            Predictor.of(Fixed(), cfg, CLASSES, **options)  # type: ignore[arg-type]
+    (found,) = Predictor.of(Fixed(), cfg, CLASSES, resize="host").predict([Image.new("RGB", (50, 40), "white")])[0]
     assert found == (7, "pen", 1.0, (0.0, 0.0, 40.0, 40.0))  # clipped to the image
 
 
