@@ -21,6 +21,7 @@ from rtdetr.export.graph import fitting
 from rtdetr.inference.files import find_images
 
 MOST = 8  # number of images used from a folder
+GENERATED = "generated images; --images takes real ones"
 
 
 class Images(NamedTuple):
@@ -42,7 +43,7 @@ def example_images(folder: str | Path | None, cfg: Config) -> Images:
     how = cfg.data.interpolation
     if folder is None:
         drawn = [draw_image(320, np.random.default_rng(seed))[0] for seed in range(3)]
-        return Images([Image.fromarray(each) for each in drawn], "generated images; --images takes real ones", how)
+        return Images([Image.fromarray(each) for each in drawn], GENERATED, how)
     files = list(find_images([str(folder)]).images)[:MOST]
     images = [read_image(file, max_megapixels=cfg.data.max_megapixels) for file in files]
     return Images(images, f"{len(images)} images of {folder}", how)

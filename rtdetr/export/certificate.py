@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rtdetr.data.preprocess import SCALE
-from rtdetr.export.cases import Case, Images, cases
+from rtdetr.export.cases import GENERATED, Case, Images, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
@@ -125,10 +125,12 @@ class Certificate:
         failed = [each for each in self.comparisons if not each.passed]
         if failed:
             worst = max(failed, key=lambda each: each.missing)
+            uncalibrated = self.precision == "int8" and self.images == GENERATED
             return (
                 f"{len(failed)} of {len(self.comparisons)} comparisons with PyTorch fail; with {worst.runtime} on "
                 f"{worst.kind} {worst.batch}x{worst.height}x{worst.width} {worst.missing} of {worst.detections} "
                 "detections have no counterpart"
+                + ("; 8 bits need --images like those of --calibrate" if uncalibrated else "")
             )
         if self.ap and abs(self.ap.file - self.ap.model) > self.bounds.ap:
             return f"its AP differs from PyTorch's by more than {self.bounds.ap:g}: {self.ap_line()}"

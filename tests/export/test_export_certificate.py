@@ -9,7 +9,7 @@ import pytest
 from engine_helpers import tiny_config
 
 from rtdetr.export import targets
-from rtdetr.export.cases import cases, example_images
+from rtdetr.export.cases import GENERATED, cases, example_images
 from rtdetr.export.certificate import (
     BOUNDS,
     Arrays,
@@ -82,6 +82,16 @@ def test_ap_is_part_of_the_verdict(precision: Precision, after: float, passed: b
     certificate.save(certificate_path(tmp_path / "x"))
     stored = StoredCertificate("s", "w", "onnx", ["a fact"], ap, score=0.0, box=0.0)  # --check keeps it
     assert read_stored_certificate(tmp_path / "x") == stored
+
+
+@pytest.mark.parametrize(
+    ("precision", "images", "named"),
+    [("int8", GENERATED, True), ("int8", "8 images of a", False), ("fp32", GENERATED, False)],
+)
+def test_8_bits_that_fail_on_generated_images_ask_for_others(precision: Precision, images: str, named: bool) -> None:
+    compared = [Comparison("onnxruntime", "images", 1, 64, 64, 5, 5, 0.0, 0.0, 0, False)]
+    certificate = Certificate("x", "", 0, "onnx", precision, BOUNDS[precision], "w", images, compared)
+    assert certificate.reason().endswith("--images like those of --calibrate") is named
 
 
 @pytest.mark.parametrize(
