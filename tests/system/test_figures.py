@@ -1,4 +1,4 @@
-"""The images of the documentation come from tools/figures.py."""
+"""The images of the documentation, of which tools/figures.py makes those of a training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import runpy
 import shutil
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -26,9 +27,10 @@ def figures() -> dict[str, Any]:
     return runpy.run_path(str(ROOT / "tools" / "figures.py"))
 
 
-def test_the_design_is_drawn_by_the_script_and_names_what_is_there(figures: dict[str, Any]) -> None:
-    assert (IMAGES / "design.svg").read_text(encoding="utf-8") == figures["design"]()
-    assert [part.file for part in figures["PARTS"] if not (ROOT / "rtdetr" / part.file).exists()] == []
+def test_the_design_names_what_is_there() -> None:
+    drawing = ElementTree.parse(IMAGES / "design.svg").getroot()
+    files = [text.text or "" for text in drawing.iterfind("{*}text[@class='f']")]
+    assert len(files) > 10 and [file for file in files if not (ROOT / "rtdetr" / file).exists()] == []
 
 
 def test_the_images_are_small() -> None:
