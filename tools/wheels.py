@@ -18,7 +18,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from pathlib import Path
@@ -27,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "NOTICE", "configs", "rtdetr")
 ARCHS = "7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX"
 DETECT = """
-import sys, numpy, torch, rtdetr
+import os, numpy, torch, rtdetr
 from rtdetr import RTDETRv3
-assert rtdetr.__file__.startswith(sys.prefix), rtdetr.__file__
+assert rtdetr.__file__.startswith(os.environ["PYTHONPATH"]), rtdetr.__file__
 model = RTDETRv3.from_pretrained("rtdetrv3_nano_shapes", classes=["a", "b"])
 assert len(model.predict(numpy.zeros((90, 120, 3), numpy.uint8), threshold=0)), "nothing was detected"
 print("torch", torch.__version__, "on", model.device)
@@ -47,16 +46,15 @@ def build(kind: str, output: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         source, made = Path(folder) / "source", Path(folder) / "made"
         source.mkdir()
-        for name in SOURCES:
-            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-            copy(ROOT / name, source / name)
+        subprocess.run(["cp", "-r", *(ROOT / name for name in SOURCES), source], check=True)
         for left in (*source.glob("rtdetr/ops/*.so"), source / "rtdetr/ops/_build.json"):
             left.unlink(missing_ok=True)
         environment = {**os.environ, "RTDETR_CUDA": "0"}
         if kind == "cuda":
             archs = os.environ.get("TORCH_CUDA_ARCH_LIST") or ARCHS
             environment |= {"RTDETR_CUDA": "1", "TORCH_CUDA_ARCH_LIST": archs}
-            _rename_version(source / "rtdetr" / "__init__.py", f"+cu{_cuda_version()}")
+            file = source / "rtdetr/__init__.py"
+            file.write_text(re.sub(r'(?m)^(__version__ = ".*)"', rf'\1+cu{_cuda_version()}"', file.read_text("utf-8")))
         pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(made), str(source)]
         subprocess.run(pip, env=environment, check=True)
         (wheel,) = made.glob("*.whl")
@@ -68,21 +66,15 @@ def build(kind: str, output: Path) -> Path:
 
 
 def check(wheel: Path) -> str:
-    """Installs a wheel into an environment that has the other packages of this interpreter, and detects with it there;
-    a line on what was found. Raises CalledProcessError or AssertionError."""
+    """Installs a wheel into a folder ahead of the packages of this interpreter, and detects with it; a line on what was
+    found. Raises CalledProcessError or AssertionError."""
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-        python = f"{folder}/bin/python"
-        site = next(Path(folder).glob("lib/python*/site-packages"))
-        (site / "shared.pth").write_text(sysconfig.get_path("purelib"))
-        install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index"]
-        # The environment of this interpreter may have the package, too.
-        subprocess.run([*install, "--ignore-installed", str(wheel.resolve())], check=True)
+        environment = os.environ | {"PYTHONPATH": f"{folder}/site"}
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", f"{folder}/site"]
+        subprocess.run([*pip, str(wheel.resolve())], check=True)
 
         def run(*arguments: str) -> str:
-            environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-            done = subprocess.run([python, *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, check=True)
-            return done.stdout.decode()
+            return subprocess.check_output([sys.executable, *arguments], cwd=folder, env=environment, text=True)
 
         facts = json.loads(run("-m", "rtdetr.ops", "--json"))
         assert facts["devices"]["cpu"]["backend"] == "cpu", facts
@@ -107,15 +99,8 @@ def _oldest_glibc(wheel: Path) -> int:
 
 def _cuda_version() -> str:
     nvcc = f"{os.environ['CUDA_HOME']}/bin/nvcc" if os.environ.get("CUDA_HOME") else "nvcc"
-    text = subprocess.run([nvcc, "--version"], check=True, stdout=subprocess.PIPE).stdout.decode()
-    found = re.search(r"release (\d+)\.(\d+)", text)
-    assert found, text
-    return found[1] + found[2]
-
-
-def _rename_version(file: Path, suffix: str) -> None:
-    text = file.read_text(encoding="utf-8")
-    file.write_text(re.sub(r'(?m)^__version__ = "(.*)"', rf'__version__ = "\1{suffix}"', text), encoding="utf-8")
+    (found,) = re.findall(r"release (\d+)\.(\d+)", subprocess.check_output([nvcc, "--version"], text=True))
+    return "".join(found)
 
 
 def main() -> int:
