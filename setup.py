@@ -101,11 +101,7 @@ def compile_library(kind, objects):
         archs = choose_archs(nvcc)
         codes = [("sm", arch) for arch in archs] + [("compute", arch) for arch in archs if arch.endswith("+PTX")]
         gencode = " ".join(f"-gencode arch=compute_{arch},code={code}_{arch}" for code, arch in codes)
-        settings |= {
-            "ccbin": host,
-            "nvcc": f"{nvcc} -lineinfo" if DEBUG else nvcc,
-            "archs": gencode.replace("+PTX", ""),
-        }
+        settings |= {"ccbin": host, "nvcc": f"{nvcc}{' -lineinfo' * DEBUG}", "archs": gencode.replace("+PTX", "")}
         info |= {"compiler": nvcc, "cuda": cuda, "archs": archs}
     objects.mkdir(parents=True, exist_ok=True)
     (objects / "settings.ninja").write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
