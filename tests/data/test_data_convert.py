@@ -151,20 +151,38 @@ def test_boxes_of_images_on_their_side_turn_with_them(tmp_path: Path, orientatio
     assert sorted(map(tuple, patches[0])) == sorted(map(tuple, patches[1]))
 
 
-def test_names_that_only_differ_in_their_ending(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    for name in ("a.png", "a.bmp"):
+@pytest.mark.parametrize("names", [("a.png", "a.bmp"), ("A.png", "a.png"), ("A.png", "a.bmp"), ("B/a.png", "b/A.bmp")])
+def test_names_that_only_differ_in_their_ending_or_in_case(tmp_path: Path, names: tuple[str, str]) -> None:
+    """macOS and Windows hold no two names that differ only in case."""
+    for name in names:
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / "images" / name)
-    images = [{"id": i, "file_name": name} for i, name in enumerate(("a.png", "a.bmp"))]
+    images = [{"id": i, "file_name": name} for i, name in enumerate(names)]
     boxes = [{"id": i, "image_id": i, "category_id": 1, "bbox": [i, i, 3, 3]} for i in (0, 1)]
     document = {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
     (tmp_path / "a.json").write_text(json.dumps(document))
     for given, out in (("a.json", "coco"), ("a.json", "yolo"), ("yolo", "voc"), ("voc", "back")):
         to = "coco" if out == "back" else out
         assert main(["convert-data", str(tmp_path / given), str(tmp_path / out), "--to", to]) == 0
+    for out in ("coco", "back", "yolo", "voc"):
+        files = [str(each.relative_to(tmp_path / out)) for each in (tmp_path / out).rglob("*.*") if each.is_file()]
+        assert len({each.lower() for each in files}) == len(files)
     for out in ("coco", "back"):
         assert plain(read_any(tmp_path / out))[2:] == plain(read_document(tmp_path / "a.json"))[2:]
-        assert {each.name for each in (tmp_path / out / "train").iterdir()} == {"a.png", "a.bmp"}
+        kept = {str(each.relative_to(tmp_path / out / "train")) for each in (tmp_path / out).rglob("*.*[pg]")}
+        assert names[0] in kept and len(kept) == 2
+        assert names[1] in kept or names[0].lower() == names[1].lower()
+
+
+def test_sets_whose_names_only_differ_in_case_get_folders_in_voc(tmp_path: Path) -> None:
+    for split, name in (("train", "A.png"), ("val", "a.png")):
+        for folder in (tmp_path / "in" / "images" / split, tmp_path / "in" / "labels" / split):
+            folder.mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "in" / "images" / split / name)
+        (tmp_path / "in" / "labels" / split / name).with_suffix(".txt").write_text("0 0.5 0.5 0.5 0.5\n")
+    assert main(["convert-data", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "voc"]) == 0
+    images = tmp_path / "out" / "JPEGImages"
+    assert {str(each.relative_to(images)) for each in images.rglob("*.png")} == {"train/A.png", "val/a.png"}
 
 
 @pytest.mark.parametrize("to", ["yolo", "voc"])

@@ -156,8 +156,8 @@ def _as_it_was(document: CocoDocument, sidecar: Sidecar, split: str) -> CocoDocu
 
 
 def _distinct(names: list[str], stems: bool = False) -> list[str]:
-    """Names that stay below a folder and are unique. stems: also without their endings, as label files are named after
-    them."""
+    """Names that stay below a folder and are unique, also where case is ignored, as on macOS and Windows. stems: also
+    without their endings, as label files are named after them."""
     taken: set[str] = set()
     chosen = []
     for name in names:
@@ -165,10 +165,10 @@ def _distinct(names: list[str], stems: bool = False) -> list[str]:
         inside = os.path.normpath(UNPRINTED.sub("_", inside.strip()))
         stem, ending = os.path.splitext(inside)
         unused, number = stem, 1
-        while (unused if stems else f"{unused}{ending}") in taken:
+        while (key := (unused if stems else f"{unused}{ending}").casefold()) in taken:
             number += 1
             unused = f"{stem}_{number}"
-        taken.add(unused if stems else f"{unused}{ending}")
+        taken.add(key)
         chosen.append(f"{unused}{ending}")
     return chosen
 
@@ -186,7 +186,7 @@ def _findable(name: str, file: Path) -> str:
 
 def _apart(parts: list[Part]) -> list[Part]:
     """Makes names unique across the sets: if they are not, each set gets its own folder."""
-    stems = [os.path.splitext(name)[0] for part in parts for name in part.names]
+    stems = [os.path.splitext(name)[0].casefold() for part in parts for name in part.names]
     if len(set(stems)) == len(stems):
         return parts
     return [part._replace(names=[f"{part.split}/{name}" for name in part.names]) for part in parts]
