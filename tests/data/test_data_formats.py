@@ -172,6 +172,19 @@ def test_one_set_of_a_folder_with_several(sets: dict[str, Path], tmp_path: Path)
         assert everything(data) == everything(expected) and data.classes == expected.classes
 
 
+def test_keypoints_and_names_of_one_set_are_those_declared_above(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path / "train", "1 0.5 0.5 0.25 0.5 0.1 0.1 0.9 0.9\n")
+    (root / "data.yaml").unlink()
+    (tmp_path / "data.yaml").write_text("train: train\nval: valid\nnames: [cat, dog]\nkpt_shape: [2, 2]\n")
+    for path in (root, root / "images"):
+        assert open_set(path).targets(0)[0].tolist() == [[36, 16, 60, 48]]
+    (tmp_path / "data.yaml").unlink()
+    for name in ("classes.txt", "labels/classes.txt"):
+        (root / name).write_text("cat\ndog\n")
+        assert open_set(root / "images").classes.names == ("cat", "dog")
+        (root / name).unlink()
+
+
 def test_polygons_become_boxes_and_are_counted(tmp_path: Path) -> None:
     data = open_set(yolo_set(tmp_path, "1 0.25 0.25 0.75 0.25 0.5 0.75\n0 0.5 0.5 0.25 0.5\n"))
     assert data.targets(0)[0].tolist() == [[24, 16, 72, 48], [36, 16, 60, 48]]

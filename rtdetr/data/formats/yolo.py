@@ -71,7 +71,10 @@ def find_yolo(path: Path) -> YoloFolder | None:
     sets = undeclared_sets(path)
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
         sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
-    return YoloFolder(path, path, _names_near(path), sets) if sets else None
+    if not sets:
+        return None
+    names, num_more = _declared_near(path)
+    return YoloFolder(path, path, names, sets, num_more)
 
 
 def _of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
@@ -176,14 +179,16 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
     return dict(sorted(found.items()))
 
 
-def _names_near(folder: Path) -> dict[int, str] | None:
-    """Class names for a folder of a single split, whose data.yaml is in a folder above."""
-    names = _names_beside(folder)
-    for path in [each / "data.yaml" for each in list(folder.absolute().parents)[:2]]:
-        if names is None and path.is_file():
-            content = _read_yaml(path)
-            names = _names(path, content) if isinstance(content, dict) else None
-    return names
+def _declared_near(folder: Path) -> tuple[dict[int, str] | None, int]:
+    """Class names and `num_more` for a folder of a single split, whose data.yaml or classes.txt may be above it."""
+    for each in (folder.absolute(), *list(folder.absolute().parents)[:2]):
+        file = each / "data.yaml"
+        content = _read_yaml(file) if file.is_file() else None
+        if isinstance(content, dict):
+            return _names(file, content), _num_more(file, content.get("kpt_shape"))
+        if names := _names_beside(each):
+            return names, 0
+    return None, 0
 
 
 def _names_beside(root: Path) -> dict[int, str] | None:
