@@ -28,6 +28,7 @@ from rtdetr.ops.backend import (
 from rtdetr.ops.reference import check_sizes, compute_dtype
 
 CameraShapes = Tensor | Sequence[Sequence[tuple[int, int]]]
+MAX_LEVELS, MAX_GROUPS = 128, 256  # kEntries and kMoves of csrc/cuda/deformable_aggregation.cu
 
 
 def deformable_aggregation(
@@ -61,10 +62,12 @@ def deformable_aggregation(
     _check(features, spatial_shapes, sampling_locations, weights)
     dtype = compute_dtype(features)
     locations, weights = sampling_locations.to(dtype), weights.to(dtype)
-    chosen = resolve_backend(backend, features)
-    if chosen == "cuda" and not torch.are_deterministic_algorithms_enabled():
-        levels = operator_levels(_maps(spatial_shapes), level_start_index, features)
-        return run(torch.ops.rtdetr.deformable_aggregation, features, *levels, locations, weights)
+    cameras, levels, groups = weights.shape[3:]
+    chosen = resolve_backend(backend, features, 0 if isinstance(spatial_shapes, Tensor) else cameras * levels)
+    has_kernel = levels <= MAX_LEVELS and groups <= MAX_GROUPS and not torch.are_deterministic_algorithms_enabled()
+    if chosen == "cuda" and has_kernel:
+        maps = operator_levels(_maps(spatial_shapes), level_start_index, features)
+        return run(torch.ops.rtdetr.deformable_aggregation, features, *maps, locations, weights)
     # A NaN is not outside, and makes its anchor NaN. `where`, not a product, so that infinite and NaN weights of points
     # outside are ignored, too.
     outside = ((locations <= 0) | (locations >= 1)).any(-1)  # (B, A, P, N)
@@ -80,7 +83,8 @@ def _by_attention(
     features: Tensor, spatial_shapes: CameraShapes, starts: Tensor | None, locations: Tensor, weights: Tensor
 ) -> Tensor:
     """Computes by the attention kernels: groups are heads, anchors queries, maps levels. Locations are expanded for
-    every group and level. Used on the CPU, and on CUDA if the sums of the gradient must be deterministic."""
+    every group and level. Used on the CPU, and on CUDA for more levels or groups than its own kernel takes, or if the
+    sums of the gradient must be deterministic."""
     groups, levels = weights.shape[5], weights.shape[4]
     value = features.unflatten(2, (groups, -1))  # (B, S, G, C / G)
     # (B, A, P, N, 2) -> (B, A, G, N * L, P, 2), and (B, A, P, N, L, G) -> (B, A, G, N * L, P)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import torch
 from messages import message
 from ops_cases import BACKENDS, TOLERANCE, Target, relative, require
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rtdetr.ops import DeformableFeatureAggregation, compiled, deformable_aggregation
 from rtdetr.ops import backend as backend_module
@@ -124,6 +127,7 @@ def test_equals_naive_loop(
         (((5, 4), (3, 3)), 3, 4, 40, 80),  # more groups than a block has for them
         (((5, 4), (3, 3)), 3, 4, 1, 300),  # more channels in a group than its lanes hold
         (((5, 4), (3, 3)), 3, 4, 3, 192),  # 64 channels in a group
+        (((5, 4), (3, 3)), 3, 4, 260, 520),  # more groups than its CUDA kernel takes
     ],
 )
 def test_sizes_that_take_several_rounds(
@@ -137,6 +141,50 @@ def test_sizes_that_take_several_rounds(
 ) -> None:
     x = make_views((maps,) * 6, 2, anchors, points, groups, channels, dtype, spread=1.2)
     assert_close(run(x, target), run(x.to(torch.float64), ("torch", "cpu")), TOLERANCE[dtype])
+
+
+@pytest.mark.gpu
+def test_more_levels_than_the_cuda_kernel_takes() -> None:
+    require("cuda", "cuda")
+    x = make_views((((2, 3),) * 130,), 2, 3, 2, 2, 8)
+    leaves = x.to("cuda").leaves()
+    output = deformable_aggregation(leaves[0], torch.tensor(x.shapes, device="cuda"), None, *leaves[1:], backend="cuda")
+    found = [output, *torch.autograd.grad(output, leaves, x.grad.cuda())]
+    assert_close([each.cpu() for each in found], run(x.to(torch.float64), ("torch", "cpu")), TOLERANCE[torch.float32])
+
+
+def test_limits_of_the_cuda_kernel(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a GPU: tensors that only pretend to lie on one. Above 128 levels and 256 groups the kernels of attention
+    compute; `auto` falls back above 32 maps whose sizes are on the host."""
+    monkeypatch.setitem(compiled.WHY_NOT, "cuda", None)
+    monkeypatch.setattr(backend_module, "_why_not_this_gpu", lambda index: None)
+    backend_module._log_once.cache_clear()
+
+    def operators(levels: int, groups: int, on_device: bool) -> set[str]:
+        x = make_views((((2, 3),) * levels,), 1, 3, 2, groups, groups)
+        with FakeTensorMode(allow_non_fake_inputs=True), Recorder() as recorder:
+            inputs = [torch.empty_like(each, device="cuda") for each in (x.features, x.locations, x.weights)]
+            shapes = torch.empty(1, levels, 2, dtype=torch.int64, device="cuda") if on_device else x.shapes
+            deformable_aggregation(inputs[0], shapes, None, *inputs[1:])
+        return recorder.names & {"deformable_aggregation", "ms_deform_attn", "grid_sampler_2d"}
+
+    assert operators(32, 256, False) == operators(128, 2, True) == {"deformable_aggregation"}
+    assert operators(2, 257, False) == operators(129, 2, True) == {"ms_deform_attn"}
+    assert not caplog.messages
+    assert operators(33, 2, False) == {"grid_sampler_2d"}
+    assert message("too many levels", "32", "33").search(caplog.text)
+
+
+class Recorder(TorchDispatchMode):
+    """Records the names of the operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
 
 
 def test_deterministic(target: Target) -> None:
