@@ -6,7 +6,6 @@ Letters: B batch, S cells of all levels, H heads, D channels per head, Q queries
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from rtdetr.ops.backend import (
     resolve_backend,
     run,
     why_not_compiled,
+    without_autocast,
 )
 from rtdetr.ops.deformable_aggregation import DeformableFeatureAggregation, deformable_aggregation
 from rtdetr.ops.reference import compute_dtype, locations_from_offsets, ms_deform_attn_reference, softmax_weights
@@ -111,18 +111,26 @@ def ms_deform_attn_fused(
 
 
 class MSDeformAttnFunction:
-    """Deformable DETR's interface: its name and five tensors; the sixth argument of old kernels is ignored."""
+    """`apply` of Deformable DETR's and mmcv's autograd.Function; differentiable once."""
 
     @staticmethod
     def apply(
         value: Tensor,
-        spatial_shapes: SpatialShapes,
-        level_start_index: Tensor | None,
+        value_spatial_shapes: SpatialShapes,
+        value_level_start_index: Tensor | None,
         sampling_locations: Tensor,
         attention_weights: Tensor,
-        *_im2col_step: Any,
+        im2col_step: int = 64,
     ) -> Tensor:
-        return ms_deform_attn(value, spatial_shapes, level_start_index, sampling_locations, attention_weights)
+        """Return (B, Q, H * D) of the type of `value`, also under autocast, as the extensions do.
+
+        `im2col_step` is ignored; the batch need not be a multiple of it.
+        """
+        check_tensors(value=value)
+        with without_autocast(value):
+            return ms_deform_attn(
+                value, value_spatial_shapes, value_level_start_index, sampling_locations, attention_weights
+            )
 
 
 def _host_levels(spatial_shapes: SpatialShapes) -> int:

@@ -20,7 +20,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rtdetr.ops import Backend, SpatialShapes, _check, _host_levels, ms_deform_attn, resolve_backend
+from rtdetr.ops import (
+    Backend,
+    MSDeformAttnFunction,
+    SpatialShapes,
+    _check,
+    _host_levels,
+    ms_deform_attn,
+    resolve_backend,
+)
 from rtdetr.ops.backend import check_name, check_tensors, operator_levels, run, without_autocast
 from rtdetr.ops.reference import compute_dtype
 
@@ -43,23 +51,8 @@ logger = logging.getLogger("rtdetr")
 
 # Deformable DETR and mmcv. Deformable DETR's extension has positional arguments only, so mmcv's names work for both.
 
-
-def ms_deform_attn_forward(
-    value: Tensor,
-    value_spatial_shapes: SpatialShapes,
-    value_level_start_index: Tensor | None,
-    sampling_locations: Tensor,
-    attention_weights: Tensor,
-    im2col_step: int = 64,
-) -> Tensor:
-    """Return (B, Q, H * D) of the type of `value`, also under autocast, as the extensions do.
-
-    `im2col_step` is ignored; the batch need not be a multiple of it.
-    """
-    with without_autocast(value):
-        return ms_deform_attn(
-            value, value_spatial_shapes, value_level_start_index, sampling_locations, attention_weights
-        )
+MultiScaleDeformableAttnFunction = MSDeformAttnFunction
+ms_deform_attn_forward = MSDeformAttnFunction.apply
 
 
 def ms_deform_attn_backward(
@@ -119,15 +112,6 @@ def multi_scale_deformable_attn_pytorch(
 ) -> Tensor:
     """Return (B, Q, H * D): mmcv's function for other devices than GPUs; uses the device's kernel if there is one."""
     return ms_deform_attn_forward(value, value_spatial_shapes, None, sampling_locations, attention_weights)
-
-
-class MSDeformAttnFunction:
-    """Provides `apply` with the six arguments of the autograd.Function of this name; differentiable once."""
-
-    apply = staticmethod(ms_deform_attn_forward)
-
-
-MultiScaleDeformableAttnFunction = MSDeformAttnFunction
 
 
 EXTENSION = "MultiScaleDeformableAttention"

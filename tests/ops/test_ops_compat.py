@@ -19,7 +19,7 @@ from ops_cases import TOLERANCE, Inputs, Shapes, make_inputs, relative, require
 from torch import Tensor, nn
 from transformers_models import inputs, tiny_model
 
-from rtdetr.ops import Backend, compat, ms_deform_attn
+from rtdetr.ops import Backend, MSDeformAttnFunction, compat, ms_deform_attn
 from rtdetr.ops.reference import ms_deform_attn_reference
 
 SHAPES: Shapes = ((9, 7), (5, 4), (1, 3))
@@ -115,7 +115,7 @@ def test_signatures_of_the_originals() -> None:
     assert list(inspect.signature(compat.ms_deform_attn_backward).parameters) == [*shared, *filled, "im2col_step"]
     for plain in (compat.ms_deform_attn_core_pytorch, compat.multi_scale_deformable_attn_pytorch):
         assert list(inspect.signature(plain).parameters) == [shared[0], shared[1], shared[3], shared[4]]
-    assert compat.MultiScaleDeformableAttnFunction is compat.MSDeformAttnFunction
+    assert compat.MultiScaleDeformableAttnFunction is compat.MSDeformAttnFunction is MSDeformAttnFunction
 
 
 def test_functions_agree_with_the_core_and_differentiate(device: str) -> None:
