@@ -257,6 +257,12 @@ def test_more_levels_than_a_kernel_argument_holds() -> None:
         ms_deform_attn_fused(*fused, backend="cuda")  # type: ignore[arg-type]
 
 
+def test_more_batch_items_than_one_launch_takes(mode: str) -> None:
+    maps = ((3, 2), (1, 2))
+    inputs = _inputs(65_600, 1, maps, torch.float32, heads=1, channels=4, points=1)
+    _compare(_run(inputs, maps, "cuda"), inputs, maps)
+
+
 @pytest.mark.slow
 def test_more_than_2_to_the_31_elements(mode: str) -> None:
     maps = ((1024, 1024),)

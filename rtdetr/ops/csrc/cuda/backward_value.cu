@@ -14,6 +14,7 @@ constexpr int kSortBlocks = 128;  // least blocks of the sort, even if several m
 constexpr int kTileWidth = 4;
 constexpr float kPointsPerGroup = 64;  // points per pixel above which more lane groups share it
 constexpr int kBatch = 4;  // points whose loads are in flight together
+constexpr int64_t kMaxGridY = 65535;  // batch items of one launch
 
 __host__ __device__ inline int64_t grid_cells(int64_t height, int64_t width) { return (height + 1) * (width + 1); }
 
@@ -344,17 +345,20 @@ const char* gather(const Backward& call, const Levels& levels, const SortPlan& p
     cells += grid_cells(level.height, level.width);
   }
   if (!planned) tiles.tiles = int(call.sizes.S);  // an upper bound: every tile has a pixel
-  if (call.sizes.B > 65535 || tiles.tiles * call.sizes.H > INT32_MAX)
-    return "the value gradient is too large for one launch";
+  if (tiles.tiles * call.sizes.H > INT32_MAX) return "the value gradient is too large for one launch";
   if (!planned) {  // unchecked sizes may leave cells uncovered
     const size_t bytes = call.sizes.B * call.sizes.S * call.sizes.H * call.sizes.D * sizeof(T);
     if (const char* error = memory_error(cudaMemsetAsync(call.grad_value, 0, bytes, call.stream))) return error;
   }
-  const dim3 blocks(unsigned(tiles.tiles * call.sizes.H), unsigned(call.sizes.B));
   const auto kernel = planned ? gather_kernel<T, V, kLanes, true> : gather_kernel<T, V, 0, false>;
-  kernel<<<blocks, kGatherBlock, 0, call.stream>>>(
-      static_cast<const T*>(call.grad_output), call.levels, entries, ends, static_cast<T*>(call.grad_value), plan,
-      tiles, shape);
+  for (int64_t first = 0; first < call.sizes.B; first += kMaxGridY) {
+    const dim3 blocks(unsigned(tiles.tiles * call.sizes.H), unsigned(min(call.sizes.B - first, kMaxGridY)));
+    const int64_t heads = first * call.sizes.H;  // of earlier launches
+    kernel<<<blocks, kGatherBlock, 0, call.stream>>>(
+        static_cast<const T*>(call.grad_output) + heads * call.sizes.Q * call.sizes.D, call.levels,
+        entries + heads * call.sizes.L * plan.points, ends + heads * plan.cells,
+        static_cast<T*>(call.grad_value) + heads * call.sizes.S * call.sizes.D, plan, tiles, shape);
+  }
   return launch_error();
 }
 
