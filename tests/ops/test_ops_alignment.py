@@ -27,7 +27,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "batch_norm_relu": lambda *tensors: _batch_norm(*tensors, F.relu),
     "batch_norm_silu": lambda *tensors: _batch_norm(*tensors, F.silu),
     "layer_norm": lambda *tensors: sum_norm(*tensors, 1e-5),
-    "linear": lambda x, _, weight, bias: linear(x, weight.diag().to(x.dtype), bias.to(x.dtype), relu=True),
+    "linear": lambda x, _, weight, bias: linear(x, weight.diag().to(x.dtype), bias.clone().to(x.dtype), relu=True),
 }
 
 
@@ -36,15 +36,15 @@ CALLS: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_views_that_begin_anywhere_give_the_same_numbers(name: str, dtype: torch.dtype) -> None:
     x, plus = (torch.randn(3, 5, 7, 16, device="cuda").to(dtype) for _ in range(2))
-    weight, bias = (torch.randn(16, device="cuda").requires_grad_() for _ in range(2))
+    weight, bias = (torch.randn(16, device="cuda") for _ in range(2))
     assert why_not_fused(x) is None
 
-    def results(inputs: list[Tensor], change: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
-        leaves = [*(change(each).requires_grad_() for each in inputs), weight, bias]
+    def results(change: Callable[[Tensor], Tensor]) -> list[Tensor | None]:
+        leaves = [change(each).requires_grad_() for each in (x, plus, weight, bias)]
         y = CALLS[name](*leaves)
         grad = change(torch.linspace(-1, 1, y.numel(), device="cuda").to(dtype).view(y.shape))
         return [y, *torch.autograd.grad(y, leaves, grad, allow_unused=True)]
 
-    for found, wanted in zip(results([x, plus], misaligned), results([x, plus], torch.clone), strict=True):
+    for found, wanted in zip(results(misaligned), results(torch.clone), strict=True):
         assert (found is None) == (wanted is None)
         assert found is None or torch.equal(found, wanted)

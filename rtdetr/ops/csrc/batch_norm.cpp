@@ -5,8 +5,7 @@
 
 namespace {
 
-rtdetr::Norm norm_of(const Tensor& x, const Tensor& statistics, const Tensor& weight, const Tensor& bias, double eps,
-                     int64_t activation) {
+rtdetr::Norm norm_of(const Tensor& x, Tensor& statistics, Tensor& weight, Tensor& bias, double eps, int64_t activation) {
   const int64_t channels = x.size(1), processes = statistics.size(0);
   return {floats("statistics", statistics, x, {processes, 2 * channels + rtdetr::kStatisticsTail}),
           processes,
@@ -32,9 +31,8 @@ Tensor channel_norm(Tensor x, OptionalTensor plus, Tensor statistics, Tensor wei
   const rtdetr::Norm norm = norm_of(x, statistics, weight, bias, eps, activation);
   rtdetr::Running running{nullptr, nullptr, static_cast<float>(momentum)};
   if (running_mean && running_var) {
-    floats("running_mean", *running_mean, x, {x.size(1)});
-    floats("running_var", *running_var, x, {x.size(1)});
-    running.mean = writable<float>(*running_mean), running.variance = writable<float>(*running_var);
+    running.mean = own_floats("running_mean", *running_mean, x);
+    running.variance = own_floats("running_var", *running_var, x);
   }
   plus = alike("plus", plus, x);
   Tensor y = torch::stable::new_empty(x, x.sizes());

@@ -5,7 +5,7 @@
 
 namespace {
 
-rtdetr::TokenNorm norm_of(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+rtdetr::TokenNorm norm_of(const Tensor& x, Tensor& weight, Tensor& bias, double eps) {
   const int64_t bytes = x.size(1) * (x.scalar_type() == ScalarType::Float ? 4 : 2);
   STD_TORCH_CHECK(bytes <= rtdetr::kMaxTokenBytes, "x: expected rows of at most ", rtdetr::kMaxTokenBytes, " bytes, got ",
                   bytes);

@@ -14,12 +14,20 @@ inline rtdetr::Rows rows_of(const Tensor& x) {
   return {pointer(x), kernel_type(x), x.size(0), x.size(1)};
 }
 
-inline const float* floats(const char* name, const Tensor& tensor, const Tensor& x, const std::vector<int64_t>& shape) {
+// The address of `tensor`, which is replaced by one that is `ready`.
+inline const float* floats(const char* name, Tensor& tensor, const Tensor& x, const std::vector<int64_t>& shape) {
   check_type(name, tensor, ScalarType::Float, x);
   check_shape(name, tensor, shape);
-  STD_TORCH_CHECK(tensor.is_contiguous() && reinterpret_cast<uintptr_t>(pointer(tensor)) % 16 == 0, name,
-                  ": expected to be contiguous and to start at a multiple of 16 bytes");
+  tensor = ready(tensor);
   return pointer<float>(tensor);
+}
+
+// The address of `tensor`, which a kernel changes.
+inline float* own_floats(const char* name, const Tensor& tensor, const Tensor& x) {
+  check_type(name, tensor, ScalarType::Float, x);
+  check_shape(name, tensor, {x.size(1)});
+  STD_TORCH_CHECK(tensor.is_contiguous(), name, ": expected to be contiguous");
+  return writable<float>(tensor);
 }
 
 // `tensor`, which must have the shape and type of x, `ready`.
