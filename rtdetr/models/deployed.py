@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from rtdetr.models.backbone import ResNetVd, feature_maps
 from rtdetr.models.decoder import (
-    Decoded,
     Decoder,
     DecoderLayer,
     Memory,
@@ -35,16 +34,16 @@ from rtdetr.models.deployed_layers import (
     FirstInFloat32,
     FoldedBlock,
     MergedAttention,
-    MergedCSPBlock,
     Remembered,
     TopDownBlock,
     fold_norm,
     folded,
+    merged_csp_block,
     summed_relu,
 )
 from rtdetr.models.encoder import HybridEncoder, attend_within, bottom_up
 from rtdetr.models.layers import MLP, in_weight_type, position_code
-from rtdetr.models.portable import Constant, ConstantAnchors, Portable, PortableAttention, PortableSelector
+from rtdetr.models.portable import Constant, Portable, PortableAttention, PortableSelector
 from rtdetr.ops.conv_relu import linear_relu
 from rtdetr.types import Predictions, as_floats
 
@@ -100,8 +99,7 @@ class DeployedModel(nn.Module):
         scaled = as_floats(images).to(self.dtype).contiguous(memory_format=self.memory_format)
         maps = self.encoder(self.backbone(scaled))
         memory = self.decoder.remember(maps)
-        decoded = self.decoder(*self.decoder.selector(memory), memory)
-        return Predictions(decoded.logits.squeeze(0), decoded.boxes.squeeze(0))
+        return self.decoder(*self.decoder.selector(memory), memory)
 
 
 @torch.no_grad()
@@ -153,7 +151,7 @@ class DeployedEncoder(nn.Module):
         fuse = options.fuse_relu
         self.lateral = nn.ModuleList(folded(each, fuse) for each in encoder.lateral)
         self.downsample = nn.ModuleList(folded(each, fuse) for each in encoder.downsample)
-        self.bottom_up = nn.ModuleList(MergedCSPBlock(each, fuse) for each in encoder.bottom_up)
+        self.bottom_up = nn.ModuleList(merged_csp_block(each, fuse) for each in encoder.bottom_up)
         pairs = zip(encoder.top_down, reversed(projections))
         self.top_down = nn.ModuleList(TopDownBlock(block, projection, fuse) for block, projection in pairs)
 
@@ -181,7 +179,8 @@ class DeployedDecoder(nn.Module):
         box_head = deployed_box_head(decoder.selector.box_head, options)
         self.selector: nn.Module = DeployedSelector(decoder.selector, box_head)
         if options.portable:
-            self.make_anchors = ConstantAnchors(options.portable.shapes, decoder.official_rectangles)
+            anchors, valid = make_anchors(options.portable.shapes, torch.empty(0), decoder.official_rectangles)
+            self.make_anchors = Constant(anchors, valid.to(anchors.dtype))  # not every runtime has boolean constants
             self.selector = PortableSelector(decoder.selector, box_head, options.portable.sampling)
         first, last = decoder.query_pos.linears()
         hidden = DeployedLinearReLU(first, summed_relu) if options.for_compiler else linear_with_relu(first, options)
@@ -209,14 +208,14 @@ class DeployedDecoder(nn.Module):
         anchors, valid = self.make_anchors(shapes, tokens, self.official_rectangles)
         return Memory(tokens, shapes, anchors, valid, tokens)
 
-    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory) -> Decoded:
+    def forward(self, content: Tensor, box_logits: Tensor, memory: Memory) -> Predictions:
         """As Decoder.forward in eval mode."""
         content = content.to(memory.tokens.dtype)
         for layer, box_head in zip(self.layers, self.box_heads):
             reference = box_logits.sigmoid()
             content, _, delta = decoder_step(layer, self.query_pos, box_head, content, reference, memory, ())
             box_logits = delta + box_logits.clamp(-self.LIMIT, self.LIMIT)
-        return Decoded(in_weight_type(self.score_heads[0], content)[None], box_logits.sigmoid()[None])
+        return Predictions(in_weight_type(self.score_heads[0], content), box_logits.sigmoid())
 
 
 class DeployedSelector(nn.Module):

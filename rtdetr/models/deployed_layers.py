@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,19 +44,6 @@ class Conv(nn.Module):
         return y if self.activation is None else self.activation(y)
 
 
-class ConvSilu(nn.Module):
-    """SiLU of a convolution and its bias, which a kernel adds."""
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        assert conv.bias is not None
-        self.bias_silu, conv.bias = BiasSilu(conv.bias), None
-        self.conv = conv
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bias_silu(self.conv(x))
-
-
 class ConvRelu(nn.Module):
     """ReLU of the sum of a convolution, a bias and an optional residual, in one cuDNN call."""
 
@@ -75,8 +63,9 @@ class ConvRelu(nn.Module):
 
 def activated(conv: nn.Conv2d, activation: Callable[[Tensor], Tensor] | None, fuse: bool) -> nn.Module:
     """The convolution and what follows it. fuse: by the fewest kernels on a GPU."""
-    if fuse and activation is F.silu:
-        return ConvSilu(conv)
+    if fuse and activation is F.silu:  # one kernel adds the bias and applies SiLU
+        bias, conv.bias = bias_of(conv), None
+        return nn.Sequential(OrderedDict(conv=conv, bias_silu=BiasSilu(bias)))
     return ConvRelu(conv) if fuse and activation is F.relu else Conv(conv, activation)
 
 
@@ -128,17 +117,10 @@ class FoldedBlock(nn.Module):
         return self.conv3(self.conv2(y), self.shortcut(x))
 
 
-class MergedCSPBlock(nn.Module):
+def merged_csp_block(block: nn.Module, fuse_silu: bool) -> nn.Sequential:
     """A CSP block without its norms, with its two 1x1 branches in one convolution."""
-
-    def __init__(self, block: nn.Module, fuse_silu: bool) -> None:
-        super().__init__()
-        assert isinstance(block, CSPBlock)
-        self.branches = merge_branches(block)
-        self.rest = AfterBranches(block, fuse_silu)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.rest(self.branches(x))
+    assert isinstance(block, CSPBlock)
+    return nn.Sequential(OrderedDict(branches=merge_branches(block), rest=AfterBranches(block, fuse_silu)))
 
 
 class AfterBranches(nn.Module):

@@ -36,9 +36,10 @@ class FrozenBatchNorm2d(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
+    eps = 1e-5
+
+    def __init__(self, num_channels: int) -> None:
         super().__init__()
-        self.eps = eps
         for name, value in (("weight", 1.0), ("bias", 0.0), ("running_mean", 0.0), ("running_var", 1.0)):
             self.register_buffer(name, torch.full((num_channels,), value))
 

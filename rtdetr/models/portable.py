@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rtdetr.boxes import cxcywh_to_xyxy
 from rtdetr.config import STRIDES
-from rtdetr.models.decoder import Memory, QuerySelector, Shapes, make_anchors
+from rtdetr.models.decoder import Memory, QuerySelector, Shapes
 from rtdetr.models.deformable_attention import MSDeformAttn
 from rtdetr.models.layers import Linear, in_weight_type
 from rtdetr.types import Detections, Predictions
@@ -39,32 +39,16 @@ class Portable:
 
 
 class Constant(nn.Module):
-    """A precomputed result that stands in for a function; arguments are ignored."""
+    """Precomputed results that stand in for a function; arguments are ignored."""
 
-    answer: Tensor
-
-    def __init__(self, answer: Tensor) -> None:
+    def __init__(self, *answers: Tensor) -> None:
         super().__init__()
-        self.register_buffer("answer", answer, persistent=False)
+        for i, answer in enumerate(answers):
+            self.register_buffer(f"answer{i}", answer, persistent=False)
 
-    def forward(self, *arguments: object) -> Tensor:
-        return self.answer
-
-
-class ConstantAnchors(nn.Module):
-    """Precomputed `make_anchors`; valid is 0 or 1, as not every runtime has boolean constants."""
-
-    logits: Tensor
-    valid: Tensor
-
-    def __init__(self, shapes: Shapes, official_rectangles: bool) -> None:
-        super().__init__()
-        logits, valid = make_anchors(shapes, torch.empty(0), official_rectangles)
-        self.register_buffer("logits", logits, persistent=False)
-        self.register_buffer("valid", valid.to(logits.dtype), persistent=False)
-
-    def forward(self, *arguments: object) -> tuple[Tensor, Tensor]:
-        return self.logits, self.valid
+    def forward(self, *arguments: object) -> Tensor | tuple[Tensor, ...]:
+        answers = tuple(self.buffers())
+        return answers if len(answers) > 1 else answers[0]
 
 
 class PortableAttention(nn.Module):
