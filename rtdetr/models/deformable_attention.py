@@ -18,12 +18,12 @@ class MSDeformAttn(nn.Module):
     and points (official repo: ppdet/modeling/transformers/rtdetr_transformerv3.py and deformable_transformer.py).
     """
 
-    def __init__(self, dim: int, num_heads: int, num_levels: int, num_points: int) -> None:
+    def __init__(self, dim: int, num_heads: int, num_levels: int, num_points: int, backend: Backend = "auto") -> None:
         super().__init__()
         if dim % num_heads:
             raise ValueError(f"dim: expected a multiple of num_heads={num_heads}, got {dim}")
         self.num_heads, self.num_levels, self.num_points = num_heads, num_levels, num_points
-        self.backend: Backend = "auto"
+        self.backend: Backend = backend
         self.sampling_offsets = Linear(dim, num_heads * num_levels * num_points * 2)
         self.attention_weights = Linear(dim, num_heads * num_levels * num_points)
         self.value_proj = Linear(dim, dim)
