@@ -252,7 +252,7 @@ class RTDETRv3:
         from rtdetr.engine.run_files.metrics import best_row
         from rtdetr.engine.trainer import Trainer  # here, because torchvision takes as long as torch to import
         from rtdetr.process_state import process_restored
-        from rtdetr.weights.load import read_checkpoint
+        from rtdetr.weights.checkpoint import load_checkpoint
 
         self._network("train")
         if torch.is_autocast_enabled(self.device.type):  # its cache of weights would outlast the steps
@@ -261,7 +261,7 @@ class RTDETRv3:
         given = settings if epochs is None else {"epochs": epochs, **settings}
         if epochs is not None and from_file is None:
             given = {"max_iterations": 0, **given}  # that of an earlier run would end this one sooner
-        base = read_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
+        base = load_checkpoint(from_file)["config"] if from_file is not None else without_custom(self.cfg, self.weights)
         updates = [*data_updates(data), *keyword_updates(given)]
         if augment is not None:
             updates.append(f"{KEY}={json.dumps(name_of(augment))}")

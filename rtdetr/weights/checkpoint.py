@@ -126,6 +126,8 @@ def _sync_folder(folder: Path) -> None:
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """The content of a checkpoint of this project, on the CPU, without running code. Raises CheckpointError."""
+    if os.path.isfile(last := Path(path) / LAST):  # of a run, whose best.pth cannot be resumed
+        raise CheckpointError(f"{path}: is a folder; did you mean {last}?")
     content = read_torch_file(path)
     if not is_checkpoint(content):
         raise CheckpointError(

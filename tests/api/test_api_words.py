@@ -75,6 +75,8 @@ def test_sentences_name_what_python_calls_it(
         model.train(resume=tmp_path / "last.pth", overwrite=True)
     with pytest.raises(ValueError) as no_state:
         model.train(resume=checkpoint, output_dir=tmp_path / "new")
+    with pytest.raises(ValueError, match=rf"{tmp_path}: is a folder; did you mean {tmp_path / 'last.pth'}\?$"):
+        model.train(resume=tmp_path)
     with pytest.raises(ValueError) as no_device:
         RTDETRv3.from_pretrained(checkpoint, device="cuda:99")
     with pytest.raises(ValueError) as no_data:

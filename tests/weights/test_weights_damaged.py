@@ -227,9 +227,9 @@ class TestTorchFiles:
     def test_a_folder_is_called_a_folder(self, tmp_path: Path) -> None:
         for read in (load_checkpoint, read_weights, read_pdparams):
             assert refusal(read, tmp_path) == f"{tmp_path}: is a folder without weight files"
-        for name, named in (("a.pdparams", "a.pdparams"), ("last.pth", "last.pth"), ("best.pth", "best.pth")):
+        for name, named in (("a.pdparams", "a.pdparams"), ("last.pth", "last.pth"), ("best.pth", "last.pth")):
             (tmp_path / name).touch()
-            assert f"is a folder; did you mean {tmp_path / named}" in refusal(load_checkpoint, tmp_path)
+            assert refusal(load_checkpoint, tmp_path) == f"{tmp_path}: is a folder; did you mean {tmp_path / named}?"
         assert refusal(read_weights, tmp_path).endswith(f"{tmp_path / 'best.pth'} or {tmp_path / 'last.pth'}?")
 
 
