@@ -117,11 +117,14 @@ def find_weights(name: str, revision: str | None = None, new: bool = False) -> P
     path = Path(name)
     there = exists(path)
     bare = path.name == name and not path.suffix and not there
+    on_hub = not there and HUB_ID.fullmatch(name) and path.suffix not in (*NAME_SUFFIXES, ".pt2")
+    if revision is not None and not on_hub:
+        raise CheckpointError(f"revision: only models of the Hub (owner/model) have one, got {name!r}; leave it out")
     if path.suffix in (".yml", ".yaml") or bare:
         return located(name) if name in NAMED and not new else None
     if new:
         raise DataError(f"classes: {name} knows its own; they are for new models, from a config")
-    if there or not HUB_ID.fullmatch(name) or path.suffix in (*NAME_SUFFIXES, ".pt2"):
+    if not on_hub:
         return path
     if revision is None and Path(path.parts[0]).exists():
         raise CheckpointError(

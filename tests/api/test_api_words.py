@@ -62,6 +62,10 @@ def test_a_mistyped_folder_is_no_model_of_the_hub(tmp_path: Path, monkeypatch: p
         with pytest.raises(CheckpointError, match=r"^the Hub was asked$"):
             RTDETRv3.from_pretrained(name, revision=revision)
     assert asked == ["main", None]
+    for name in ("a.pth", NANO, "rtdetrv3_nano_shapes", "rtdetr_r18vd_coco"):
+        with pytest.raises(CheckpointError, match=r"^revision: .*Hub") as raised:
+            RTDETRv3.from_pretrained(name, revision="main")
+        assert f"got {str(name)!r}" in str(raised.value)
 
 
 def test_sentences_name_what_python_calls_it(
