@@ -17,7 +17,7 @@ from rtdetr.config import Config, save_config
 from rtdetr.data.classes import DataError, some
 from rtdetr.data.data_report import save_report
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.loader import build_train_loader, build_val_loader
+from rtdetr.data.loader import SampleKey, build_train_loader, build_val_loader
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.accelerate import accelerate
 from rtdetr.engine.acceleration.mixed_precision import precision_on
@@ -118,6 +118,8 @@ class Trainer:
         self.train_loader = build_train_loader(cfg, cfg.train.seed, rank, world_size, augment)
         self.classes = self.train_loader.classes
         _check_boxes(self.train_loader.source)
+        if (augmented := cfg.data.augment).custom:  # tried before the first file is written
+            self.train_loader.dataset[SampleKey(0, 0, augmented.batch_sizes[0], augmented.interpolations[0])]
         self.val_loader = build_val_loader(cfg, self.classes, rank, world_size, go_on=True)
 
     def run(self, prepare: Callable[[], None] = lambda: None) -> int | None:

@@ -240,6 +240,13 @@ def test_what_it_raises_ends_the_run_in_one_sentence(data: Path, workers: int) -
         batches(data, "own_augment:wrong", f"data.num_workers={workers}")
 
 
+def test_what_fails_at_the_first_image_leaves_no_files(data: Path, tmp_path: Path) -> None:
+    cfg = tiny_config(data, "data.augment.custom=own_augment:broken")
+    with pytest.raises(DataError, match=message("failed", "own_augment:broken")):
+        Trainer(cfg, tmp_path / "run", CPU).run()
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -301,14 +308,14 @@ def test_in_python_it_is_an_argument(data: Path, tmp_path: Path, caplog: pytest.
 
     run = model.train(max_iterations=1, output_dir=tmp_path / "run", augment=own)
     name = "augment=test_in_python_it_is_an_argument.<locals>.own"
-    assert len(seen) == 4 and model.cfg.data.augment.custom == name
+    assert len(seen) == 1 + 4 and model.cfg.data.augment.custom == name
     with pytest.raises(
         ConfigError,
         match=message("began with", "data.augment.custom", "augment=test_in_python_it_is_an_argument.<locals>.own"),
     ):
         model.train(resume=run.output_dir / "last.pth", max_iterations=2)
     model.train(resume=run.output_dir / "last.pth", max_iterations=2, augment=own)
-    assert len(seen) == 8
+    assert len(seen) == 10
     model.train(max_iterations=1, output_dir=tmp_path / "more")
-    assert len(seen) == 8 and f"data.augment.custom={name} of " in caplog.text
+    assert len(seen) == 10 and f"data.augment.custom={name} of " in caplog.text
     assert model.cfg.data.augment.custom == ""
