@@ -28,7 +28,7 @@ from rtdetr.engine.failures import StepFailed, writing
 from rtdetr.engine.log import TrainingLog, say
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.planning.auto_config import how_it_began, settle
-from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data, on_sizes
+from rtdetr.engine.planning.data_warnings import on_data, on_no_ap, on_sizes
 from rtdetr.engine.planning.memory_estimate import estimate, out_of_memory
 from rtdetr.engine.run_files.loggers import make_loggers
 from rtdetr.engine.run_files.metrics import draw_curves
@@ -107,7 +107,7 @@ class Trainer:
         self.step, self.graphs, self.why_not_compiled = accelerate(
             cfg, network, criterion, device, left, self.update.scale, draws
         )
-        self.advise, self.stuck = True, StuckAtZero(self.total_iterations)
+        self.advise = True
         self.checks, self.unreadable = StepChecks(self.state, output_dir, device), Unreadable(self.state)
         self.log = TrainingLog(self.state, output_dir, device, self.train_loader, self.listeners)
         tell = self.listeners.tell  # without `self`, whose memory a cycle of references would keep
@@ -140,7 +140,7 @@ class Trainer:
             precision = precision_on(self.device, self.cfg.train.precision)
             where = f"{self.device}, {precision}, {counted(distributed.world_size(), 'process')}"
             say(f"{self.cfg.name} on {where}, {self.cfg.kernels} kernels, into {self.output_dir}")
-            say(*(on_sizes(self.cfg, self.device) if self.advise else ()))
+            say(*(on_sizes(self.cfg, self.device, self.state.pace.batches) if self.advise else ()))
             if self.state.iteration:
                 say(f"resuming at iteration {self.state.iteration} of {self.total_iterations}")
             if self.why_not_compiled is None:
@@ -300,7 +300,9 @@ class Trainer:
             if ap > state.best_ap or max(ap, state.best_ap) < 0:  # -1 without boxes: the latest weights count as best
                 state.best_ap = ap
                 self.saver.keep_best()
-            say(*(self.stuck.see(state.best_ap, state.iteration) if self.advise else ()))
+            if self.advise and not state.warned:
+                say(*(told := on_no_ap(state.best_ap, state.iteration, self.total_iterations)))
+                state.warned = bool(told)
         self.saver.save(final=state.early_stop.over or state.iteration >= self.total_iterations)
         if state.early_stop.over and state.iteration < self.total_iterations:
             say(state.early_stop.sentence(state.iteration))

@@ -14,7 +14,7 @@ from engine_helpers import NUM_TRAIN, NUM_VAL, tiny_config
 from rtdetr.data.doctor import files
 from rtdetr.data.loader import build_val_loader, open_train_set
 from rtdetr.engine.evaluation.evaluator import FIGURES, EvalResult
-from rtdetr.engine.planning.data_warnings import StuckAtZero, on_data, on_sizes
+from rtdetr.engine.planning.data_warnings import on_data, on_no_ap, on_sizes
 from rtdetr.engine.trainer import Trainer
 
 CPU = torch.device("cpu")
@@ -60,10 +60,12 @@ def test_validation_without_a_box_is_named(data: Path) -> None:
         (("data.image_size=[320,64]",), "cuda", ["320 x 64"]),
         (("data.image_size=[480,480]", "data.augment.batch_sizes=[480,512]"), "cpu", ["rtdetrv3_nano_shapes"]),
         (("data.image_size=[480,480]", "data.augment.batch_sizes=[480,512]"), "cuda", []),
+        (("train.accumulate=3",), "cpu", []),
+        (("train.accumulate=4",), "cpu", ["train.accumulate=4, but an epoch has only 3 batches"]),
     ],
 )
-def test_image_sizes(data: Path, updates: tuple[str, ...], device: str, about: list[str]) -> None:
-    found = on_sizes(tiny_config(data, *updates), torch.device(device))
+def test_sizes(data: Path, updates: tuple[str, ...], device: str, about: list[str]) -> None:
+    found = on_sizes(tiny_config(data, *updates), torch.device(device), NUM_TRAIN // 4)
     assert len(found) == len(about) and all(word in warning for word, warning in zip(about, found))
 
 
@@ -109,6 +111,8 @@ def test_ap_that_stays_at_zero_is_said_once(
 
     monkeypatch.setattr("rtdetr.engine.trainer.evaluate", evaluate)
     Trainer(tiny_config(data, "train.eval_every=1"), tmp_path / "run", CPU).run()
+    more = tiny_config(data, "train.eval_every=1", "train.epochs=3")
+    Trainer(more, tmp_path / "run", CPU, resume=tmp_path / "run" / "last.pth").run()
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: AP is still 0")]
     assert len(said) == 1 and "after 3 of 6 iterations" in said[0]
     for cause in ("class ids or names", "optimizer.lr is too high", "too few", "boxes are wrong"):
@@ -118,10 +122,10 @@ def test_ap_that_stays_at_zero_is_said_once(
 
 @pytest.mark.parametrize(("best", "iteration", "warned"), [(0, 99, 0), (0, 100, 1), (0.01, 500, 0), (-1, 500, 0)])
 def test_a_tenth_of_the_run_is_waited_for(best: float, iteration: int, warned: int) -> None:
-    assert len(StuckAtZero(1000).see(best, iteration)) == warned
+    assert len(on_no_ap(best, iteration, 1000)) == warned
 
 
 @pytest.mark.parametrize(("best", "said"), [(0.0, "0"), (0.0003, "0.0003"), (0.000312, "0.00031")])
 def test_the_figure_itself_is_said(best: float, said: str) -> None:
-    (warning,) = StuckAtZero(1000).see(best, 100)
+    (warning,) = on_no_ap(best, 100, 1000)
     assert warning.startswith(f"warning: AP is still {said} after 100 of 1000 iterations; ")

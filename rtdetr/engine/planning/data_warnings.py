@@ -1,13 +1,14 @@
-"""Warnings about data that is valid but often makes a training fail."""
+"""Warnings about data and settings that are valid but often make a training fail."""
 
 from __future__ import annotations
 
 import torch
 
-from rtdetr.config import Config
+from rtdetr.config import Config, settled
 from rtdetr.data.classes import some
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.doctor.files import in_both
+from rtdetr.wording import counted
 
 LARGE = 480  # sides from which a CPU needs minutes for a step of the default batch size
 FEW_BOXES = 10  # per class; fewer are too few to learn from
@@ -38,8 +39,9 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
     return warnings
 
 
-def on_sizes(cfg: Config, device: torch.device) -> list[str]:
-    """Returns warnings about image sizes: other ones in evaluation than in training, and large ones on a CPU."""
+def on_sizes(cfg: Config, device: torch.device, batches: int) -> list[str]:
+    """Returns warnings about image sizes (other ones in evaluation than in training, and large ones on a CPU), and
+    about steps of more batches than an epoch has."""
     sizes, (height, width) = cfg.data.augment.batch_sizes, cfg.data.image_size
     warnings = []
     if not all(min(sizes) <= side <= max(sizes) for side in (height, width)):
@@ -52,24 +54,23 @@ def on_sizes(cfg: Config, device: torch.device) -> list[str]:
             f"warning: on a CPU, a step with images of up to {max(sizes)} x {max(sizes)} takes minutes; "
             "-c rtdetrv3_nano_shapes is a smaller model with smaller images, for any data"
         )
+    if (accumulate := settled(cfg.train.accumulate)) > batches:
+        warnings.append(
+            f"warning: train.accumulate={accumulate}, but an epoch has only {counted(batches, 'batch')}: "
+            "a step takes no more than these"
+        )
     return warnings
 
 
-class StuckAtZero:
-    """Warns once if AP is still about 0 after a tenth of the run, with the likely causes."""
+def on_no_ap(best_ap: float, iteration: int, total: int) -> list[str]:
+    """Returns a warning with the likely causes if AP is still about 0 after a tenth of the run.
 
-    def __init__(self, total_iterations: int) -> None:
-        self.total_iterations = total_iterations
-        self.said = False
-
-    def see(self, best_ap: float, iteration: int) -> list[str]:
-        """Returns the warning, once. best_ap: over all evaluations so far; below 0 if the set has no boxes."""
-        if self.said or not 0 <= best_ap < NOTHING or 10 * iteration < self.total_iterations:
-            return []
-        self.said = True
-        return [
-            f"warning: AP is still {best_ap:.2g} after {iteration} of {self.total_iterations} iterations; likely "
-            "causes: class ids or names of training and validation do not match; optimizer.lr is too high, or the "
-            "iterations are too few; boxes are wrong. `rtdetr doctor` checks the data, `rtdetr train --overfit 8` "
-            "whether training fits a few images at all"
-        ]
+    best_ap: over all evaluations so far; below 0 if the set has no boxes."""
+    if not 0 <= best_ap < NOTHING or 10 * iteration < total:
+        return []
+    return [
+        f"warning: AP is still {best_ap:.2g} after {iteration} of {total} iterations; likely "
+        "causes: class ids or names of training and validation do not match; optimizer.lr is too high, or the "
+        "iterations are too few; boxes are wrong. `rtdetr doctor` checks the data, `rtdetr train --overfit 8` "
+        "whether training fits a few images at all"
+    ]

@@ -83,6 +83,7 @@ class RunState:
         self.iteration = self.epoch = self.start_batch = 0
         self.saved_iteration = 0  # iteration stored in the resumed checkpoint
         self.best_ap, self.evaluation_due = -math.inf, False  # COCO's AP is -1 without boxes
+        self.warned = False  # that AP is still about 0
         self.early_stop = EarlyStop(cfg.train.patience)
         self.began: dict[str, Any] | None = None  # see how_it_began() in auto_config.py
 
@@ -109,6 +110,7 @@ class RunState:
             "best_ap": self.best_ap,
             "validation": self.validation,
             "evaluation_due": self.evaluation_due,
+            "warned": self.warned,
             "early_stop": self.early_stop.state(),
             "rng": generators,
         }
@@ -151,6 +153,7 @@ class RunState:
             self.scaler.load_state_dict(state["scaler"])
         self.ema.num_updates = state["ema_updates"]
         self.evaluation_due, self.began = state["evaluation_due"], content.get("began")
+        self.warned = state.get("warned", False)  # older files do not say
         other = state.get("validation", self.validation) != self.validation
         if not other:
             self.best_ap = state["best_ap"]
