@@ -28,6 +28,18 @@ from rtdetr.weights.pdparams import ConvertError
 OFFICIAL_LICENCE = "Apache-2.0"  # of the official RT-DETRv3 repository, which offers its weights without other terms
 NUM_LEVELS, NUM_HEADS = 3, 8
 IMPOSSIBLE_SIZES = "its entries have sizes that no model has; download the file again, or name its config with -c"
+LAYER = "transformer.decoder.layers.0"
+# Entries that `recognise` reads sizes from: name, axis, and an entry whose first axis is as long.
+TWINS = (
+    ("backbone.conv1.conv1_1.conv.weight", 0, "backbone.conv1.conv1_1.norm.weight"),
+    ("neck.input_proj.0.0.weight", 0, "neck.input_proj.0.1.weight"),
+    ("neck.encoder.0.layers.0.linear1.weight", 0, "neck.encoder.0.layers.0.linear1.bias"),
+    ("neck.fpn_blocks.0.conv1.conv.weight", 0, "neck.fpn_blocks.0.conv1.bn.weight"),
+    (f"{LAYER}.linear1.weight", 0, f"{LAYER}.linear1.bias"),
+    (f"{LAYER}.linear1.weight", 1, f"{LAYER}.norm1.weight"),
+    (f"{LAYER}.cross_attn.attention_weights.weight", 0, f"{LAYER}.cross_attn.attention_weights.bias"),
+    ("transformer.dec_score_head.0.weight", 0, "transformer.dec_score_head.0.bias"),
+)
 
 
 class Conversion(NamedTuple):
@@ -102,6 +114,12 @@ def recognise(official: Mapping[str, Tensor], path: str | Path) -> Config:
     no known ResNet-vd among the entries.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in official.items()}
+    for name, axis, twin in TWINS:
+        if name in shapes and twin in shapes and shapes[name][axis : axis + 1] != shapes[twin][:1]:
+            raise ConvertError(
+                f"{path}: damaged, {name} of shape {shapes[name]} does not go with {twin} of shape {shapes[twin]}; "
+                "download the file again, or name its config with -c"
+            )
     try:
         model = ModelConfig(
             backbone=_recognise_backbone(shapes, path),
@@ -153,10 +171,9 @@ def _recognise_encoder(shapes: Mapping[str, tuple[int, ...]]) -> EncoderConfig:
 
 def _recognise_decoder(shapes: Mapping[str, tuple[int, ...]]) -> DecoderConfig:
     default = DecoderConfig()
-    layer = "transformer.decoder.layers.0"
-    linear = shapes.get(f"{layer}.linear1.weight", (default.feedforward_dim, default.hidden_dim))
+    linear = shapes.get(f"{LAYER}.linear1.weight", (default.feedforward_dim, default.hidden_dim))
     samples = NUM_LEVELS * NUM_HEADS
-    weights = shapes.get(f"{layer}.cross_attn.attention_weights.weight", (samples * default.num_points,))
+    weights = shapes.get(f"{LAYER}.cross_attn.attention_weights.weight", (samples * default.num_points,))
     return DecoderConfig(
         hidden_dim=linear[1],
         feedforward_dim=linear[0],

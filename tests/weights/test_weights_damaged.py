@@ -27,7 +27,7 @@ from rtdetr.weights import pdparams
 from rtdetr.weights.checkpoint import CheckpointError, load_checkpoint, make_checkpoint
 from rtdetr.weights.compare import describe
 from rtdetr.weights.load import load_exactly, read_weights
-from rtdetr.weights.official import convert
+from rtdetr.weights.official import TWINS, convert
 from rtdetr.weights.official_names import official_names
 from rtdetr.weights.pdparams import ConvertError, read_pdparams
 
@@ -221,8 +221,18 @@ class TestTorchFiles:
         changes = {f"{name}_weight": torch.ones(shape) for name in names}
         path = tmp_path / "w.pth"
         path.write_bytes(saved(foreign_state(**changes)))
-        with pytest.raises(ConvertError, match="sizes that no model has"):
+        with pytest.raises(ConvertError, match=r"sizes that no model has|damaged"):
             read_weights(path)
+
+    @pytest.mark.parametrize(("name", "axis", "twin"), TWINS)
+    def test_a_damaged_entry_that_tells_a_size_is_named(self, name: str, axis: int, twin: str, tmp_path: Path) -> None:
+        state = foreign_state()
+        shape = [*state[name].shape]
+        shape[axis] = 117
+        (tmp_path / "w.pth").write_bytes(saved(state | {name: torch.ones(shape)}))
+        with pytest.raises(ConvertError, match=re.escape(f"{name} of shape {tuple(shape)}")) as raised:
+            convert(tmp_path / "w.pth")
+        assert twin in str(raised.value)
 
     def test_a_folder_is_called_a_folder(self, tmp_path: Path) -> None:
         for read in (load_checkpoint, read_weights, read_pdparams):
