@@ -149,6 +149,9 @@ def _save_thresholds(weights: Path, result: EvalResult, classes: Classes) -> Non
 
     before = classes.thresholds or [DEFAULT] * len(classes)
     points = {i: point.threshold for i, point in result.points.items() if not math.isnan(point.threshold)}
+    if not points:
+        print(f"{weights}: unchanged, as there is no correct detection from which a threshold could be chosen")
+        return
     with writing(weights):
         save_thresholds(weights, [points.get(i, old) for i, old in zip(classes.category_ids, before)])
     print(f"{weights}: carries the thresholds of {counted(len(points), 'class')} now")

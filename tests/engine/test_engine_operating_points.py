@@ -114,6 +114,10 @@ def test_eval_writes_them_into_the_checkpoint(tmp_path: Path, capsys: pytest.Cap
     assert evaluated is not None
     assert thresholds == [0.25, evaluated.thresholds.get("dog", 0.5), 0.5]
     assert RTDETRv3.from_pretrained(weights, device="cpu").classes.thresholds == tuple(thresholds)
+    (tmp_path / "val.json").write_text(json.dumps(truth | {"annotations": []}))
+    before = weights.stat().st_ino
+    assert main([*command, "--save-thresholds"]) == 0
+    assert f"{weights}: unchanged, " in capsys.readouterr().out and weights.stat().st_ino == before
     assert main([*command, "--threshold", "kat=0.25"]) == 2
     assert message("unknown class", "--threshold", "'kat'", "'cat'").search(capsys.readouterr().err)
     assert main(["eval", "model.onnx", "--save-thresholds"]) == 2
