@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def replace_thresholds(path: Path, thresholds: Sequence[float]) -> None:
     about["classes"]["thresholds"] = list(thresholds)
     if about.get(CONFIG_DIGEST) not in (None, EDITED):
         about[CONFIG_DIGEST] = json_sha256(about, without=CONFIG_DIGEST)
-    _write_json(file, about)
+    with atomic_write(file) as beside:
+        beside.write_bytes(_json(about))
 
 
 def read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -176,17 +178,17 @@ def check_target(folder: Path, ours: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def write_folder(folder: Path, weights: bytes, settings: Mapping[str, Any]) -> None:
-    """Writes WEIGHTS, then the settings, by file name. Raises CheckpointError."""
+    """Writes WEIGHTS, and the settings by file name. New ones are never beside old ones: until all are there, the
+    folder has no weights. Raises CheckpointError."""
     try:
-        with atomic_write(folder / WEIGHTS) as beside:
-            beside.write_bytes(weights)
-        for name, content in settings.items():
-            _write_json(folder / name, content)
+        with ExitStack() as whole:  # the last file is put in place first
+            whole.enter_context(atomic_write(folder / WEIGHTS)).write_bytes(weights)
+            for name, content in settings.items():
+                whole.enter_context(atomic_write(folder / name)).write_bytes(_json(content))
+            (folder / WEIGHTS).unlink(missing_ok=True)
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be written ({error.strerror}); choose another folder") from error
 
 
-def _write_json(path: Path, content: Any) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False)
-    with atomic_write(path) as beside:
-        beside.write_bytes(text.encode("utf-8", "surrogatepass"))
+def _json(content: Any) -> bytes:
+    return json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")

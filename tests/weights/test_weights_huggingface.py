@@ -355,6 +355,37 @@ def test_api_and_warm_start_take_folders(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(model.decoder.score_heads[0].weight[0], detector.model.decoder.score_heads[0].weight[1])  # type: ignore[union-attr]
 
 
+def test_new_weights_never_stand_beside_old_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor the reverse: wherever a save ends early, the folder is the old one or has no weights."""
+    old, folder, replace, write = own_content(), tmp_path / "saved", os.replace, Path.write_bytes
+    new = own_content() | {"classes": Classes(("x", "y", "z"), (3, 7, 9)).entries()}
+    save_huggingface(folder, old)
+    before = files(folder)
+
+    def full(path: Path, content: bytes) -> int:
+        if "config.json" in path.name:
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+
+    with monkeypatch.context() as patched, pytest.raises(CheckpointError, match=message("not written", "No space")):
+        patched.setattr(Path, "write_bytes", full)
+        save_huggingface(folder, new)
+    assert files(folder) == before
+    for renamed in range(3):
+        allowed = iter(range(renamed))
+
+        def killed(*paths: Any, allowed: Any = allowed) -> None:
+            next(allowed)  # StopIteration
+            replace(*paths)
+
+        with monkeypatch.context() as patched, pytest.raises((StopIteration, RuntimeError)):
+            patched.setattr(os, "replace", killed)
+            save_huggingface(folder, new)
+        assert "no such weight file" in refusal(folder)
+    save_huggingface(folder, new)
+    assert read_huggingface(folder)["classes"]["names"] == ["x", "y", "z"]
+
+
 def test_a_folder_of_both_formats_is_read_as_ours(tmp_path: Path) -> None:
     content, folder = own_content(), tmp_path / "both"
     saver("both")(folder, content, "MIT")
