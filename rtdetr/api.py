@@ -233,7 +233,7 @@ class RTDETRv3:
         resume: str | Path | None = None,
         overwrite: bool = False,
         callbacks: Sequence[Callback] = (),
-        augment: Callable[..., Any] | None = None,
+        augment: str | Callable[..., Any] | None = None,
         **settings: Any,
     ) -> TrainResult:
         """Trains on `data`, from the present weights; the model then has the best weights.
@@ -241,7 +241,7 @@ class RTDETRv3:
         data: (images, annotations) of a COCO set, {"train": ..., "val": ...} of those, or a folder or file in a known
         format; None: the data of the config. output_dir: default output/NAME. resume: a last.pth to resume.
         overwrite: move an existing run to FOLDER-old. callbacks: objects of rtdetr.Callback, called in the main
-        process; an exception in one ends the run as CallbackFailed. augment: your own augmentation, see docs/data.md.
+        process; an exception in one ends the run as CallbackFailed. augment: a function or its name, see docs/data.md.
         settings: config keys, see `keyword_updates`. Random generators and torch's settings are restored afterwards.
         """
         import torch

@@ -30,12 +30,12 @@ Result = tuple[Pixels, Boxes, Labels]
 
 
 class CustomAugmentation:
-    """name: `package.module:function`, or GIVEN and a display name of `function`. Raises ConfigError if the name cannot
-    be imported or is not callable."""
+    """name: what `name_of` returns; function: its argument, if the caller has that. Raises ConfigError if the name
+    cannot be imported or is not callable."""
 
     def __init__(self, name: str, function: Any = None) -> None:
         self.name = name
-        self.function = found(name) if function is None else function
+        self.function = found(name) if function is None or isinstance(function, str) else function
         if not callable(self.function):
             raise ConfigError(f"{KEY}: {name} is no function, but {self.function!r:.100}")
         self.is_albumentations = type(self.function).__module__.partition(".")[0] == "albumentations"
@@ -100,7 +100,10 @@ def found(name: str) -> Any:
 
 
 def name_of(function: Any) -> str:
-    """`package.module:function` if importing it returns this object, else GIVEN and a display name."""
+    """`package.module:function` if importing it returns this object or it is that text, else GIVEN and a display
+    name."""
+    if isinstance(function, str):
+        return function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", type(function).__name__)
     value: Any = sys.modules.get(module or "") if module != "__main__" else None
     for part in name.split("."):

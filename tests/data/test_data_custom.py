@@ -319,3 +319,7 @@ def test_in_python_it_is_an_argument(data: Path, tmp_path: Path, caplog: pytest.
     model.train(max_iterations=1, output_dir=tmp_path / "more")
     assert len(seen) == 10 and f"data.augment.custom={name} of " in caplog.text
     assert model.cfg.data.augment.custom == ""
+    model.train(max_iterations=1, output_dir=tmp_path / "by_name", augment="own_augment:noise")
+    assert model.cfg.data.augment.custom == "own_augment:noise"
+    with pytest.raises(ConfigError, match=message("no function", "augment=int", "5")):
+        model.train(max_iterations=1, output_dir=tmp_path / "number", augment=5)  # type: ignore[arg-type]
