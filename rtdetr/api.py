@@ -34,8 +34,6 @@ if TYPE_CHECKING:  # `from_pretrained` imports torch, while the GPU starts
 
 logger = logging.getLogger(__name__)
 
-EXPORTED = (".onnx", ".pt2", ".xml")
-
 
 class TrainResult(NamedTuple):
     """The result of a run. `output_dir` also holds metrics.csv and curves.png."""
@@ -109,7 +107,7 @@ class RTDETRv3:
         if kernels not in (None, *get_args(Kernels)):
             raise ConfigError(f"kernels: expected auto or plain, got {kernels!r}")
         options = (compile, half)
-        if path_of("name", name).suffix not in EXPORTED:
+        if path_of("name", name).suffix not in (".onnx", ".pt2", ".xml"):
             wake_gpu(str(device))
         with collection_paused():
             from rtdetr.engine import distributed
@@ -299,8 +297,9 @@ class RTDETRv3:
         detector = self._predictors.model
         updates = [*data_updates(data, ("val",)), *keyword_updates(settings)]
         cfg = config_from_dict(config_to_dict(self.cfg), str(self.weights or self.cfg.name), updates, "evaluate()")
-        if cfg.model != self.cfg.model:
-            raise ConfigError("evaluate(): keys of `model` belong to the network, which they would not change")
+        for section in ("model", "loss", "optimizer", "ema", "train"):
+            if getattr(cfg, section) != getattr(self.cfg, section):
+                raise ConfigError(f"evaluate(): keys of `{section}` have no effect on it; leave them out")
         with process_restored(), distributed.process_group(str(self.device)) as device, using(cfg.kernels):
             loader = build_val_loader(cfg, self.classes, distributed.rank(), distributed.world_size(), match_classes)
             result = evaluate(detector, loader, loader.source.origin, loader.classes, cfg.eval, device)

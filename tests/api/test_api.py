@@ -254,8 +254,9 @@ def test_what_does_not_belong_to_the_model_is_refused(model: RTDETRv3) -> None:
         model.model = other
     with pytest.raises(DataError, match="compile: expected True, False or \"max\", got 'maximum'"):
         model.compile("maximum")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"evaluate\(\): keys of `model` belong to the network"):
-        model.evaluate(num_queries=5)
+    for section, key in (("model", "num_queries"), ("optimizer", "lr"), ("train", "epochs"), ("ema", "ema.decay")):
+        with pytest.raises(ConfigError, match=rf"^evaluate\(\): keys of `{section}` have no effect on it"):
+            model.evaluate(**{key: 0.05 if "." in key or key == "lr" else 5})
 
 
 def test_names_that_lead_nowhere_are_one_sentence(checkpoint: Path) -> None:
