@@ -17,14 +17,12 @@ import numpy as np
 
 from rtdetr.config import flat
 from rtdetr.engine.callbacks import Callback, Outcome, Run
-from rtdetr.engine.log import say
 from rtdetr.extras import optional
 from rtdetr.outputs import atomic_write
 from rtdetr.weights.checkpoint import LAST
 
 if TYPE_CHECKING:
     from PIL import Image
-    from torch.utils.tensorboard import SummaryWriter
 
 NOTES = "loggers.json"  # in the run folder
 # Seconds after which W&B's own process has a row on disk. By default it takes 15, and loses them when a run is killed;
@@ -42,12 +40,15 @@ def make_loggers(names: Sequence[str]) -> dict[str, Callback]:
 
 
 class TensorBoardLogger(Callback):
-    """Event files in FOLDER/tensorboard. While the disk is full, rows and images are lost: it would end the thread of
-    torch's SummaryWriter, with a traceback. The writer is replaced after that, or when the folder was moved away."""
+    """Event files in FOLDER/tensorboard, complete after every event. A full disk raises OSError here; later it would
+    end the thread of torch's SummaryWriter, with a traceback."""
 
     def on_start(self, run: Run) -> None:
-        self._folder, self._has_gap = run.folder / "tensorboard", False
-        self._writer: SummaryWriter | None = self._open(run.iteration + 1 if run.iteration else None)
+        from torch.utils.tensorboard import SummaryWriter  # slow
+
+        self._folder = run.folder / "tensorboard"
+        # TensorBoard ignores older events of the steps that a resumed run repeats.
+        self._writer = SummaryWriter(str(self._folder), purge_step=run.iteration + 1 if run.iteration else None)
 
     def on_step(self, iteration: int, epoch: int, values: Mapping[str, float]) -> None:
         self._add(iteration, "train", values)
@@ -56,48 +57,25 @@ class TensorBoardLogger(Callback):
         self._add(iteration, "eval", figures)
 
     def on_images(self, iteration: int, images: Mapping[str, Image.Image]) -> None:
-        with self._gaps(), self._writing() as writer:
+        with self._written():
             for tag, image in images.items():
-                writer.add_image(tag, np.asarray(image), iteration, dataformats="HWC")
+                self._writer.add_image(tag, np.asarray(image), iteration, dataformats="HWC")
 
     def on_end(self, outcome: Outcome) -> None:
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            with self._gaps():
-                writer.close()
+        self._writer.close()
 
     def _add(self, iteration: int, kind: str, values: Mapping[str, float]) -> None:
-        with self._gaps(), self._writing() as writer:
+        with self._written():
             for name, value in values.items():
-                writer.add_scalar(f"{kind}/{name}", value, iteration)
-
-    def _open(self, purge_step: int | None = None) -> SummaryWriter:
-        """purge_step: TensorBoard ignores older events from that step on."""
-        from torch.utils.tensorboard import SummaryWriter  # slow
-
-        return SummaryWriter(str(self._folder), purge_step=purge_step)
+                self._writer.add_scalar(f"{kind}/{name}", value, iteration)
 
     @contextmanager
-    def _writing(self) -> Iterator[SummaryWriter]:
+    def _written(self) -> Iterator[None]:
         """Context manager: on exit, everything added inside is in the file."""
-        moved = not self._folder.is_dir()
-        self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder) as probe:
             probe.write(bytes(ROOM))
-        if self._writer is None or moved:
-            self._writer = self._open()
-        yield self._writer
+        yield
         self._writer.flush()
-
-    @contextmanager
-    def _gaps(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._writer = None
-            if not self._has_gap:
-                say(f"{self._folder}: cannot be written ({error.strerror or error}); rows are missing in TensorBoard")
-            self._has_gap = True
 
 
 class Row(NamedTuple):
