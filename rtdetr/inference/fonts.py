@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
 import threading
-from collections.abc import Iterator
 from functools import cache, lru_cache
 from math import ceil, floor
 from pathlib import Path
@@ -16,17 +13,6 @@ from PIL import Image, ImageDraw, ImageFont
 
 logger = logging.getLogger(__name__)
 
-FOLDERS = (
-    "/usr/share/fonts",
-    "/usr/local/share/fonts",
-    "~/.local/share/fonts",
-    "~/.fonts",
-    "/System/Library/Fonts",
-    "/Library/Fonts",
-    "~/Library/Fonts",
-    os.path.join(os.environ.get("WINDIR", "C:/Windows"), "Fonts"),
-)
-SUFFIXES = (".ttf", ".otf", ".ttc")
 TRIED = 16  # pixels; fonts of one fixed size, such as coloured emoji, do not have it and are skipped
 UNKNOWN = "\U0010ffff"  # not a character
 
@@ -98,18 +84,16 @@ def _missing(font: Any, characters: frozenset[str]) -> set[str]:
 
 @cache
 def _installed() -> list[Path]:
-    """Lists the font files of this machine, and those of Matplotlib."""
-    found = [path for folder in FOLDERS for path in _fonts_in(Path(folder).expanduser())]
-    matplotlib = importlib.util.find_spec("matplotlib")  # not imported, as that is slow
-    if matplotlib is not None and matplotlib.origin is not None:
-        found += _fonts_in(Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf")
+    """Lists the font files of this machine, then those of Matplotlib, upright ones of regular weight first; none that
+    draws one placeholder for all characters of a script."""
+    from matplotlib import font_manager, get_data_path  # slow
+
+    found = []
+    for folders in (None, [get_data_path()]):
+        files = [Path(each) for each in font_manager.findSystemFonts(folders)]
+        files.sort(key=lambda path: ("Bold" in path.name or "Italic" in path.name, len(path.name), path))
+        found += [each for each in files if "LastResort" not in each.name]
     return found
-
-
-def _fonts_in(folder: Path) -> Iterator[Path]:
-    """Yields upright fonts of regular weight first; none that draws one placeholder for all characters of a script."""
-    files = (each for each in folder.rglob("*") if each.suffix.lower() in SUFFIXES and "LastResort" not in each.name)
-    yield from sorted(files, key=lambda path: ("Bold" in path.name or "Italic" in path.name, len(path.name), path))
 
 
 _warned = False

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
+from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
 from rtdetr.inference import fonts
@@ -157,10 +158,15 @@ def test_an_installed_font_that_has_the_characters_is_taken(
     assert (ink("猫") != ink("犬")).any() and not caplog.records
 
 
-def test_fonts_of_placeholders_are_left_out(tmp_path: Path) -> None:
-    for name in ("LastResort.otf", "LastResortHE-Regular.ttf", "NotoSans-Bold.ttf", "NotoSans.ttf", "words.txt"):
+def test_fonts_of_placeholders_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("LastResort.otf", "LastResortHE-Regular.ttf", "NotoSans-Bold.ttf", "NotoSans.ttf", "words.txt")
+    for name in names:
         (tmp_path / name).touch()
-    assert [path.name for path in fonts._fonts_in(tmp_path)] == ["NotoSans.ttf", "NotoSans-Bold.ttf"]
+    search = font_manager.findSystemFonts
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda folders: search(folders or [str(tmp_path)]))
+    found = [path.name for path in fonts._installed.__wrapped__()]
+    assert found[:2] == ["NotoSans.ttf", "NotoSans-Bold.ttf"] and "DejaVuSans.ttf" in found
+    assert not {*names[:2], "words.txt"} & {*found}
 
 
 def test_characters_that_no_font_has_are_named_once(no_fonts: list[Path], caplog: pytest.LogCaptureFixture) -> None:
