@@ -15,6 +15,11 @@ logger = logging.getLogger(__name__)
 
 Match = Literal["id", "name"]  # how categories of a file are matched to classes of a model
 NO_ID = -(2**63) - 1  # id of a class that is missing from the data; smaller than any real id
+# COCO classes to which some label files, such as those of transformers' RT-DETR, give Pascal VOC's names.
+VOC_NAMES = {
+    **{"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"},
+    **{"pottedplant": "potted plant", "diningtable": "dining table"},
+}
 
 
 class DataError(ValueError):
@@ -85,7 +90,8 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
     """
     if match not in get_args(Match):
         raise DataError(f"match_classes: expected id or name, got {match!r}")
-    indices = _same_names(own, model)
+    pairs = pair_names(own.names, model.names)
+    indices = [pairs.get(i) for i in range(len(own))]
     if match == "id":
         _check_ids(own, model, path, names_agree=None not in indices)
         return model
@@ -100,29 +106,24 @@ def match_classes(own: Classes, model: Classes, match: Match, path: Path) -> Cla
     return Classes(model.names, ids, model.thresholds)
 
 
-def _same_names(own: Classes, model: Classes) -> list[int | None]:
-    """The index of the model's class of the same name for each class of the file, None if there is none. Names that
-    differ in case or surrounding space match if each side has only one such name."""
-    exactly_own, exactly = _once(own.names), _once(model.names)
-    loosely_own, loosely = _once(map(_loose, own.names)), _once(map(_loose, model.names))
-    found = []
-    for name in own.names:
-        index = exactly.get(name) if name in exactly_own else None
-        if index is None and _loose(name) in loosely_own:
-            index = loosely.get(_loose(name))
-        found.append(index)
-    return found
+def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int]:
+    """Maps indices in `names` to indices in `file_names` of the same class: by exact name, else without regard to case
+    and outer spaces. A name of several classes on one side pairs nothing."""
+    if list(names) == list(file_names):
+        return dict(enumerate(range(len(names))))
+    pairs: dict[int, int] = {}
+    for new, old in ((names, file_names), ([plain_name(n) for n in names], [plain_name(n) for n in file_names])):
+        new_counts, old_counts = Counter(new), Counter(old)
+        for i, name in enumerate(new):
+            if new_counts[name] == old_counts[name] == 1:
+                pairs.setdefault(i, old.index(name))
+    return dict(sorted(pairs.items()))
 
 
-def _loose(name: str) -> str:
-    return name.strip().casefold()
-
-
-def _once(names: Iterable[str]) -> dict[str, int]:
-    """The index of each name that occurs exactly once."""
-    listed = list(names)
-    counts = Counter(listed)
-    return {name: i for i, name in enumerate(listed) if counts[name] == 1}
+def plain_name(name: str) -> str:
+    """A name in lower case without outer spaces; COCO's name instead of Pascal VOC's."""
+    plain = name.strip().casefold()
+    return VOC_NAMES.get(plain, plain)
 
 
 def _check_ids(own: Classes, model: Classes, path: Path, names_agree: bool) -> None:

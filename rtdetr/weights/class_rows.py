@@ -8,21 +8,16 @@ as the mean of the known ones, which already tells objects from background.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from rtdetr.data.classes import pair_names
 from rtdetr.weights.compare import listed
 
 SELECTION = re.compile(r"\.score_head\.")
 CLASS_ENTRY = re.compile(r"\.(score_heads?|class_heads)(\.\d+)?\.(weight|bias)$|\.label_embedding\.weight$")
-# COCO classes to which some label files, such as those of transformers' RT-DETR, give Pascal VOC's names.
-VOC_NAMES = {
-    **{"aeroplane": "airplane", "motorbike": "motorcycle", "sofa": "couch", "tvmonitor": "tv"},
-    **{"pottedplant": "potted plant", "diningtable": "dining table"},
-}
 
 
 class CarriedRows(NamedTuple):
@@ -63,26 +58,6 @@ def carry_rows(
 def _of_same_width(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> bool:
     weight = re.sub("bias$", "weight", name)
     return weight in weights and own[weight].shape[1:] == weights[weight].shape[1:]
-
-
-def pair_names(names: Sequence[str], file_names: Sequence[str]) -> dict[int, int]:
-    """Maps indices in `names` to indices in `file_names` of the same class: by exact name, else without regard to case
-    and outer spaces. A name of several classes on one side pairs nothing."""
-    if list(names) == list(file_names):
-        return dict(enumerate(range(len(names))))
-    pairs: dict[int, int] = {}
-    for new, old in ((names, file_names), ([plain_name(n) for n in names], [plain_name(n) for n in file_names])):
-        new_counts, old_counts = Counter(new), Counter(old)
-        for i, name in enumerate(new):
-            if new_counts[name] == old_counts[name] == 1:
-                pairs.setdefault(i, old.index(name))
-    return dict(sorted(pairs.items()))
-
-
-def plain_name(name: str) -> str:
-    """A name in lower case without outer spaces; COCO's name instead of Pascal VOC's."""
-    plain = name.strip().casefold()
-    return VOC_NAMES.get(plain, plain)
 
 
 def _merged(name: str, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], pairs: Mapping[int, int]) -> Tensor:

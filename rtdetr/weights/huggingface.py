@@ -15,12 +15,11 @@ from torch import Tensor
 
 from rtdetr import __version__
 from rtdetr.config import Config, ConfigError, config_from_dict
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import Classes, plain_name
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.extras import optional
 from rtdetr.models.backbone import STAGE_BLOCKS, STAGE_CHANNELS
 from rtdetr.weights.checkpoint import CheckpointError, check_tensors, make_checkpoint, read_torch_file
-from rtdetr.weights.class_rows import plain_name
 from rtdetr.weights.compare import compare, listed
 from rtdetr.weights.huggingface_names import PADDED, of_this_release, to_ours, to_theirs
 from rtdetr.weights.official import on_meta_device

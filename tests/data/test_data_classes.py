@@ -37,6 +37,13 @@ def test_classes_matched_by_name_have_the_ids_of_the_file(tmp_path: Path) -> Non
     assert own.targets(0)[1].tolist() == [2, 0]
 
 
+def test_names_of_pascal_voc_are_those_of_coco(tmp_path: Path) -> None:
+    categories = [{"id": i, "name": name} for i, name in zip((2, 5, 11), ("aeroplane", "Sofa", "cat"))]
+    model = Classes(("cat", "couch", "airplane"), (17, 63, 5))
+    data = open_coco(*write_set(tmp_path, SET | {"categories": categories}), classes=model, match="name")
+    assert data.classes.category_ids == (11, 5, 2)
+
+
 @pytest.mark.parametrize(
     ("here", "model", "unknown"),
     [

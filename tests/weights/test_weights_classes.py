@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from weight_cases import nano_config
 
 from rtdetr.config import ModelConfig
-from rtdetr.data.classes import Classes
+from rtdetr.data.classes import Classes, pair_names
 from rtdetr.data.coco_names import COCO_CLASSES
 from rtdetr.engine.trainer import Trainer
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
-from rtdetr.weights.class_rows import CLASS_ENTRY, SELECTION, pair_names
+from rtdetr.weights.class_rows import CLASS_ENTRY, SELECTION
 from rtdetr.weights.load import warm_start
 from rtdetr.weights.official_names import official_names
 
