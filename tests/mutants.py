@@ -39,15 +39,15 @@ MUTANTS = (
     Mutant(
         "varifocal weight detached",
         "rtdetr/losses/functional.py",
-        "rest.mul_(miss).mul_(GAMMA).add_(miss_slope).mul_(weight)",
-        "miss_slope.mul(weight)",
+        "ALPHA * p.pow(GAMMA)",
+        "ALPHA * p.detach().pow(GAMMA)",
         f"{COMPONENTS}::TestLosses::test_varifocal_and_its_gradient",
     ),
     Mutant(
         "varifocal weight detached, in training",
         "rtdetr/losses/functional.py",
-        "rest.mul_(miss).mul_(GAMMA).add_(miss_slope).mul_(weight)",
-        "miss_slope.mul(weight)",
+        "ALPHA * p.pow(GAMMA)",
+        "ALPHA * p.detach().pow(GAMMA)",
         TRAIN,
     ),
     Mutant(

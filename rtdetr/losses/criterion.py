@@ -11,7 +11,7 @@ from torch import Tensor
 from rtdetr.boxes import cxcywh_to_xyxy, giou, iou
 from rtdetr.config import Config, LossConfig
 from rtdetr.losses.dense_criterion import dense_losses
-from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, mean_over_processes
+from rtdetr.losses.functional import at_least_float32, mean_over_processes, varifocal_loss
 from rtdetr.losses.matcher import match_together
 from rtdetr.ops.fused import box_losses
 from rtdetr.types import CROWD_LIMIT, DenoisingOutputs, QueryOutputs, Targets, TrainingOutputs
@@ -138,7 +138,7 @@ def set_losses(
     else:
         l1, overlap, scores = _box_losses(boxes, targets.boxes[image, safe_index].to(boxes.dtype), matched)
     labels = targets.labels[image, safe_index]
-    classes: Tensor = VarifocalOfMatches.apply(logits, labels, scores.to(logits.dtype), matched)
+    classes = varifocal_loss(logits, labels, scores.to(logits.dtype), matched)
     return classes.sum((1, 2, 3)), l1.flatten(1).sum(1), overlap.sum((1, 2, 3))
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rtdetr.boxes import giou
 from rtdetr.losses.assigners import Assignment, assign_atss, assign_task_aligned
-from rtdetr.losses.functional import VarifocalOfMatches, at_least_float32, distribution_focal_loss, mean_over_processes
+from rtdetr.losses.functional import at_least_float32, distribution_focal_loss, mean_over_processes, varifocal_loss
 from rtdetr.types import DenseOutputs, Targets
 
 MOST_PAIRS = 2**27  # pairs of boxes and cells in a tensor; larger batches are assigned a few images at a time
@@ -44,8 +44,7 @@ def dense_losses(
     wanted = torch.where(positive[..., None], wanted / strides, boxes.detach())
     total_score = (mean_over_processes(scores.sum()).clamp(min=1) / share).to(logits.dtype)
 
-    matches = (each[None] for each in (logits, labels, scores.to(logits.dtype), positive))
-    class_loss: Tensor = VarifocalOfMatches.apply(*matches, True)
+    class_loss = varifocal_loss(logits, labels, scores.to(logits.dtype), positive, bounded=True)
     overlap_loss = torch.where(positive, 1 - giou(boxes, wanted), 0)
     sides = torch.cat((centres - wanted[..., :2], wanted[..., 2:] - centres), dim=-1)
     # Masked before use as indices: a NaN prediction must result in a NaN loss, not in an index out of bounds.

@@ -33,7 +33,7 @@ def test_varifocal_equals_official_value_and_gradient() -> None:
     hit, score, normalizer = _golden("vfl/label").bool(), _golden("vfl/score"), _golden("vfl/normalizer")
     matches = (hit.int().argmax(-1), (score * hit).sum(-1), hit.any(-1))
     # The official function averages over the queries of an image, sums the rest and divides by boxes per query.
-    loss = functional.VarifocalOfMatches.apply(logits, *matches).mean(1).sum() / normalizer
+    loss = functional.varifocal_loss(logits, *matches).mean(1).sum() / normalizer
     loss.backward()
     torch.testing.assert_close(loss, _golden("vfl/loss"), rtol=1e-13, atol=0)
     torch.testing.assert_close(logits.grad, _golden("vfl/grad_logit"), rtol=1e-12, atol=1e-15)
@@ -47,7 +47,7 @@ def test_varifocal_of_matches_is_varifocal_of_all_their_classes(bounded: bool) -
     matched = torch.rand(logits.shape[:-1]) < 0.4
     labels, scores = torch.randint(5, matched.shape), torch.rand(matched.shape, dtype=torch.float64)
     is_class = matched[..., None] & (torch.arange(5) == labels[..., None])
-    ours = functional.VarifocalOfMatches.apply(logits, labels, scores, matched, bounded)
+    ours = functional.varifocal_loss(logits, labels, scores, matched, bounded)
     plain = _plain(logits, is_class * scores[..., None], is_class, bounded).sum(-1)
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-15)
     weight = torch.rand(ours.shape, dtype=torch.float64)
@@ -59,7 +59,7 @@ def test_varifocal_of_matches_is_varifocal_of_all_their_classes(bounded: bool) -
 def test_varifocal_of_matches_at_the_ends() -> None:
     logits = torch.tensor([[-200.0, 30.0, 200.0, math.nan]]).unsqueeze(-1).requires_grad_()
     label, no = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.bool)
-    loss = functional.VarifocalOfMatches.apply(logits, label, torch.zeros(1, 4), no)
+    loss = functional.varifocal_loss(logits, label, torch.zeros(1, 4), no)
     torch.testing.assert_close(loss[0, :3], torch.tensor([0.0, 22.5, 150.0]))
     loss[0, :3].sum().backward()
     assert loss[0, 3].isnan() and logits.grad is not None and logits.grad[0, :3].isfinite().all()
@@ -68,12 +68,12 @@ def test_varifocal_of_matches_at_the_ends() -> None:
 def test_bounded_varifocal_of_matches_at_the_ends() -> None:
     logits = torch.tensor([[-200.0, 30.0, 200.0, math.nan]]).unsqueeze(-1).requires_grad_()
     label, no = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.bool)
-    loss = functional.VarifocalOfMatches.apply(logits, label, torch.zeros(1, 4), no, True)
+    loss = functional.varifocal_loss(logits, label, torch.zeros(1, 4), no, True)
     torch.testing.assert_close(loss[0, :3], torch.tensor([0.0, 75.0, 75.0]))  # 0.75 * 1 * 100: the logarithm stops
     loss[0, :3].sum().backward()
     assert loss[0, 3].isnan() and logits.grad is not None and logits.grad[0, :3].isfinite().all()
     far = torch.tensor([[-70.0, -120.0]], dtype=torch.float64).unsqueeze(-1)
-    missed = functional.VarifocalOfMatches.apply(far, label[:, :2], torch.ones_like(far[..., 0]), ~no[:, :2], True)
+    missed = functional.varifocal_loss(far, label[:, :2], torch.ones_like(far[..., 0]), ~no[:, :2], True)
     torch.testing.assert_close(missed, torch.tensor([[70.0, 100.0]], dtype=torch.float64))
 
 

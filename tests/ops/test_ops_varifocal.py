@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rtdetr.losses.functional import VarifocalOfMatches
+from rtdetr.losses.functional import varifocal_loss
 from rtdetr.ops.fused.varifocal import why_not
 
 
@@ -31,7 +31,7 @@ def test_losses_and_gradients_are_those_of_torch(shape: tuple[int, ...], bounded
             x = torch.stack([x] * 3, dim=-2).select(-2, 1).detach().requires_grad_()
             if why_not(x, 2.0) is not None:
                 pytest.skip("no kernel")
-        losses = VarifocalOfMatches.apply(x, labels.to(device), scores.to(device), matched.to(device), bounded)
+        losses = varifocal_loss(x, labels.to(device), scores.to(device), matched.to(device), bounded)
         (gradient,) = torch.autograd.grad((losses * weight.to(device)).sum(), x)
         found.append((losses.detach().cpu(), gradient.cpu()))
     for wanted, got in zip(*found, strict=True):

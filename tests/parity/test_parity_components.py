@@ -20,7 +20,7 @@ from rtdetr.boxes import giou, iou
 from rtdetr.config import LossConfig, SupervisionConfig
 from rtdetr.losses.assigners import assign_atss
 from rtdetr.losses.criterion import Criterion, denoising_index
-from rtdetr.losses.functional import VarifocalOfMatches
+from rtdetr.losses.functional import varifocal_loss
 from rtdetr.losses.matcher import match_together
 from rtdetr.models.decoder import make_anchors
 from rtdetr.models.denoising import noise_targets
@@ -136,7 +136,7 @@ class TestLosses:
         logits = tensor("vfl/logit").requires_grad_()
         positive = tensor("vfl/label").bool()
         scores = (tensor("vfl/score") * positive).sum(-1)
-        loss = VarifocalOfMatches.apply(logits, positive.int().argmax(-1), scores, positive.any(-1))
+        loss = varifocal_loss(logits, positive.int().argmax(-1), scores, positive.any(-1))
         # the official function takes the mean over queries, sums the rest and divides by `normalizer`
         total = loss.mean(1).sum() / float(components()["vfl/normalizer"])
         total.backward()
