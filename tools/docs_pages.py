@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +23,25 @@ def on_files(files: Any, config: Any) -> Any:
 
 def command_page() -> str:
     """Markdown: what `rtdetr COMMAND --help` prints, for each command."""
+    from rtdetr.benchmarks.__main__ import main as benchmark
     from rtdetr.cli import COMMANDS
 
+    os.environ["COLUMNS"] = "110"  # of the help
     page = ["# Command line", "", "Made from the commands themselves. `rtdetr COMMAND --help` prints the same.", ""]
     for name, command in COMMANDS.items():
         page += [f"## rtdetr {name}", "", f"{command.says[0].upper()}{command.says[1:]}.", "", "```text"]
-        page += [help_of(name), "```", ""]
+        page += [help_of(benchmark if name == "benchmark" else command.run), "```", ""]
     return "\n".join(page)
 
 
-def help_of(*words: str) -> str:
+def help_of(run: Callable[[Sequence[str]], int], *words: str) -> str:
     """The help of a command, and after it that of each command of its own."""
-    command = [sys.executable, "-m", "rtdetr", *words, "--help"]
-    text = subprocess.run(
-        command, env=os.environ | {"COLUMNS": "110"}, stdout=subprocess.PIPE, text=True, check=True
-    ).stdout.rstrip()
+    said = StringIO()
+    with redirect_stdout(said), suppress(SystemExit):
+        run([*words, "--help"])
+    text = said.getvalue().rstrip()
     own = re.search(r"^  \{(\S+)\}$", text, re.MULTILINE)
-    return "\n\n\n".join([text, *(help_of(*words, each) for each in own[1].split(","))]) if own else text
+    return "\n\n\n".join([text, *(help_of(run, *words, each) for each in own[1].split(","))]) if own else text
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> None:
