@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from engine_helpers import NANO
-from export_cases import CLASSES, FakeTensorRT, noise, write_checkpoint
+from export_cases import CLASSES, REFUSED, FakeTensorRT, noise, write_checkpoint
 from export_programs import RUN_PROGRAM, run_alone
 from messages import message
 from PIL import Image
@@ -90,6 +90,7 @@ def changed(source: Path, target: Path, factor: float, honest: bool) -> Path:
 def test_onnx_file_says_what_it_is(folder: Path) -> None:
     content = onnx.load(folder / "model.onnx")
     assert all(node.domain in ("", "ai.onnx") and not node.doc_string for node in content.graph.node)
+    assert REFUSED & {node.op_type for node in content.graph.node} >= {"GridSample", "TopK"}
     assert str(ROOT).encode() not in content.SerializeToString()  # the exporter notes where our code lies
     dims = {
         each.name: [d.dim_param or d.dim_value for d in each.type.tensor_type.shape.dim] for each in content.graph.input
@@ -507,7 +508,7 @@ def test_torch_export_in_a_process_without_our_code(folder: Path, model: Network
     assert main(["export", str(folder / "model.pth"), "--check", str(exported.path)]) == 1
 
 
-@pytest.mark.slow  # inductor's C++ compiler takes half a minute, and the C++ headers of torch ten seconds
+@pytest.mark.heavy  # inductor's C++ compiler takes half a minute, and the C++ headers of torch ten seconds
 def test_aot_package_in_python_and_cpp(folder: Path, model: Network, tmp_path: Path) -> None:
     exported = export_model(folder / "model.pth", "aot", tmp_path / "model.aot.pt2")
     library = [each for each in (tmp_path / "model.aot.ops.so",) if each.exists()]

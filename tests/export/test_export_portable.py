@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from export_cases import noise, write_checkpoint
+from export_cases import REFUSED, noise, write_checkpoint
 from messages import message
 
 from rtdetr.cli import main
@@ -30,8 +30,6 @@ from rtdetr.ops.reference import ms_deform_attn_reference
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-
-REFUSED = {"GridSample", "TopK", "GatherND", "GatherElements", "ScatterND", "ScatterElements", "NonZero", "CumSum"}
 
 
 @pytest.fixture(scope="module")
@@ -80,14 +78,6 @@ def test_portable_files_hold_few_operators_and_agree(
     check_file(path, model, metadata)
     with pytest.raises(ConfigError, match="takes images of 64 x 96 alone, got 96 x 64"):
         open_exported(path)(noise(1, 96, 64) * SCALE, torch.tensor([[96, 64]]))
-
-
-def test_the_plain_graph_holds_what_is_refused(described: tuple[Network, Metadata], tmp_path: Path) -> None:
-    """So that the test above can fail."""
-    model, metadata = described
-    metadata = replace(metadata, fixed=False)
-    write_onnx(make_graph(model, metadata, "torch"), metadata, tmp_path / "plain.onnx")
-    assert {"GridSample", "TopK"} <= set(operators(tmp_path / "plain.onnx"))
 
 
 def test_raw_portable_module_is_the_plain_model(described: tuple[Network, Metadata]) -> None:

@@ -14,6 +14,8 @@ from rtdetr.data.classes import Classes
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.weights.checkpoint import make_checkpoint, save_checkpoint
 
+# Operators that portable files do without.
+REFUSED = {"GridSample", "TopK", "GatherND", "GatherElements", "ScatterND", "ScatterElements", "NonZero", "CumSum"}
 CLASSES = Classes(("mug", "pen", "cup", "jar", 'a "lid"'), (2, 3, 5, 7, 11))
 
 
