@@ -56,7 +56,7 @@ class Criterion:
         repeats = min(self.one_to_many_repeats, max(1, offers // targets.labels.shape[1]))
         if one_to_many is not None:
             problems.append((one_to_many, repeats))
-        indices, non_finite = match_together(problems, targets, self.cfg)  # of each problem, as for set_losses
+        indices, non_finite = match_together(problems, targets, self.cfg)  # of each problem, see set_losses
 
         num_groups = one_to_one.logits.shape[1]
         sums = {"": set_losses(one_to_one, indices[0], targets)}
@@ -105,9 +105,9 @@ class Criterion:
 
     @staticmethod
     def _mean_num_boxes(targets: Targets, repeats: int, group: Sequence[int] = ()) -> Tensor:
-        """Number of boxes of the batch, or of all batches of a group, times `repeats`, averaged over processes, at
-        least 1, divided by the number of batches. Includes boxes without a query (one-to-many with more boxes than
-        queries)."""
+        """Number of boxes () float64 of the batch, or of all batches of a group, times `repeats`, averaged over
+        processes, at least 1, divided by the number of batches. Includes boxes without a query (one-to-many with more
+        boxes than queries)."""
         own = targets.mask.sum(dtype=torch.float64)
         count = torch.full_like(own, float(sum(group))) if group else own
         return mean_over_processes(repeats * count).clamp(min=1) / max(1, len(group))

@@ -18,7 +18,7 @@ def box_losses(boxes: Tensor, targets: Tensor, index: Tensor) -> tuple[Tensor, T
     their matched targets; 0 for unmatched queries.
 
     targets: (B, M, 4); index: (K, G, B, Q) int64 of the target in its image, or -1. Boxes are cxcywh, float32. The
-    twin is losses.criterion._box_losses.
+    twin is losses.criterion._box_losses, whose L1 distance is not summed over the four numbers.
     """
     return BoxLosses.apply(boxes, targets, index)
 
