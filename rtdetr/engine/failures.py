@@ -42,7 +42,7 @@ class CannotWrite(TrainingFailed):
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing_run_file(path: Path) -> Iterator[None]:
     """Context manager for code that writes a file of the run. Raises CannotWrite if that fails."""
     try:
         yield

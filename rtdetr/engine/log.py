@@ -22,7 +22,7 @@ from rtdetr.data.sheet import sheet_of
 from rtdetr.engine import distributed
 from rtdetr.engine.callbacks import Listeners, Run
 from rtdetr.engine.evaluation.evaluator import EvalResult
-from rtdetr.engine.failures import writing
+from rtdetr.engine.failures import writing_run_file
 from rtdetr.engine.run_files.metrics import MetricsLog, read_rows, short_name
 from rtdetr.engine.run_files.run_state import RunState
 from rtdetr.engine.step_checks import StepRecord
@@ -57,7 +57,7 @@ class TrainingLog:
         if not distributed.is_main():
             return
         state = self.state
-        with writing(self.output_dir):
+        with writing_run_file(self.output_dir):
             resume_at, due = state.iteration or None, state.evaluation_due
             self._metrics = MetricsLog(self.output_dir, resume_at, state.saved_iteration, due)
             if (aside := self._metrics.aside) is not None:

@@ -19,7 +19,7 @@ class OptimizerStep:
     def __init__(self, state: RunState, device: torch.device) -> None:
         self.state = state
         self.parameters = [parameter for parameter in state.model.parameters() if parameter.requires_grad]
-        self._sound = torch.ones((), device=device)  # NaN from the first skipped step on
+        self._nan_if_skipped = torch.ones((), device=device)  # 1, and NaN from the first skipped step on
 
     def begin(self) -> float:
         """Clears the gradients, sets the learning rate of the step, and returns it."""
@@ -31,7 +31,7 @@ class OptimizerStep:
     def scale(self, loss: Tensor) -> Tensor:
         """Returns the scaled loss for the backward pass. A scaler skips steps with non-finite gradients."""
         scaler = self.state.scaler
-        return scaler.scale(loss * self._sound) if scaler.is_enabled() else loss
+        return scaler.scale(loss * self._nan_if_skipped) if scaler.is_enabled() else loss
 
     def clip(self) -> Tensor:
         """Clips the gradients and returns their norm () before clipping."""
@@ -43,11 +43,11 @@ class OptimizerStep:
         its scale. A fused optimiser skips if found_inf is not 0; if float16 gradients overflow, the scaler skips."""
         scaled = self.state.scaler.is_enabled()
         finite = torch.isfinite(values[:-2] if scaled else values).all()
-        self._sound.copy_(torch.where(finite, self._sound, torch.nan))
+        self._nan_if_skipped.copy_(torch.where(finite, self._nan_if_skipped, torch.nan))
         if not scaled:
-            self.state.optimizer.found_inf = (~torch.isfinite(self._sound)).float()  # type: ignore[attr-defined]
+            self.state.optimizer.found_inf = (~torch.isfinite(self._nan_if_skipped)).float()  # type: ignore[attr-defined]
 
-    def take(self) -> None:
+    def step(self) -> None:
         self.state.scaler.step(self.state.optimizer)
         self.state.scaler.update()
         self.state.ema.update()

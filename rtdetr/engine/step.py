@@ -17,7 +17,7 @@ from rtdetr.types import Targets, TrainingOutputs, as_floats
 Model = Callable[[Tensor, Targets], TrainingOutputs]  # in train mode
 
 
-class Part(NamedTuple):
+class BatchPosition(NamedTuple):
     """The position of a batch in a run."""
 
     epoch: int = 0  # from 0
@@ -25,7 +25,7 @@ class Part(NamedTuple):
     last: bool = True  # whether this is the last batch of its optimiser step
 
 
-BEGINNING = Part()
+BEGINNING = BatchPosition()
 
 
 class Losses(NamedTuple):
@@ -35,14 +35,14 @@ class Losses(NamedTuple):
     values: Tensor  # (len(names),) float32
 
 
-Step = Callable[[Tensor, Targets, Part], Losses]  # training_step of a model, or a wrapper of it
+Step = Callable[[Tensor, Targets, BatchPosition], Losses]  # training_step of a model, or a wrapper of it
 
 
 def training_step(
     model: Model,
     images: Tensor,
     targets: Targets,
-    part: Part = BEGINNING,
+    position: BatchPosition = BEGINNING,
     *,
     criterion: Criterion,
     dtype: torch.dtype | None = None,
@@ -55,7 +55,7 @@ def training_step(
     """
     images = as_floats(images).to(dtype or torch.float32)
     with torch.autocast(images.device.type, dtype, enabled=dtype is not None):
-        losses = criterion(model(images, targets), targets, part.epoch, part.group)
-    share = max(1, len(part.group))
+        losses = criterion(model(images, targets), targets, position.epoch, position.group)
+    share = max(1, len(position.group))
     scale(losses["loss"] / share).backward()
     return Losses(tuple(losses), torch.stack([value.detach().float() for value in losses.values()]) / share)

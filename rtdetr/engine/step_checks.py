@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from rtdetr.config import config_to_dict
 from rtdetr.engine import distributed
-from rtdetr.engine.failures import StepFailed, TrainingFailed, writing
+from rtdetr.engine.failures import StepFailed, TrainingFailed, writing_run_file
 from rtdetr.engine.optim import skips_on_device
 from rtdetr.engine.run_files.replay import diagnose, random_state
 from rtdetr.engine.run_files.run_state import RunState
@@ -117,7 +117,7 @@ class StepChecks:
             "batches": [(batch.images, tuple(batch.targets)) for batch in batches],
             "model": state.model.state_dict(),
         }
-        with writing(path):
+        with writing_run_file(path):
             save_checkpoint(path, content)
         try:
             found = diagnose(content, state.cfg, self.device)
@@ -125,7 +125,7 @@ class StepChecks:
             closer = "the GPU has no room to look for the module here"
         else:
             closer = found.text()
-            with writing(path):
+            with writing_run_file(path):
                 save_checkpoint(path, {**content, "module": found.module})
         names = ", ".join(info.file_name for info in infos)
         raise StepFailed(

@@ -24,7 +24,7 @@ from rtdetr.engine.acceleration.mixed_precision import precision_on
 from rtdetr.engine.acceleration.placement import layout_of, on_device
 from rtdetr.engine.callbacks import Callback, Listeners, Outcome
 from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
-from rtdetr.engine.failures import StepFailed, writing
+from rtdetr.engine.failures import StepFailed, writing_run_file
 from rtdetr.engine.log import TrainingLog, say
 from rtdetr.engine.optimizer_step import OptimizerStep
 from rtdetr.engine.planning.auto_config import how_it_began, settle
@@ -35,7 +35,7 @@ from rtdetr.engine.run_files.metrics import draw_curves
 from rtdetr.engine.run_files.run_state import RunState, be_deterministic, seed_everything, with_absolute_paths
 from rtdetr.engine.run_files.saving import Saver
 from rtdetr.engine.signals import StopSignal
-from rtdetr.engine.step import Part
+from rtdetr.engine.step import BatchPosition
 from rtdetr.engine.step_checks import StepChecks, StepRecord
 from rtdetr.engine.unreadable import Unreadable
 from rtdetr.losses.criterion import build_criterion
@@ -170,7 +170,7 @@ class Trainer:
 
     def _draw_curves(self) -> None:
         if distributed.is_main():
-            with writing(self.output_dir / "curves.png"):
+            with writing_run_file(self.output_dir / "curves.png"):
                 draw_curves(self.output_dir / "metrics.csv", self.output_dir / "curves.png")
 
     def release(self) -> None:
@@ -258,9 +258,9 @@ class Trainer:
         total = torch.zeros(())
         for number, batch in enumerate(batches, start=1):
             images, targets = on_device(batch, self.device, self.cfg.model.supervision.num_denoising)
-            part = Part(self.state.epoch, boxes if len(boxes) > 1 else (), last=number == len(batches))
+            position = BatchPosition(self.state.epoch, boxes if len(boxes) > 1 else (), last=number == len(batches))
             try:
-                names, values = self.step(images, targets, part)
+                names, values = self.step(images, targets, position)
             except FloatingPointError as error:
                 self.checks.fail(self.state.iteration, str(error), {}, batches)
             total = values if number == 1 else total + values
@@ -273,7 +273,7 @@ class Trainer:
             self.update.skip_unless_finite(total)
         else:
             self.checks.check(record)
-        self.update.take()
+        self.update.step()
         return record
 
     def _evaluate(self) -> None:
@@ -308,7 +308,7 @@ class Trainer:
             say(state.early_stop.sentence(state.iteration))
 
     def _save_settings(self) -> None:
-        with writing(self.output_dir):
+        with writing_run_file(self.output_dir):
             self.output_dir.mkdir(parents=True, exist_ok=True)
             self.saver.begin()
             save_config(self.cfg, self.output_dir / "config.yml")

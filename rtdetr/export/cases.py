@@ -24,7 +24,7 @@ MOST = 8  # number of images used from a folder
 GENERATED = "generated images; --images takes real ones"
 
 
-class Images(NamedTuple):
+class ExampleImages(NamedTuple):
     images: list[Image.Image]
     says: str  # description of the images
     interpolation: Resize = "cubic"
@@ -38,18 +38,18 @@ class Case(NamedTuple):
     sizes: Tensor  # (B, 2) int64 height, width of the originals
 
 
-def example_images(folder: str | Path | None, cfg: Config) -> Images:
+def example_images(folder: str | Path | None, cfg: Config) -> ExampleImages:
     """Returns the first images of a folder, or generated ones. Raises DataError."""
     how = cfg.data.interpolation
     if folder is None:
         drawn = [draw_image(320, np.random.default_rng(seed))[0] for seed in range(3)]
-        return Images([Image.fromarray(each) for each in drawn], GENERATED, how)
+        return ExampleImages([Image.fromarray(each) for each in drawn], GENERATED, how)
     files = list(find_images([str(folder)]).images)[:MOST]
     images = [read_image(file, max_megapixels=cfg.data.max_megapixels) for file in files]
-    return Images(images, f"{len(images)} images of {folder}", how)
+    return ExampleImages(images, f"{len(images)} images of {folder}", how)
 
 
-def cases(images: Images, size: tuple[int, int], num_queries: int, fixed: bool = False) -> Iterator[Case]:
+def cases(images: ExampleImages, size: tuple[int, int], num_queries: int, fixed: bool = False) -> Iterator[Case]:
     """Batches of 1, 3 and 8 of the model's own size and of rectangles, from images and from noise. fixed: only batches
     of the own size."""
     height, width = size

@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from rtdetr.data.preprocess import SCALE
-from rtdetr.export.cases import GENERATED, Case, Images, cases
+from rtdetr.export.cases import GENERATED, Case, ExampleImages, cases
 from rtdetr.export.onnx import changed_weights
 from rtdetr.export.targets import certificate_path
 from rtdetr.export.transformers import TransformersModel, changed_entries
@@ -206,7 +206,7 @@ def read_stored_certificate(file: Path) -> StoredCertificate | None:
         raise CheckpointError(f"{path}: damaged; remove it, then --check writes a new one") from error
 
 
-def certify(path: Path, format: str, model: Network, metadata: Metadata, images: Images) -> Certificate:
+def certify(path: Path, format: str, model: Network, metadata: Metadata, images: ExampleImages) -> Certificate:
     """Compares a file with the model, on the CPU, in every installed runtime that reads it.
 
     metadata: of the model; precision and outputs are read from the file.

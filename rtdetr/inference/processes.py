@@ -94,7 +94,7 @@ class Process:
         self.answers: dict[int, Any] = {}
         self.forgotten: deque[int] = deque()  # images that it may release
 
-    def ask(self, work: Callable[..., Any], *arguments: Any) -> Answer:
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> FutureAnswer:
         """Sends a request. work: a function of a module that does not import torch."""
         with self.asking:
             forgotten = [self.forgotten.popleft() for _ in range(len(self.forgotten))]
@@ -103,7 +103,7 @@ class Process:
             except ConnectionError as error:
                 raise RunFailed(LOST) from error
             self.asked += 1
-            return Answer(self, self.asked)
+            return FutureAnswer(self, self.asked)
 
     def answer(self, number: int) -> Any:
         with self.receiving:
@@ -123,7 +123,7 @@ class Process:
         self.connection.close()
 
 
-class Memory:
+class SharedPixels:
     """Memory shared with the processes: a file without a name."""
 
     def __init__(self) -> None:
@@ -162,11 +162,11 @@ class Team(NamedTuple):
 
     parent: subprocess.Popen[bytes]
     processes: list[Process]
-    memory: Memory
+    memory: SharedPixels
 
     @classmethod
     def of(cls, number: int) -> Team:
-        memory, pipes = Memory(), [multiprocessing.Pipe() for _ in range(number)]
+        memory, pipes = SharedPixels(), [multiprocessing.Pipe() for _ in range(number)]
         given = [memory.file.fileno(), *(there.fileno() for _, there in pipes)]
         with signals_held_back():  # permanently: only the main process handles Ctrl-C
             parent = subprocess.Popen(
@@ -190,7 +190,7 @@ class Team(NamedTuple):
         self.memory.close()
 
 
-class Answer(NamedTuple):
+class FutureAnswer(NamedTuple):
     """The future answer to a request."""
 
     process: Process
@@ -212,7 +212,7 @@ class KeptImage:
     def __init__(self, process: Process, number: int) -> None:
         self.process, self.number = process, number
 
-    def ask(self, work: Callable[..., Any], *arguments: Any) -> Answer:
+    def ask(self, work: Callable[..., Any], *arguments: Any) -> FutureAnswer:
         """Runs work(pixels, *arguments) in that process. work: as in `Process.ask`."""
         return self.process.ask(on_kept, self.number, work, *arguments)
 
@@ -268,7 +268,7 @@ class ReadingProcesses:
     ) -> Generator[tuple[list[Path | str], NDArray[np.uint8], list[Read]], None, None]:
         """Yields `number` files at a time, their pixels (B, h, w, 3), and the result of reading each. The pixels are
         valid until the batch after the next one is requested. pinned: a GPU copies them directly."""
-        asked: deque[tuple[list[Path | str], NDArray[np.uint8], list[tuple[int, Answer]]]] = deque()
+        asked: deque[tuple[list[Path | str], NDArray[np.uint8], list[tuple[int, FutureAnswer]]]] = deque()
         try:
             num_batches = 2 + math.ceil(AHEAD * len(self.running) / number)
             slots = self._teams[0].memory.slots((num_batches * number, *task.size, 3), pinned)
@@ -293,7 +293,7 @@ class ReadingProcesses:
             self._serving.release()
 
 
-def _read(key: int, answer: Answer, keep: bool) -> Read:
+def _read(key: int, answer: FutureAnswer, keep: bool) -> Read:
     try:
         return Read(answer.result(), KeptImage(answer.process, key) if keep else None)
     except DataError as error:

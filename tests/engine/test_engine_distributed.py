@@ -22,7 +22,7 @@ from rtdetr.config import Config
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.graphs import RUNS_BEFORE, GradientBuffer
 from rtdetr.engine.evaluation.evaluator import evaluate
-from rtdetr.engine.step import Part, training_step
+from rtdetr.engine.step import BatchPosition, training_step
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.types import Batch
@@ -75,7 +75,7 @@ def exchanged(trainer: Trainer, batch: Batch) -> list[list[Tensor]]:
             step(network, batch.images, batch.targets)
         else:
             flat = GradientBuffer(parameters)
-            flat.behind(partial(step, network))(batch.images, batch.targets, Part())
+            flat.behind(partial(step, network))(batch.images, batch.targets, BatchPosition())
             flat.average()
         found.append([parameter.grad.clone() for parameter in parameters if parameter.grad is not None])
     return found

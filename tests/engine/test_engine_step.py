@@ -25,7 +25,7 @@ def test_the_criterion_is_called_in_one_place() -> None:
         if re.search(r"\bcriterion\(|\bbackward\(\)", line) and not re.search(r"def |build_criterion\(", line)
     ]
     assert calls == [
-        ("engine/step.py", "losses = criterion(model(images, targets), targets, part.epoch, part.group)"),
+        ("engine/step.py", "losses = criterion(model(images, targets), targets, position.epoch, position.group)"),
         ("engine/step.py", 'scale(losses["loss"] / share).backward()'),
     ]
 

@@ -24,7 +24,7 @@ from rtdetr.data.shapes import make_shapes
 from rtdetr.engine.evaluation.evaluator import FIGURES
 from rtdetr.engine.failures import TrainingFailed
 from rtdetr.engine.run_files.metrics import read_rows
-from rtdetr.engine.step import Losses, Part, training_step
+from rtdetr.engine.step import BatchPosition, Losses, training_step
 from rtdetr.engine.step_checks import StepRecord
 from rtdetr.engine.trainer import Trainer
 from rtdetr.losses.criterion import Criterion, build_criterion
@@ -144,8 +144,8 @@ def gradient(trainer: Trainer, batch: Batch, num_parts: int) -> Tensor:
     draws = iter([PartialDraws(start, start + size, 4) for start in range(0, 4, size)])
     criterion = build_criterion(trainer.cfg, len(trainer.classes))
 
-    def with_own_draws(images: Tensor, targets: Targets, part: Part) -> Losses:
-        return training_step(partial(trainer.model, draws=next(draws)), images, targets, part, criterion=criterion)
+    def with_own_draws(images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
+        return training_step(partial(trainer.model, draws=next(draws)), images, targets, position, criterion=criterion)
 
     trainer.step = with_own_draws
     trainer.train_step(parts)

@@ -39,7 +39,7 @@ OF_IMAGE = ("id", "file_name", "coco_url", lvis.NEGATIVE, lvis.NOT_EXHAUSTIVE)
 UNPRINTED = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # no text in XML; lone surrogates: no UTF-8
 
 
-class Part(NamedTuple):
+class PreparedSet(NamedTuple):
     """One set, ready to be written."""
 
     split: str
@@ -53,12 +53,12 @@ class Part(NamedTuple):
         return len(self.document.annotations)
 
 
-def load(given: Path, split: str = "", images: str = "") -> list[Part]:
+def load(given: Path, split: str = "", images: str = "") -> list[PreparedSet]:
     """The sets of a file or folder, or only the one named `split`. images: the image folder of a JSON, if it is not
     near the file. Raises DataError if a set is unusable."""
     if images and not os.path.isdir(images):
         raise DataError(f"{images}: no such image folder")
-    parts = [_part(source, name, given, images) for name, source in _chosen(given, split).items()]
+    parts = [_prepared(source, name, given, images) for name, source in _chosen(given, split).items()]
     for part in parts[1:]:
         if part.document.categories != parts[0].document.categories:
             raise DataError(
@@ -67,7 +67,7 @@ def load(given: Path, split: str = "", images: str = "") -> list[Part]:
     return parts
 
 
-def write(parts: list[Part], out: Path, to: Target, link: bool = False) -> Iterator[None]:
+def write(parts: list[PreparedSet], out: Path, to: Target, link: bool = False) -> Iterator[None]:
     """Writes the sets into the empty folder `out`; yields after each image. link: create symbolic links to the images.
     Raises OSError, and DataError for files that are not images."""
     if to != "coco":
@@ -92,7 +92,7 @@ def _chosen(given: Path, split: str) -> dict[str, DataSource]:
     return {names.get(name, name): source for name, source in sources.items()}
 
 
-def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
+def _prepared(source: DataSource, split: str, given: Path, images: str) -> PreparedSet:
     check_images(source, images)
     source = with_images(source, images)
     document = read_document(source, limit=0)  # a conversion must not drop records
@@ -119,7 +119,7 @@ def _part(source: DataSource, split: str, given: Path, images: str) -> Part:
     boxes: dict[int, list[dict[str, Any]]] = {image["id"]: [] for image in document.images}
     for box in document.annotations:
         boxes[box["image_id"]].append(box)
-    return Part(split, document, files, _distinct(names), boxes)
+    return PreparedSet(split, document, files, _distinct(names), boxes)
 
 
 def _root(source: DataSource) -> Path | None:
@@ -184,7 +184,7 @@ def _findable(name: str, file: Path) -> str:
     return "/".join([*("images_" if each == "images" else each for each in folders), f"{dot}{stem.rstrip()}{ending}"])
 
 
-def _apart(parts: list[Part]) -> list[Part]:
+def _apart(parts: list[PreparedSet]) -> list[PreparedSet]:
     """Makes names unique across the sets: if they are not, each set gets its own folder."""
     stems = [os.path.splitext(name)[0].casefold() for part in parts for name in part.names]
     if len(set(stems)) == len(stems):
@@ -192,7 +192,7 @@ def _apart(parts: list[Part]) -> list[Part]:
     return [part._replace(names=[f"{part.split}/{name}" for name in part.names]) for part in parts]
 
 
-def _write_coco(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
+def _write_coco(parts: list[PreparedSet], out: Path, link: bool) -> Iterator[None]:
     """annotations/instances_SET.json, and the images in SET/."""
     for part in parts:
         for file, name in zip(part.files, part.names):
@@ -207,7 +207,7 @@ def _write_coco(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
         _write_text(out / "annotations" / f"instances_{part.split}.json", json.dumps(document))
 
 
-def _write_yolo(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
+def _write_yolo(parts: list[PreparedSet], out: Path, link: bool) -> Iterator[None]:
     """data.yaml, images/SET and labels/SET."""
     categories = parts[0].document.categories
     label_of = {each["id"]: i for i, each in enumerate(categories)}
@@ -245,7 +245,7 @@ def _yolo_lines(
     return "".join(lines), ({"kept": kept} if kept else {}) | ({"crowds": crowds} if crowds else {})
 
 
-def _write_voc(parts: list[Part], out: Path, link: bool) -> Iterator[None]:
+def _write_voc(parts: list[PreparedSet], out: Path, link: bool) -> Iterator[None]:
     """Annotations, JPEGImages and ImageSets/Main."""
     categories = [dict(each) for each in parts[0].document.categories]
     labels: dict[int, str] = {}  # by category id; unique, and without characters that XML cannot hold

@@ -18,11 +18,11 @@ from rtdetr.data.formats.named import (
     NO_CLASSES,
     NamedBox,
     NamedImage,
+    as_list,
     class_names,
     document_of,
     is_class_name,
     is_file_name,
-    listed,
     names_given,
     numbers_of,
     record,
@@ -111,7 +111,7 @@ def _image(path: Path, number: int, line: bytes, problems: Problems, max_megapix
 
 def _box(box: object, own: object, place: str, line: int) -> NamedBox:
     """The box with its own class. Raises BadRecord."""
-    numbers = numbers_of(listed(box))
+    numbers = numbers_of(as_list(box))
     if numbers is None or len(numbers) != 4:
         raise BadRecord("box_numbers", f"expected x, y, width and height, got {shown(box)}")
     if not (is_class_name(own) or (type(own) is int and 0 <= own < MOST_CLASSES)):

@@ -14,10 +14,10 @@ from rtdetr.data.formats.named import (
     NamedBox,
     NamedImage,
     around,
+    as_list,
     class_names,
     document_of,
     is_class_name,
-    listed,
     points_of,
     read_json,
     record,
@@ -108,7 +108,7 @@ def _box(given: object, place: str, counted: Counter[str]) -> NamedBox:
         raise BadRecord("box_box", f"expected a shape_type of {', '.join(POINTS)}, got {shown(given)}")
     if not is_class_name(name):
         raise BadRecord("box_class", f"expected a class as `label`, got {shown(given)}")
-    points = points_of(listed(shape.get("points")))
+    points = points_of(as_list(shape.get("points")))
     if points is None or len(points) < POINTS[kind]:
         wanted = f"{POINTS[kind]} or more `points` of two numbers"
         raise BadRecord("box_numbers", f"a {kind} needs {wanted}, got {shown(given)}")

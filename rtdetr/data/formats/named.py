@@ -121,7 +121,7 @@ def record(value: object, of: Literal["image", "box"]) -> dict[str, Any]:
     return section(value)
 
 
-def listed(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
@@ -148,7 +148,7 @@ def size_of(height: object, width: object) -> tuple[int, int]:
 
 def points_of(values: object) -> list[tuple[float, float]] | None:
     """Pairs of finite numbers; None for anything else."""
-    pairs = [numbers_of(listed(each)) for each in listed(values)]
+    pairs = [numbers_of(as_list(each)) for each in as_list(values)]
     if not pairs or any(each is None or len(each) != 2 for each in pairs):
         return None
     return [(each[0], each[1]) for each in pairs if each is not None]

@@ -17,7 +17,7 @@ from rtdetr.engine.acceleration.compile import compile_step, why_not_compile
 from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
 from rtdetr.engine.acceleration.graphs import StepGraphs, why_not_capture
 from rtdetr.engine.acceleration.mixed_precision import autocast_type, cast_together, hand_over
-from rtdetr.engine.step import Losses, Part, Step, training_step
+from rtdetr.engine.step import BatchPosition, Losses, Step, training_step
 from rtdetr.losses.criterion import Criterion
 from rtdetr.models.denoising import Draws
 from rtdetr.models.rtdetrv3 import Network
@@ -66,15 +66,15 @@ def accelerate(
     graphs = None
     if gradients is not None:
         turn = cfg.loss.atss_epochs
-        step = graphs = StepGraphs(step, gradients, lambda part: part.epoch >= turn)
+        step = graphs = StepGraphs(step, gradients, lambda position: position.epoch >= turn)
     return step, graphs, why_not_compiled
 
 
 def averaged_last(step: Step, model: DistributedDataParallel) -> Step:
     """Wraps `step` so that gradients are averaged once per optimiser step, in the backward pass of its last batch."""
 
-    def averaged(images: Tensor, targets: Targets, part: Part) -> Losses:
-        with nullcontext() if part.last else model.no_sync():
-            return step(images, targets, part)
+    def averaged(images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
+        with nullcontext() if position.last else model.no_sync():
+            return step(images, targets, position)
 
     return averaged

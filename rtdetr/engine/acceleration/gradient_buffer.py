@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rtdetr.config import ConfigError
 from rtdetr.engine import distributed
-from rtdetr.engine.step import Losses, Part, Step
+from rtdetr.engine.step import BatchPosition, Losses, Step
 from rtdetr.types import Targets
 from rtdetr.wording import counted
 
@@ -46,8 +46,8 @@ class GradientBuffer:
     def behind(self, step: Step) -> Step:
         """Wraps a step so that its gradients are collected in the buffer."""
 
-        def collected(images: Tensor, targets: Targets, part: Part) -> Losses:
-            losses = step(images, targets, part)
+        def collected(images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
+            losses = step(images, targets, position)
             self.collect(self.parameters)
             return losses
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from rtdetr.config import ConfigError, Kernels, TrainConfig, settled
 from rtdetr.engine import distributed
 from rtdetr.engine.acceleration.gradient_buffer import GradientBuffer
-from rtdetr.engine.step import Losses, Part, Step
+from rtdetr.engine.step import BatchPosition, Losses, Step
 from rtdetr.ops.assignment import MAX_COLUMNS
 from rtdetr.ops.backend import why_not_compiled
 from rtdetr.types import Targets
@@ -58,13 +58,13 @@ class StepGraphs:
     `kind`, captured at the third occurrence; the least recently used graph is evicted.
 
     The plain call is the twin, and handles images with more boxes than the GPU matches (one-to-many repeats those of
-    a crowd once). kind: any other property of a Part that needs a separate graph. All graphs share their memory, the
-    tensor that holds images of their size, and the gradients they end in. With several processes these are averaged
-    after the graph; what the graph itself exchanges (statistics of batch norm, numbers of boxes) comes in the same
-    order from every one, captured there or not.
+    a crowd once). kind: any other property of a BatchPosition that needs a separate graph. All graphs share their
+    memory, the tensor that holds images of their size, and the gradients they end in. With several processes these are
+    averaged after the graph; what the graph itself exchanges (statistics of batch norm, numbers of boxes) comes in the
+    same order from every one, captured there or not.
     """
 
-    def __init__(self, step: Step, gradients: GradientBuffer, kind: Callable[[Part], Hashable]) -> None:
+    def __init__(self, step: Step, gradients: GradientBuffer, kind: Callable[[BatchPosition], Hashable]) -> None:
         self.step, self.gradients, self.kind = step, gradients, kind
         self.images: dict[Hashable, Tensor] = {}  # what graphs read
         self.captured: OrderedDict[Hashable, Captured] = OrderedDict()
@@ -73,21 +73,21 @@ class StepGraphs:
         # NCCL waits for graphs that use it before it shuts down, forever if they are kept.
         distributed.before_the_end(self, self.captured.clear)
 
-    def __call__(self, images: Tensor, targets: Targets, part: Part) -> Losses:
-        losses = self._run(images, targets, part)
+    def __call__(self, images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
+        losses = self._run(images, targets, position)
         if distributed.world_size() > 1:
             self.gradients.average()
         return losses
 
-    def _run(self, images: Tensor, targets: Targets, part: Part) -> Losses:
-        key = (images.shape, images.dtype, targets.labels.shape, self.kind(part))
+    def _run(self, images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
+        key = (images.shape, images.dtype, targets.labels.shape, self.kind(position))
         if key in self.captured:
             self.captured.move_to_end(key)
         elif self.seen.get(key, 0) < RUNS_BEFORE or targets.labels.shape[1] > MAX_COLUMNS:
             self.seen[key] = self.seen.get(key, 0) + 1
-            return self.step(images, targets, part)
+            return self.step(images, targets, position)
         else:
-            self.captured[key] = self._capture(images, targets, part)
+            self.captured[key] = self._capture(images, targets, position)
             if len(self.captured) > MAX_GRAPHS:
                 self.captured.popitem(last=False)
         captured = self.captured[key]
@@ -105,7 +105,7 @@ class StepGraphs:
         self.seen.clear()
         self.images.clear()
 
-    def _capture(self, images: Tensor, targets: Targets, part: Part) -> Captured:
+    def _capture(self, images: Tensor, targets: Targets, position: BatchPosition) -> Captured:
         labels, boxes, boxes_pixel, mask = (tensor.clone() for tensor in targets[:4])
         own = self.images.setdefault((images.shape, images.dtype), torch.empty_like(images))
         static = own, Targets(labels, boxes, boxes_pixel, mask, counts=())
@@ -113,6 +113,6 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         # Other threads may continue: the one that pins the memory of the next batch calls the driver, too.
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            losses = self.step(*static, part)
+            losses = self.step(*static, position)
         kept = [parameter.grad for parameter in self.gradients.parameters]
         return Captured(graph, *static, losses, kept)

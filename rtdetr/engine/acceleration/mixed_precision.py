@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rtdetr.config import Precision
-from rtdetr.engine.step import Losses, Part, Step
+from rtdetr.engine.step import BatchPosition, Losses, Step
 from rtdetr.types import Targets
 
 # Linear layers that stay in their own type, see models.layers.in_weight_type.
@@ -66,15 +66,15 @@ def cast_together(
     gather: Callable[[Sequence[Tensor]], None],
     options: dict[str, Any],
 ) -> Step:
-    """Wraps `step(model, images, targets, part)` so that the weights of the model are cast beforehand.
+    """Wraps `step(model, images, targets, position)` so that the weights of the model are cast beforehand.
 
     gather: moves the gradients of the copies, or of uncast parameters, to the parameters. options: of the model.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
-    def cast(images: Tensor, targets: Targets, part: Part) -> Losses:
+    def cast(images: Tensor, targets: Targets, position: BatchPosition) -> Losses:
         copies = copies_in(dtype, model)
-        losses = step(partial(call_cast, model, copies, **options), images, targets, part)
+        losses = step(partial(call_cast, model, copies, **options), images, targets, position)
         gather([copies.get(each, each) for each in parameters])
         return losses
 

@@ -96,18 +96,18 @@ class EvalResult(NamedTuple):
 
     def table(self) -> str:
         """The figures and the AP of every class, for a terminal."""
-        lines = [f"  {FIGURE_NAMES[key]:20s} {shown(value)}" for key, value in self.figures.items()]
+        lines = [f"  {FIGURE_NAMES[key]:20s} {figure_text(value)}" for key, value in self.figures.items()]
         width = max([5, *(len(each.name) for each in self.classes)])
         more = " ".join(f"{name:>9s}" for name in OperatingPoint._fields) if self.points else ""
         lines.append(f"  {'class':{width}s} {'id':>6s} {'boxes':>7s} {'AP':>7s} {'AP50':>7s} {more}".rstrip())
         for each in self.classes:
-            figures = [shown(each.ap), shown(each.ap50)]
-            figures += [f"{shown(value):>9s}" for value in self.points.get(each.category_id, ())]
+            figures = [figure_text(each.ap), figure_text(each.ap50)]
+            figures += [f"{figure_text(value):>9s}" for value in self.points.get(each.category_id, ())]
             lines.append(f"  {each.name:{width}s} {each.category_id:6d} {each.num_boxes:7d} {' '.join(figures)}")
         return "\n".join(lines)
 
 
-def shown(figure: float) -> str:
+def figure_text(figure: float) -> str:
     """Formats four digits, or a dash if the value is undefined: -1 or NaN."""
     return f"{figure:7.4f}" if figure >= 0 else "      -"
 

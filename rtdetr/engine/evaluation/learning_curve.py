@@ -14,7 +14,7 @@ from rtdetr.data.loader import build_val_loader, open_train_set
 from rtdetr.data.sampling import epoch_length
 from rtdetr.data.subset import spread, write_subset
 from rtdetr.engine import distributed
-from rtdetr.engine.failures import writing
+from rtdetr.engine.failures import writing_run_file
 from rtdetr.engine.log import say
 from rtdetr.engine.planning.auto_config import settle
 from rtdetr.engine.run_files.run_state import Pace
@@ -55,7 +55,7 @@ def learning_curve(
     build_val_loader(cfg, source.classes)  # raises before anything is written
     if tuning is not None:
         read_weights(tuning)
-    with writing(folder):
+    with writing_run_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         half = write_subset(source, spread(range(total), total // 2), folder / "half.json")
     points = []
@@ -71,7 +71,7 @@ def learning_curve(
         del trainer  # its memory, before the next one estimates what is free
     sentence = estimate(*points)
     content = {"iterations": iterations, "points": [each._asdict() for each in points], "estimate": sentence}
-    with writing(folder / "learning_curve.json"):
+    with writing_run_file(folder / "learning_curve.json"):
         (folder / "learning_curve.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
     say(*(f"AP {each.ap:.3f} from {each.images} images" for each in points), sentence)
     return None

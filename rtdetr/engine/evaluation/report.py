@@ -16,7 +16,14 @@ from PIL import Image, ImageDraw
 from rtdetr.data.dataset import DetectionSet
 from rtdetr.data.formats.sources import read_document
 from rtdetr.engine.evaluation.error_analysis import BINS, KINDS, LOWEST, Mistake, Mistakes, find_mistakes
-from rtdetr.engine.evaluation.evaluator import FIGURE_NAMES, EvalResult, OperatingPoint, countable, mean_measured, shown
+from rtdetr.engine.evaluation.evaluator import (
+    FIGURE_NAMES,
+    EvalResult,
+    OperatingPoint,
+    countable,
+    figure_text,
+    mean_measured,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +59,9 @@ def write_report(path: Path, title: str, result: EvalResult, source: DetectionSe
     album = _Album(source, names)
     parts = [
         _heading("Figures", "Those of `rtdetr eval`, to the digit; a dash where there is nothing to measure."),
-        _table(("figure", ""), [(FIGURE_NAMES[key], shown(value).strip()) for key, value in result.figures.items()]),
+        _table(
+            ("figure", ""), [(FIGURE_NAMES[key], figure_text(value).strip()) for key, value in result.figures.items()]
+        ),
         _heading("Classes", "AP at IoU .50:.95, also by size (32 and 96 pixels square); F1 at the threshold."),
         _class_table(result),
         _heading(
@@ -91,7 +100,7 @@ def _class_table(result: EvalResult) -> str:
     for k, each in enumerate(result.classes):
         aps = [mean_measured(result.precision[:, :, k, size, -1]) for size in (1, 2, 3)]
         figures = (each.ap, each.ap50, *result.points.get(each.category_id, ()), *aps)
-        rows.append((each.name, each.category_id, each.num_boxes, *(shown(value).strip() for value in figures)))
+        rows.append((each.name, each.category_id, each.num_boxes, *(figure_text(value).strip() for value in figures)))
     more = OperatingPoint._fields if result.points else ()
     return _table(("class", "id", "boxes", "AP", "AP50", *more, "AP small", "AP medium", "AP large"), rows)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rtdetr.config import Config, config_from_dict
 from rtdetr.engine.acceleration.mixed_precision import autocast_type, precision_on
 from rtdetr.engine.acceleration.placement import on_device
-from rtdetr.engine.step import Part, training_step
+from rtdetr.engine.step import BatchPosition, training_step
 from rtdetr.losses.criterion import build_criterion
 from rtdetr.models.rtdetrv3 import build_model
 from rtdetr.ops.kernels import using
@@ -79,9 +79,9 @@ def _do(
     boxes = [sum(batch.targets.counts) for batch in batches]
     for batch in batches:
         images, targets = on_device(batch, device, cfg.model.supervision.num_denoising)
-        part = Part(epoch, boxes if len(boxes) > 1 else ())
+        position = BatchPosition(epoch, boxes if len(boxes) > 1 else ())
         try:
-            names, values = training_step(model, images, targets, part, criterion=criterion, dtype=dtype)
+            names, values = training_step(model, images, targets, position, criterion=criterion, dtype=dtype)
         except FloatingPointError as error:
             return losses, str(error)
         for name, value in zip(names, values.tolist()):

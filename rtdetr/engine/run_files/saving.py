@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from rtdetr.engine import distributed
-from rtdetr.engine.failures import CannotWrite, writing
+from rtdetr.engine.failures import CannotWrite, writing_run_file
 from rtdetr.engine.log import say
 from rtdetr.engine.run_files.run_lock import run_lock
 from rtdetr.engine.run_files.run_state import RunState
@@ -112,11 +112,11 @@ class Saver:
 
     def _write(self, content: dict[str, Any]) -> None:
         if self._best is not None:
-            with writing(self.folder / BEST):
+            with writing_run_file(self.folder / BEST):
                 save_checkpoint(self.folder / BEST, self._best)
             self._best = None
             self._written.append((self.folder / BEST, content["training"]["iteration"]))
-        with writing(self.folder / LAST):
+        with writing_run_file(self.folder / LAST):
             save_checkpoint(self.folder / LAST, content, self.folder / BEFORE if self._last_is_good else None)
         self._last_is_good = True
         self._written.append((self.folder / LAST, content["training"]["iteration"]))

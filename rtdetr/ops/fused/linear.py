@@ -17,7 +17,7 @@ ALIGNMENT = 8  # channels of the result
 def linear(x: Tensor, weight: Tensor, bias: Tensor, relu: bool = False) -> Tensor:
     """x @ weight.T + bias, (..., C'), or its ReLU. x: (..., C); weight: (C', C); bias: (C',)."""
     if why_not(x, weight, bias) is None:
-        return Linear.apply(x, weight, bias, relu)
+        return FusedLinear.apply(x, weight, bias, relu)
     y = F.linear(x, weight, bias)
     return F.relu(y) if relu else y
 
@@ -35,7 +35,7 @@ def why_not(x: Tensor, weight: Tensor, bias: Tensor) -> str | None:
     return f"the kernel needs channels by {ALIGNMENT}" if weight.shape[0] % ALIGNMENT else None
 
 
-class Linear(torch.autograd.Function):
+class FusedLinear(torch.autograd.Function):
     """See `linear`."""
 
     @staticmethod
