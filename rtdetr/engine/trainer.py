@@ -251,6 +251,8 @@ class Trainer:
         return record
 
     def _step(self, batches: list[Batch]) -> StepRecord:
+        """Clears the gradients, adds those of each batch, clips them, and updates the weights. `self.step` is
+        `training_step`, in the wrappers of `accelerate`."""
         self.checks.begin()
         lr, scaler = self.update.begin(), self.state.scaler
         boxes = [sum(batch.targets.counts) for batch in batches]
