@@ -100,6 +100,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 class CommandParser(Parser):
+    """The parser of one benchmark; argparse gives it the whole name, before which `Parser` puts `rtdetr`."""
+
     def __init__(self, prog: str, about: str, **_: Any) -> None:
         super().__init__(prog.removeprefix("rtdetr "), about)
 

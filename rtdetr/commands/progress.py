@@ -26,5 +26,6 @@ def say_above_bar(text: str, file: TextIO) -> None:
         else:
             print(text, file=file)
     except OSError as error:
-        error.filename = "standard output"  # for `writing`, which else takes it for an error of the results
+        # `writing` would else take it for an error of the results.
+        error.filename = "standard error" if file is sys.stderr else "standard output"
         raise
