@@ -11,7 +11,7 @@ import contextlib
 import copy
 import logging
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
@@ -36,7 +36,7 @@ Auto = bool | Literal["auto"]
 Compile = bool | Literal["max"]
 
 PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy scalars
-MAX_GRAPHS = 8  # input shapes that are remembered
+MAX_GRAPHS = 32  # kept at a time, each with its images; what a batch needs in between, they share
 CAPTURE_AT = 5  # calls of a shape until it is captured, which does not pay for a few images
 WARM_UP = 3  # calls before a graph is captured
 
@@ -243,26 +243,28 @@ class CannotCapture(RuntimeError):
 
 class CapturedGraphs:
     """Chooses the graph that runs a batch. A shape is captured once it has come often enough to be worth a second or
-    two; with `at_once` at its first call, unless a graph for more images takes it. Keeps the latest shapes."""
+    two; with `at_once` at its first call, unless a graph for more images takes it. Keeps the graphs used last; to
+    capture a dropped one again, its shape must have come twice as often as for the last time."""
 
     def __init__(self, capture: Callable[[Size], CapturedGraph], at_once: bool) -> None:
         self.capture, self.at_once = capture, at_once
-        # a graph, or the number of calls; the most recent last
-        self.known: OrderedDict[Size, CapturedGraph | int] = OrderedDict()
+        self.calls: Counter[Size] = Counter()
+        self.capture_at: dict[Size, int] = {}  # calls, where it is not CAPTURE_AT
+        self.graphs: OrderedDict[Size, CapturedGraph] = OrderedDict()  # the most recent last
 
     def find(self, size: Size) -> CapturedGraph | None:
         """Returns a graph, or None if it is too early for one. Raises CannotCapture."""
-        known = self.known.setdefault(size, 0)
-        self.known.move_to_end(size)
-        if not isinstance(known, int):
-            return known
-        while len(self.known) > MAX_GRAPHS:
-            self.known.popitem(last=False)
-        self.known[size] = known + 1
-        larger = [each for each in self.known.values() if not isinstance(each, int) and each.takes(size)]
-        if known + 1 < CAPTURE_AT and (larger or not self.at_once):
+        self.calls[size] += 1
+        if size in self.graphs:
+            self.graphs.move_to_end(size)
+            return self.graphs[size]
+        larger = [each for each in self.graphs.values() if each.takes(size)]
+        if self.calls[size] < self.capture_at.get(size, CAPTURE_AT) and (larger or not self.at_once):
             return min(larger, key=lambda each: each.size.batch, default=None)
-        made = self.known[size] = self.capture(size)
+        if len(self.graphs) == MAX_GRAPHS:
+            self.graphs.popitem(last=False)
+        self.capture_at[size] = 2 * self.calls[size]
+        made = self.graphs[size] = self.capture(size)
         return made
 
 

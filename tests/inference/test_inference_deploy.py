@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,12 +92,32 @@ def test_capture_at_once() -> None:
     assert found(graphs, size(5)) == size(5)
 
 
-def test_only_the_sizes_seen_last_are_remembered() -> None:
+def test_only_the_graphs_used_last_are_kept() -> None:
     graphs = CapturedGraphs(FakeGraph, at_once=True)
     for batch in range(1, MAX_GRAPHS + 5):
         assert found(graphs, size(batch)) == size(batch)
         assert found(graphs, size(1)) is not None
-    assert len(graphs.known) == MAX_GRAPHS and size(1) in graphs.known and size(2) not in graphs.known
+    assert len(graphs.graphs) == MAX_GRAPHS and size(1) in graphs.graphs and size(2) not in graphs.graphs
+
+
+@pytest.mark.parametrize("number,in_a_row", [(MAX_GRAPHS, 1), (MAX_GRAPHS, CAPTURE_AT), (9, 1), (9, CAPTURE_AT)])
+def test_sizes_in_turn_are_captured_once(number: int, in_a_row: int) -> None:
+    captured = Counter[int]()
+    graphs = CapturedGraphs(lambda wanted: captured.update([wanted.height]) or FakeGraph(wanted), at_once=False)
+    for _ in range(20):
+        for height in range(32, 32 * (number + 1), 32):
+            for _ in range(in_a_row):
+                graphs.find(size(1, height))
+    assert set(captured.values()) == {1} and len(captured) == number
+
+
+def test_sizes_that_do_not_fit_are_captured_ever_less_often() -> None:
+    captured = Counter[int]()
+    graphs = CapturedGraphs(lambda wanted: captured.update([wanted.height]) or FakeGraph(wanted), at_once=False)
+    for _ in range(100):
+        for height in range(MAX_GRAPHS + 1):
+            graphs.find(size(1, height))
+    assert set(captured.values()) == {5}  # at 5, 10, 20, 40 and 80 calls
 
 
 @pytest.mark.parametrize(
@@ -397,7 +418,7 @@ def test_captured_graphs_equal_the_plain_twin(cfg: Config, cuda: torch.device, h
             tolerance = 2e-2 if half else 1e-3
             torch.testing.assert_close(first.scores, expected.scores, atol=tolerance, rtol=0)
             assert first.boxes.isfinite().all() and first.boxes.dtype == torch.float32
-    assert len(captured._detect.captured.known) <= MAX_GRAPHS
+    assert len(captured._detect.captured.graphs) <= MAX_GRAPHS
 
 
 @pytest.mark.gpu
