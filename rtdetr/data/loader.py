@@ -111,7 +111,7 @@ class TrainingSamples(Dataset[LoadedImage]):
             except DataError as error:
                 wrong.append(str(error))
         raise DataError(
-            f"{wrong[0]}; nor can the {len(wrong) - 1} images tried instead; `rtdetr doctor` lists them all"
+            f"{wrong[0]}; nor can the {counted(len(wrong) - 1, 'image')} tried instead; `rtdetr doctor` lists them all"
         )
 
     def _from(self, key: SampleKey) -> Iterator[int]:

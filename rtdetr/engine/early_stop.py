@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from rtdetr.wording import counted
+
 
 class EarlyStop:
     """Counts evaluations in a row whose AP did not beat the best; `over` after `patience` of them (0: never), or as
@@ -35,8 +37,8 @@ class EarlyStop:
         if self.reached:
             return f"ended at iteration {iteration}: AP50 has reached {self.goal:g}"
         return (
-            f"ended at iteration {iteration}: {self.waited} evaluations in a row without an AP above {self.best:.4f} "
-            f"(iteration {self.best_iteration}); raise train.patience to continue"
+            f"ended at iteration {iteration}: {counted(self.waited, 'evaluation')} in a row without an AP above "
+            f"{self.best:.4f} (iteration {self.best_iteration}); raise train.patience to continue"
         )
 
     def state(self) -> dict[str, float]:

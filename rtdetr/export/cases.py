@@ -19,6 +19,7 @@ from rtdetr.data.resize import as_rgb_array, resize
 from rtdetr.data.shapes import draw_image
 from rtdetr.export.graph import fitting
 from rtdetr.inference.files import find_images
+from rtdetr.wording import counted
 
 MOST = 8  # number of images used from a folder
 GENERATED = "generated images; --images takes real ones"
@@ -46,7 +47,7 @@ def example_images(folder: str | Path | None, cfg: Config) -> ExampleImages:
         return ExampleImages([Image.fromarray(each) for each in drawn], GENERATED, how)
     files = list(find_images([str(folder)]).images)[:MOST]
     images = [read_image(file, max_megapixels=cfg.data.max_megapixels) for file in files]
-    return ExampleImages(images, f"{len(images)} images of {folder}", how)
+    return ExampleImages(images, f"{counted(len(images), 'image')} of {folder}", how)
 
 
 def cases(images: ExampleImages, size: tuple[int, int], num_queries: int, fixed: bool = False) -> Iterator[Case]:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from rtdetr.data.classes import DataError
 from rtdetr.extras import optional
-from rtdetr.wording import first_line
+from rtdetr.wording import counted, first_line
 
 ENDINGS = {
     ".3gp", ".avi", ".flv", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv",
@@ -79,7 +79,9 @@ def _decoded(av: Any, container: Any, name: str, rate: Fraction) -> Iterator[Fra
         if not number:
             raise DataError(f"{name}: a video without a single frame")
         if not whole or _is_cut(container, seconds):
-            raise DataError(f"{name}: cut off, it ends at {seconds:.2f} s, after {number} frames, before its own end")
+            raise DataError(
+                f"{name}: cut off, it ends at {seconds:.2f} s, after {counted(number, 'frame')}, before its own end"
+            )
 
 
 def _is_cut(container: Any, seconds: float) -> bool:

@@ -145,7 +145,7 @@ class RequestHandler:
 
     def _check_room(self) -> None:
         if self.working >= self.settings.slots:
-            raise _busy(f"{self.working} requests are in work, the most that this server takes")
+            raise _busy(f"requests in work: {self.working}, the most that this server takes")
 
     @contextmanager
     def _counted(self, network: str) -> Iterator[None]:

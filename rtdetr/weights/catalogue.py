@@ -24,6 +24,7 @@ from rtdetr.weights.hub import HUB_ID, from_hub
 from rtdetr.weights.huggingface_names import TRAINING_ONLY
 from rtdetr.weights.official import Conversion, convert, save_conversion
 from rtdetr.weights.training_parts import OTHER_SELECTOR, with_training_parts
+from rtdetr.wording import counted
 
 DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 STORAGE = "https://github.com/lyuwenyu/storage/releases/download/"
@@ -202,10 +203,10 @@ def detector_content(made: Conversion, file: Path, name: str, release: Release) 
     rows = len(made.classes)
     if lacking or report.mismatched or report.unexpected or rows != len(release.classes):
         wrong = [*lacking, *report.mismatched, *report.unexpected]
-        named = f"the detector of {len(release.classes)} classes that {name} stands for"
+        named = f"the detector of {counted(len(release.classes), 'class')} that {name} stands for"
         raise CheckpointError(
-            f"{file}: not {named if name in RELEASES else 'a whole detector'}: {rows} classes, "
-            f"{len(wrong)} entries differ{': ' if wrong else ''}{listed(wrong, 3)}"
+            f"{file}: not {named if name in RELEASES else 'a whole detector'}: {counted(rows, 'class')}, "
+            f"differs in {counted(len(wrong), 'entry', 'entries')}{': ' if wrong else ''}{listed(wrong, 3)}"
         )
     data = dataclasses.replace(made.config.data, interpolation=release.interpolation)
     cfg: Config = dataclasses.replace(made.config, name=name, data=data)

@@ -14,7 +14,7 @@ from rtdetr.extras import optional
 from rtdetr.weights.checkpoint import CheckpointError
 from rtdetr.weights.huggingface import save_huggingface
 from rtdetr.weights.pretrained import CONFIG, OWN_FOLDER, PICKLED, PROCESSOR, WEIGHTS, holds_own, save_pretrained
-from rtdetr.wording import first_line
+from rtdetr.wording import counted, first_line
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 CARD = """---
@@ -27,7 +27,7 @@ pipeline_tag: object-detection
 
 # {name}
 
-RT-DETRv3 for {count} classes: {classes}.
+RT-DETRv3 for {count}: {classes}.
 
 ```python
 {code}
@@ -126,7 +126,7 @@ def _card(name: str, content: dict[str, Any], licence: str | None, format: Forma
         library=libraries[0],
         licence=f"license: {licence.lower()}\n" if licence else "",
         name=name,
-        count=len(names),
+        count=counted(len(names), "class"),
         classes=listed,
         code="\n```\n\n```python\n".join(CODE[each].format(name=name) for each in libraries),
         facts="\n".join(f"| {key} | {value} |" for key, value in facts.items()),
@@ -135,7 +135,7 @@ def _card(name: str, content: dict[str, Any], licence: str | None, format: Forma
 
 def _start(began: Mapping[str, Any]) -> dict[str, str]:
     """Data and initial weights of the run that trained a model, as far as its checkpoint contains them."""
-    facts = {"data": f"{began['images']} images"} if "images" in began else {}
+    facts = {"data": counted(began["images"], "image")} if "images" in began else {}
     if began.get("weights"):
         facts |= {"started from": f"{began['weights']}, licence: {began.get('licence') or 'unknown'}"}
     return facts

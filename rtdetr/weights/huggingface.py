@@ -36,6 +36,7 @@ from rtdetr.weights.pretrained import (
     write_folder,
 )
 from rtdetr.weights.training_parts import with_training_parts
+from rtdetr.wording import counted
 
 KINDS = {"rt_detr": "RTDetrForObjectDetection", "rt_detr_v2": "RTDetrV2ForObjectDetection"}
 RESAMPLES = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -117,8 +118,8 @@ def _weights(theirs: Mapping[str, Tensor], cfg: Config, num_classes: int, file: 
     missing = [name for name in report.missing if name != PADDED]
     if wrong := report._replace(missing=missing).differing():
         raise CheckpointError(
-            f"{file}: does not fit its {CONFIG}: {len(wrong)} entries differ (shape in the file, by the config): "
-            f"{listed(wrong, 3)}"
+            f"{file}: does not fit its {CONFIG} in {counted(len(wrong), 'entry', 'entries')} "
+            f"(shape in the file, by the config): {listed(wrong, 3)}"
         )
     weights = to_ours(theirs, own)
     return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in weights.items()}

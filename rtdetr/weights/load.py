@@ -24,6 +24,7 @@ from rtdetr.weights.huggingface import is_huggingface, read_huggingface
 from rtdetr.weights.official import convert, guess_classes, load_foreign_weights
 from rtdetr.weights.pretrained import is_pretrained, read_pretrained
 from rtdetr.weights.training_parts import spread_selector
+from rtdetr.wording import counted
 
 
 class WeightFile(NamedTuple):
@@ -108,10 +109,10 @@ def load_exactly(model: nn.Module, weights: Mapping[str, Tensor], path: str | Pa
         given, expected = describe(weights), describe(model.state_dict())
         words = f"both look like {given}, but"  # models with equal descriptions can differ
         if given != expected:
-            words = f"they look like {given}, expected {expected};"
+            words = f"they look like {given}, expected {expected}, and"
         raise CheckpointError(
-            f"{path}: weights of another model: {words} {len(wrong)} entries differ (shape in the file, in the model): "
-            f"{', '.join(wrong[:3])}"
+            f"{path}: weights of another model: {words} differ in "
+            f"{counted(len(wrong), 'entry', 'entries')} (shape in the file, in the model): {', '.join(wrong[:3])}"
         )
     model.load_state_dict(weights, strict=all(name in weights for name in model.state_dict()))
 

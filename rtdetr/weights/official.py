@@ -24,6 +24,7 @@ from rtdetr.weights.digest import file_sha256
 from rtdetr.weights.foreign import is_own, read_entries, to_official
 from rtdetr.weights.official_names import official_names
 from rtdetr.weights.pdparams import ConvertError
+from rtdetr.wording import counted
 
 OFFICIAL_LICENCE = "Apache-2.0"  # of the official RT-DETRv3 repository, which offers its weights without other terms
 NUM_LEVELS, NUM_HEADS = 3, 8
@@ -66,7 +67,7 @@ def convert(path: str | Path, config: Config | None = None, classes: Classes | N
             raise ConvertError(f"{path}: a backbone alone is no detector; train with it instead (-t {path})")
     num_classes = _num_classes(official)
     if classes is not None and len(classes) != num_classes:
-        raise ConvertError(f"{path}: has {num_classes} classes, the annotation file names {len(classes)}")
+        raise ConvertError(f"{path}: has {counted(num_classes, 'class')}, the annotation file names {len(classes)}")
     model = on_meta_device(config.model, num_classes, path)
     weights = under_our_names(official, model)
     report = compare(model.state_dict(), weights)
@@ -79,8 +80,8 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
     report, classes = conversion.report, conversion.classes
     if report.missing or report.mismatched or report.unexpected:
         raise ConvertError(
-            f"{source}: does not fit {conversion.config.name}: {len(report.missing)} entries missing,"
-            f" {len(report.mismatched)} of another shape, {len(report.unexpected)} left over; nothing was written;"
+            f"{source}: does not fit {conversion.config.name}: entries missing: {len(report.missing)},"
+            f" of another shape: {len(report.mismatched)}, left over: {len(report.unexpected)}; nothing was written;"
             " name the right config with -c, or use the file as a warm start (rtdetr train -t)"
         )
     origin = {"file": Path(source).name, "sha256": conversion.sha256, "licence": licence}

@@ -188,7 +188,9 @@ def test_keypoints_and_names_of_one_set_are_those_declared_above(tmp_path: Path)
 def test_polygons_become_boxes_and_are_counted(tmp_path: Path) -> None:
     data = open_set(yolo_set(tmp_path, "1 0.25 0.25 0.75 0.25 0.5 0.75\n0 0.5 0.5 0.25 0.5\n"))
     assert data.targets(0)[0].tolist() == [[24, 16, 72, 48], [36, 16, 60, 48]]
-    assert data.targets(0)[1].tolist() == [1, 0] and message("taken as", "1 polygon", "boxes").search(data.summary())
+    assert data.targets(0)[1].tolist() == [1, 0] and message("taken as", "polygon", "boxes around them: 1").search(
+        data.summary()
+    )
 
 
 def test_keypoints_behind_a_box_are_not_read(tmp_path: Path) -> None:

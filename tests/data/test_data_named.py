@@ -130,8 +130,11 @@ def test_label_studio_shapes_become_boxes(tmp_path: Path, images: Path) -> None:
     data = label_studio(tmp_path / "set", images, change)
     assert data.targets(0)[0].tolist() == [[12, 8, 20, 18], [4, 8, 12, 24], [16, 8, 24, 24]]
     said = data.summary()
-    assert message("taken as", "1 polygon", "boxes").search(said) and "1 regions of other types left out" in said
-    assert message("taken as", "1 rotated rectangle", "boxes").search(said)
+    assert (
+        message("taken as", "polygon", "boxes around them: 1").search(said)
+        and "regions of other types left out: 1" in said
+    )
+    assert message("taken as", "rotated rectangle", "boxes around them: 1").search(said)
 
 
 def test_label_studio_annotators(tmp_path: Path, images: Path) -> None:
@@ -148,8 +151,8 @@ def test_label_studio_annotators(tmp_path: Path, images: Path) -> None:
     assert len(data) == NUM_IMAGES - 1 and data.num_empty == 1
     assert data.targets(0)[0].tolist() == data.targets(2)[0].tolist()
     assert data.targets(3)[0].tolist() == data.targets(1)[0].tolist()
-    assert "1 tasks without an annotation left out" in data.summary()
-    assert message("several annotations", "1 task").search(data.summary())
+    assert "tasks without an annotation left out: 1" in data.summary()
+    assert message("several annotations", "task", "taken: 1").search(data.summary())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +184,10 @@ def test_cvat_shapes_and_subsets(tmp_path: Path, images: Path) -> None:
     path.write_text(text)
     data = open_set(path)
     assert data.targets(0)[0].tolist() == [[6, 12, 18, 16], [4, 8, 12, 24], [16, 8, 24, 24], [3, 4, 8, 10]]
-    assert data.targets(0)[1].tolist() == [0, 1, 2, 0] and "2 shapes without a box" in data.summary()
+    assert (
+        data.targets(0)[1].tolist() == [0, 1, 2, 0]
+        and "shapes without a box (points, lines, tags) left out: 2" in data.summary()
+    )
     for i in range(NUM_IMAGES):
         text = text.replace(f'<image id="{i}"', f'<image id="{i}" subset="{"Validation" if i % 4 == 0 else "Train"}"')
     path.write_text(text)
@@ -210,7 +216,10 @@ def test_labelme_shapes_and_folders(tmp_path: Path, images: Path) -> None:
     (tmp_path / "all" / "00.json").write_text(json.dumps(document))
     data = open_set(tmp_path / "all")
     assert data.targets(0)[0].tolist() == [[4, 8, 12, 24], [15, 11, 25, 21], [3, 4, 8, 10], [6, 6, 18, 18]]
-    assert "2 shapes without a box" in data.summary() and "1 polygons taken" in data.summary()
+    assert (
+        "shapes without a box (points, lines) left out: 2" in data.summary()
+        and "boxes around them: 1" in data.summary()
+    )
     for split, last in (("train", "0123456"), ("valid", "789")):
         (tmp_path / "set" / split).mkdir(parents=True)
         for each in (tmp_path / "all").iterdir():

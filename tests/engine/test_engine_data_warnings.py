@@ -100,7 +100,7 @@ def test_classes_with_few_boxes(data: Path) -> None:
     few = [box for box in content["annotations"] if box["category_id"] == rare["id"]][:9]
     path.write_text(json.dumps({**content, "annotations": kept + few}))
     (warning,) = warnings(data)
-    assert warning.startswith(f"warning: 1 of 5 classes have fewer than 10 training boxes ({rare['name']} 9); ")
+    assert warning.startswith(f"warning: classes of fewer than 10 training boxes: 1 of 5 ({rare['name']} 9); ")
 
 
 def test_ap_that_stays_at_zero_is_said_once(

@@ -43,7 +43,7 @@ def test_too_short_a_try_fails_and_touches_no_run(
     assert [each.name for each in used.iterdir()] == ["last.pth"] and (used / "last.pth").read_text() == "of a run"
     assert command(data, 3, tmp_path / "test", "train.max_iterations=1") == 1
     said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("overfit: failed, AP50 0.0") and "after 1 iterations (expected 0.90): " in said
+    assert said.startswith("overfit: failed, AP50 0.0") and "at iteration 1 (expected 0.90): " in said
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "many", "2.5"])

@@ -246,8 +246,11 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"num_queries": float("nan")}, "config.json: num_queries must be"),
     ({"decoder_layers": -1}, "config.json: decoder_layers must be"),
     ({"decoder_attention_heads": 3}, "config.json: decoder_attention_heads must divide d_model=16"),
-    ({"decoder_layers": 3}, r"34 entries differ .* model.decoder.layers.2.self_attn.q_proj.weight missing"),
-    ({"decoder_layers": 1}, r"does not fit its config.json: \d+ entries differ .*left over"),
+    (
+        {"decoder_layers": 3},
+        r"does not fit its config.json in 34 entries .* model.decoder.layers.2.self_attn.q_proj.weight missing",
+    ),
+    ({"decoder_layers": 1}, r"does not fit its config.json in \d+ entries .*left over"),
     ({"d_model": 4000}, r"model.decoder_input_proj.0.0.weight \(\(16, 16, 1, 1\), \(4000, 16, 1, 1\)\)"),
     ({"id2label": {"0": "a", "2": "b"}}, "id2label: expected names under 0, 1, 2"),
     ({"id2label": {"0": 1}}, "id2label: expected names"),
@@ -317,7 +320,9 @@ def test_an_entry_that_differs_has_the_name_of_the_file(
 ) -> None:
     entries = formula_entries() | {name: tensor}
     save_file({key: value for key, value in entries.items() if value is not None}, folder / "model.safetensors")
-    assert refusal(folder).endswith(f"1 entries differ (shape in the file, by the config): {name} {difference}")
+    assert refusal(folder).endswith(
+        f"does not fit its config.json in 1 entry (shape in the file, by the config): {name} {difference}"
+    )
 
 
 def test_missing_and_damaged_weights_are_refused(folder: Path) -> None:
@@ -408,6 +413,9 @@ def test_a_card_tells_data_and_licence_of_the_first_weights() -> None:
     card = _card("owner/model", content, None, "both", {})
     assert "| data | 233 images |" in card
     assert "| started from | rtdetr_r18vd_o365.pth, licence: Apache-2.0 |" in card
+    content["classes"]["names"], content["began"]["images"] = ["mug"], 1
+    card = _card("owner/model", content, None, "both", {})
+    assert "RT-DETRv3 for 1 class: mug." in card and "| data | 1 image |" in card
 
 
 def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

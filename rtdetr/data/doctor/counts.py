@@ -32,7 +32,7 @@ def describe(data: DetectionSet) -> Iterator[str]:
         share = counts[i] / len(boxes)
         yield f"  {names[i]:{width}s} {data.classes.category_ids[i]:6d} {counts[i]:8d} {share:6.1%}"
     if len(counts) > MOST_CLASSES:
-        yield f"  ... and {len(counts) - MOST_CLASSES} more classes"
+        yield f"  ... and {counted(len(counts) - MOST_CLASSES, 'more class')}"
     if not counts.all():
         yield f"  classes without a box: {(counts == 0).sum()} of {len(counts)}"
     least = counts[counts > 0].min()

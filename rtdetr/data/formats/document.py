@@ -60,7 +60,7 @@ def with_problems(document: CocoDocument, problems: Problems, path: Path, limit:
     images, boxes = count_dropped(problems.found)
     boxes_of = Counter(each["category_id"] for each in document.annotations if not each["iscrowd"])
     tally = Totals(len(document.images) + images, boxes_of.total() + boxes, boxes_of)
-    counts = [f"{count} {what}" for what, count in sorted(problems.counted.items())]
+    counts = [f"{what}: {count}" for what, count in sorted(problems.counted.items())]
     document = document._replace(defects=problems.found, tally=tally, notes=(*counts, *problems.notes))
     refuse_bad(document, path, limit)
     return document

@@ -50,7 +50,7 @@ def kind_of_json(document: object) -> str:
     if isinstance(document, list):
         first = document[0] if document and isinstance(document[0], dict) else {}
         kinds = [kind for keys, kind in ENTRY_KEYS.items() if first.keys() >= set(keys)]
-        return f"; it looks like {kinds[0]}" if kinds else f"; it is a list of {len(document)} entries"
+        return f"; it looks like {kinds[0]}" if kinds else f"; it is a list of length {len(document)}"
     if not isinstance(document, dict):
         return f"; it is {kind_of_value(document)}"
     kinds = [kind for keys, kind in KEYS.items() if document.keys() >= set(keys)]

@@ -34,6 +34,7 @@ from rtdetr.data.formats.records import (
 )
 from rtdetr.data.formats.sidecar import read_sidecar
 from rtdetr.data.images import upright_size
+from rtdetr.wording import counted
 
 NAME_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
 MOST_CLASSES = 10_000
@@ -244,7 +245,9 @@ def read_yolo(folder: YoloFolder, source: DataSource, problems: Problems) -> Coc
                 _restore(document, kept[name], image_id, size, len(lines))
     if document.images and not num_labelled:
         looked = label_file_of(paths[0])
-        raise DataError(f"{folder.path}: none of {len(paths)} images has a label file; the first is {looked}")
+        raise DataError(
+            f"{folder.path}: none of {counted(len(paths), 'image')} has a label file; the first is {looked}"
+        )
     _labels_alone(folder.sets[split], used, problems)
     problems.notes += folder.notes
     return document
@@ -340,7 +343,7 @@ def _lines(path: Path, names: Mapping[int, str], problems: Problems, num_more: i
     return found
 
 
-def _parse(line: str, names: Mapping[int, str], num_more: int, counted: Counter[str]) -> Line:
+def _parse(line: str, names: Mapping[int, str], num_more: int, tally: Counter[str]) -> Line:
     """The box of a line. num_more: keypoint values that may follow a box. Raises BadRecord."""
     try:
         label, *numbers = map(float, line.split())
@@ -360,7 +363,7 @@ def _parse(line: str, names: Mapping[int, str], num_more: int, counted: Counter[
     if min(numbers) < -WHOLE_PIXEL or max(numbers) > 1 + WHOLE_PIXEL:
         raise BadRecord("box_box", f"expected numbers from 0 to 1, relative to the image, got {shown(line)}")
     if is_polygon:
-        counted[POLYGONS] += 1
+        tally[POLYGONS] += 1
         xs, ys = numbers[0::2], numbers[1::2]
         return int(label), (min(xs), min(ys), max(xs), max(ys))
     x, y, width, height = numbers

@@ -64,7 +64,7 @@ def overfit(
         return Verdict(False, stopped_by, f"overfit: stopped at iteration {state.iteration}, without a verdict")
     passed, ap50 = state.early_stop.reached, state.early_stop.ap50
     images = counted(len(chosen), "image")
-    what = f"AP50 {ap50:.2f} on the {images} it was trained on, after {state.iteration} iterations"
+    what = f"AP50 {ap50:.2f} on the {images} it was trained on, at iteration {state.iteration}"
     if passed:
         return Verdict(True, None, f"overfit: passed, {what}: images, boxes, classes and model fit together")
     advice = "boxes or classes may be wrong (`rtdetr doctor`), optimizer.lr too high or too low, or too much frozen"

@@ -153,8 +153,8 @@ def _svg(figure: Figure) -> str:
 def _about(mistakes: Mistakes) -> str:
     return (
         f"Detections with a score of {mistakes.threshold:.3f} or more, where F1 is best ({mistakes.f1:.4f}), matched "
-        f"at IoU .5: {mistakes.found} objects found, {len(mistakes.missed)} missed, {len(mistakes.wrong)} detections "
-        "wrong."
+        f"at IoU .5. Objects found: {mistakes.found}, missed: {len(mistakes.missed)}; wrong detections: "
+        f"{len(mistakes.wrong)}."
     )
 
 
@@ -187,7 +187,7 @@ def _confusion(mistakes: Mistakes, names: list[str]) -> str:
             colour = "90,180,110" if row == column else "220,110,90"
             tds.append(f"<td style='background:rgba({colour},{count / whole:.2f})'>{count or ''}</td>")
         cells.append(f"<th>{html.escape(label)}</th>{''.join(tds)}")
-    note = f"<p class=note>{left_out} classes with fewer confusions are not shown.</p>" if left_out else ""
+    note = f"<p class=note>Classes with fewer confusions, not shown: {left_out}.</p>" if left_out else ""
     return "<table class=matrix>" + "".join(f"<tr>{row}</tr>\n" for row in cells) + f"</table>{note}"
 
 

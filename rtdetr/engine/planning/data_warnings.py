@@ -33,8 +33,8 @@ def on_data(train: DetectionSet, val: DetectionSet) -> list[str]:
     rare = [f"{name} {count}" for name, count in zip(train.classes.names, counts) if count < FEW_BOXES]
     if rare:
         warnings.append(
-            f"warning: {len(rare)} of {len(counts)} classes have fewer than {FEW_BOXES} training boxes ({some(rare)}); "
-            "they will hardly be found, label more of them or leave them out"
+            f"warning: classes of fewer than {FEW_BOXES} training boxes: {len(rare)} of {len(counts)} ({some(rare)});"
+            " they will hardly be found, label more of them or leave them out"
         )
     return warnings
 
