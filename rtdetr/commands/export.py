@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser, add_kernels
@@ -37,6 +39,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Writes a model in another format; see `rtdetr export --help`."""
     args = _parser().parse_args(arguments)
 
+    from rtdetr.commands.progress import say_above_bar
     from rtdetr.config import ConfigError
     from rtdetr.export import check_file, export_model, targets
     from rtdetr.export.onnx import operators
@@ -60,9 +63,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.operators and file.suffix != ".onnx":
         raise ConfigError(f"--operators: expected an ONNX file, got {file}")
     kernels: Kernels = args.kernels or "auto"  # the config's value is for training
+    say = partial(say_above_bar, file=sys.stdout)
     with writing(file), using(kernels):
         if args.check:
-            certificate = check_file(args.weights, file, args.images, say=print).certificate
+            certificate = check_file(args.weights, file, args.images, say=say).certificate
         else:
             certificate = export_model(
                 args.weights,
@@ -77,7 +81,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
                 opset=args.opset,
                 images=args.images,
                 ap=args.ap,
-                say=print,
+                say=say,
             ).certificate
     size = "" if args.check else f"{certificate.num_bytes / 1e6:.1f} MB, "
     verdict = "not run here, so not compared with" if certificate.not_run else "agrees with"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from api_cases import PIXELS, write_checkpoint
 from PIL import Image
 
+from rtdetr.cli import main
 from rtdetr.outputs import RunFailed, writing
 
 
@@ -65,6 +68,25 @@ def test_a_full_standard_output_is_not_the_fault_of_the_folder(options: list[str
         ended = predict(tmp_path, stdout.fileno(), *options, copies=100)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == "error: standard output: cannot be written (No space left on device)"
+
+
+def test_a_full_standard_output_is_not_the_fault_of_an_exported_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+
+    def export_model(*_: object, say: Callable[[str], None], **options: object) -> None:
+        say("writing nano as onnx")
+
+    monkeypatch.setattr("rtdetr.export.export_model", export_model)
+    stdout = open("/dev/full", "w", buffering=1)  # noqa: SIM115
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert main(["export", str(write_checkpoint(tmp_path))]) == 1
+    assert capsys.readouterr().err == "error: standard output: cannot be written (No space left on device)\n"
+    monkeypatch.undo()
+    with contextlib.suppress(OSError):
+        stdout.close()
 
 
 def test_a_broken_pipe_elsewhere_is_named() -> None:
