@@ -172,6 +172,17 @@ def test_one_set_of_a_folder_with_several(sets: dict[str, Path], tmp_path: Path)
         assert everything(data) == everything(expected) and data.classes == expected.classes
 
 
+def test_names_of_one_set_are_those_of_the_only_yaml_above(tmp_path: Path) -> None:
+    root = yolo_set(tmp_path / "train", "1 0.5 0.5 0.25 0.5\n")
+    (root / "data.yaml").unlink()
+    (tmp_path / "mugs.yaml").write_text("train: train\nval: valid\nnames: [cat, dog]\n")
+    (tmp_path / "compose.yaml").write_text("test: {image: x}\n")
+    for path in (root, root / "images"):
+        assert open_set(path).classes.names == ("cat", "dog")
+    (tmp_path / "mugs2.yaml").write_text("names: [bird, cow]\n")
+    assert open_set(root).classes.names == ("class0", "class1")
+
+
 def test_keypoints_and_names_of_one_set_are_those_declared_above(tmp_path: Path) -> None:
     root = yolo_set(tmp_path / "train", "1 0.5 0.5 0.25 0.5 0.1 0.1 0.9 0.9\n")
     (root / "data.yaml").unlink()

@@ -63,12 +63,9 @@ def find_yolo(path: Path) -> YoloFolder | None:
             line.lower().endswith(IMAGE_SUFFIXES) for line in read_lines(path, MAX_LIST)
         )
         return YoloFolder(path, path.parent, _names_beside(path.parent), {"": [path]}) if is_list else None
-    for file in sorted(walk(path, (".yaml", ".yml"), deep=False), key=lambda each: (each.stem != "data", each)):
-        # Others are of other tools and need not even be valid.
-        if file.stem == "data" or KEYS.search(head_of(file, MAX_BYTES)):
-            content = _read_yaml(file)
-            if isinstance(content, dict) and _of_yolo(content, file.stem == "data"):
-                return _of_yaml(file, content)
+    for file, content in _yaml_files(path):
+        if _of_yolo(content, file.stem == "data"):
+            return _of_yaml(file, content)
     sets = undeclared_sets(path)
     if not sets and "images" in path.absolute().parts and os.path.isdir(label_file_of(path.absolute() / "x").parent):
         sets = {"": [path]} if path.name == "images" or path.parent.name == "images" else {}
@@ -76,6 +73,16 @@ def find_yolo(path: Path) -> YoloFolder | None:
         return None
     names, num_more = _declared_near(path)
     return YoloFolder(path, path, names, sets, num_more)
+
+
+def _yaml_files(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yields the YAML files that may describe a set, data.yaml first, and what they hold."""
+    for file in sorted(walk(folder, (".yaml", ".yml"), deep=False), key=lambda each: (each.stem != "data", each)):
+        # Others are of other tools and need not even be valid.
+        if file.stem == "data" or KEYS.search(head_of(file, MAX_BYTES)):
+            content = _read_yaml(file)
+            if isinstance(content, dict):
+                yield file, content
 
 
 def _of_yolo(content: Mapping[str, Any], is_named_so: bool) -> bool:
@@ -181,11 +188,13 @@ def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
 
 
 def _declared_near(folder: Path) -> tuple[dict[int, str] | None, int]:
-    """Class names and `num_more` for a folder of a single split, whose data.yaml or classes.txt may be above it."""
+    """Class names and `num_more` for a folder of a single split. A data.yaml, the only other YAML with `names`, or a
+    classes.txt may be above it."""
     for each in (folder.absolute(), *list(folder.absolute().parents)[:2]):
-        file = each / "data.yaml"
-        content = _read_yaml(file) if file.is_file() else None
-        if isinstance(content, dict):
+        files = _yaml_files(each) if os.access(each, os.R_OK) else ()
+        found = [(file, content) for file, content in files if file.stem == "data" or "names" in content]
+        if found and (found[0][0].stem == "data" or len(found) == 1):
+            file, content = found[0]
             return _names(file, content), _num_more(file, content.get("kpt_shape"))
         if names := _names_beside(each):
             return names, 0
