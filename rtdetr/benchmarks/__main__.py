@@ -29,7 +29,7 @@ from rtdetr.benchmarks import infer as benchmark_infer
 from rtdetr.benchmarks import op as benchmark_op
 from rtdetr.benchmarks import train as benchmark_train
 from rtdetr.commands.arguments import Parser, add_kernels, count
-from rtdetr.config import ConfigError
+from rtdetr.config import ConfigError, load_config
 from rtdetr.data.classes import DataError
 from rtdetr.engine.distributed import DeviceError, choose_device, let_memory_grow
 
@@ -170,6 +170,8 @@ def measure_train(args: argparse.Namespace) -> int:
     modes = args.modes or possible
     if unknown := {*modes} - {*possible}:
         raise ConfigError(f"--modes: expected {', '.join(possible)} on a {device.type}, got {min(unknown)!r}")
+    for config, mode in itertools.product(args.config, modes):
+        benchmark_train.check_size(args.size, load_config(config, [*benchmark_train.MODES[mode], *args.update]))
     if device.type == "cuda":
         let_memory_grow()  # before torch first uses the GPU, when it reads this setting
     record: dict[str, object] = {**printed(benchmark_op.environment(device))}
@@ -218,11 +220,12 @@ def measure_assignment(args: argparse.Namespace) -> int:
 def measure_infer(args: argparse.Namespace) -> int:
     """Prints each row of the table once measured, and rewrites the JSON file. Returns 1 if a row failed."""
     device = args.device
+    updates = [*args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
+    load_config(args.config, updates)  # raises before anything is printed
     environment = printed(benchmark_op.environment(device))
     print(benchmark_infer.header())
     rows = []
     names = args.rows or benchmark_infer.rows_for(device)
-    updates = [*args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
     for row in benchmark_infer.measure_rows(
         args.config, updates, device, names, args.batch, args.num_files, args.profile
     ):

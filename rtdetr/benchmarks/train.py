@@ -108,9 +108,7 @@ def measure(
     config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str], gpus: int = 1,
 ) -> Measurement:  # fmt: skip
-    """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU. Raises
-    ConfigError for a size that the model does not take."""
-    check_size(size, load_config(config, [*MODES[mode], *updates]))
+    """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU."""
     call = (config, mode, batch_size, size, device, steps, boxes, profiled, updates)
     if gpus == 1:
         return measure_process(*call)
@@ -123,6 +121,7 @@ def measure(
 
 
 def check_size(size: int, cfg: Config) -> None:
+    """Raises ConfigError for a size that the model does not take."""
     queries = max(cfg.model.decoder.num_queries, cfg.model.supervision.num_one_to_many_queries)
     cells = sum((size // side) ** 2 for side in STRIDES)
     if size % max(STRIDES) or cells < queries:

@@ -126,8 +126,9 @@ def test_what_cannot_be_measured_is_one_sentence(
     with pytest.raises(SystemExit) as ended:
         sys.exit(tool("benchmarks.__main__").main(arguments))
     assert ended.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: ") and says in said
+    output = capsys.readouterr()
+    (said,) = output.err.splitlines()
+    assert output.out == "" and said.startswith("error: ") and says in said
 
 
 def test_without_a_gpu_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
