@@ -168,7 +168,9 @@ def check_name(backend: str, backends: tuple[str, ...] = BACKENDS) -> None:
         raise ValueError(f"backend: expected one of {', '.join(backends)}, got {backend!r}")
 
 
-def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Literal["cuda", "cpu", "torch"]:
+def resolve_backend(
+    backend: Backend, value: Tensor, host_levels: int = 0, op: str = "ms_deform_attn"
+) -> Literal["cuda", "cpu", "torch"]:
     """Return the backend that runs for this value and these levels (see why_not_compiled). `auto` logs once why it
     falls back to torch; a named backend that cannot run raises RuntimeError with the same sentence; an unknown name
     raises ValueError."""
@@ -183,7 +185,7 @@ def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Li
         if reason is None:
             return "cuda" if value.is_cuda else "cpu"
         if not torch.compiler.is_compiling():
-            _log_once(reason)
+            _log_once(op, reason)
         return "torch"
     if value.device.type != backend:
         raise RuntimeError(
@@ -196,5 +198,5 @@ def resolve_backend(backend: Backend, value: Tensor, host_levels: int = 0) -> Li
 
 
 @cache
-def _log_once(reason: str) -> None:
-    logger.warning("ms_deform_attn takes the torch backend: %s", reason)
+def _log_once(op: str, reason: str) -> None:
+    logger.warning("%s takes the torch backend: %s", op, reason)

@@ -63,7 +63,8 @@ def deformable_aggregation(
     dtype = compute_dtype(features)
     locations, weights = sampling_locations.to(dtype), weights.to(dtype)
     cameras, levels, groups = weights.shape[3:]
-    chosen = resolve_backend(backend, features, 0 if isinstance(spatial_shapes, Tensor) else cameras * levels)
+    host_levels = 0 if isinstance(spatial_shapes, Tensor) else cameras * levels
+    chosen = resolve_backend(backend, features, host_levels, "deformable_aggregation")
     has_kernel = levels <= MAX_LEVELS and groups <= MAX_GROUPS and not torch.are_deterministic_algorithms_enabled()
     if chosen == "cuda" and has_kernel:
         maps = operator_levels(_maps(spatial_shapes), level_start_index, features)

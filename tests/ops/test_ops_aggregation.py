@@ -524,5 +524,5 @@ def test_block_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch, caplo
         output = block()(*block_inputs())
     assert output.shape == (2, 5, 8)
     assert caplog.messages == [
-        "ms_deform_attn takes the torch backend: the cpu kernels are not built (no C++ compiler)"
+        "deformable_aggregation takes the torch backend: the cpu kernels are not built (no C++ compiler)"
     ]
