@@ -236,6 +236,13 @@ def test_more_images_than_one_launch_takes() -> None:
     assert torch.equal(found, linear_assignment(cost, counts, backend="scipy"))
 
 
+@pytest.mark.gpu
+def test_more_sets_than_a_grid_is_high() -> None:
+    cost = torch.rand(70_000, 3, 4, generator=torch.Generator().manual_seed(0))
+    found = linear_assignment(cost.cuda(), (1, 2), backend="cuda").cpu()
+    assert torch.equal(found, linear_assignment(cost, (1, 2)))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_counts_of_every_kind_mean_the_same(backend: str) -> None:
     """Also where each image could have as many rows as any other."""

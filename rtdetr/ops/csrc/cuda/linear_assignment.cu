@@ -180,10 +180,10 @@ __global__ void __launch_bounds__(kThreads) solve_all(const __grid_constant__ La
   int* const entry = reinterpret_cast<int*>(row_dual + launch.max_rows);
   int* const path = entry + launch.max_rows;
   __shared__ Candidate best[2][kWarps];
-  const int b = blockIdx.x, Q = launch.Q, room = launch.starts[b + 1] - launch.starts[b];
+  const int b = blockIdx.y, Q = launch.Q, room = launch.starts[b + 1] - launch.starts[b];
   const int n = launch.counts ? max(0, min(room, static_cast<int>(launch.counts[launch.first_image + b]))) : room;
-  const T* const cost = static_cast<const T*>(launch.cost) + (blockIdx.y * launch.T + launch.starts[b]) * Q;
-  const int64_t problem = blockIdx.y * launch.B + launch.first_image + b;
+  const T* const cost = static_cast<const T*>(launch.cost) + (blockIdx.x * launch.T + launch.starts[b]) * Q;
+  const int64_t problem = blockIdx.x * launch.B + launch.first_image + b;
   int64_t* const index = launch.index + problem * Q;
   bool finite = true;
   for (int64_t i = threadIdx.x; i < static_cast<int64_t>(n) * Q; i += kThreads)
@@ -218,7 +218,6 @@ cudaError_t launch_for(const Launch& launch, int64_t columns, dim3 blocks, size_
 }  // namespace
 
 const char* linear_assignment(const Assignment& problems, void* stream) {
-  if (problems.N > 65535) return "more than 65,535 sets of problems; call it in parts";
   for (int64_t first = 0; first < problems.B; first += kMaxImages) {
     const int64_t images = std::min<int64_t>(kMaxImages, problems.B - first);
     Launch launch{problems.cost, problems.index, problems.bad, problems.T, problems.B, first, problems.device_counts};
@@ -237,7 +236,7 @@ const char* linear_assignment(const Assignment& problems, void* stream) {
     launch.starts[images] = static_cast<int>(start);
     if (columns > kMaxColumns) return "more than 2,048 queries, or copies of the boxes of an image";
     launch.max_rows = static_cast<int>(rows);
-    const dim3 blocks(images, problems.N);
+    const dim3 blocks(problems.N, images);  // the x of a grid may be 2^31 - 1, its y only 65,535
     const size_t bytes = rows * (sizeof(double) + sizeof(int)) + columns * sizeof(int);
     const auto run = problems.is_double ? launch_for<double> : launch_for<float>;
     if (const cudaError_t error = run(launch, columns, blocks, bytes, static_cast<cudaStream_t>(stream)); error != cudaSuccess)
