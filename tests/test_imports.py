@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -142,6 +143,12 @@ def test_a_circle_inside_functions_is_found(tmp_path: Path) -> None:
     assert circle(tmp_path) == []
     (room / "c.py").write_text("def late():\n    from rtdetr.data.a import anything\n")
     assert set(circle(tmp_path)) == {"rtdetr.data.a", "rtdetr.data.b", "rtdetr.data.c"}
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    parsed = (ast.walk(ast.parse(path.read_text(encoding="utf-8"))) for path in FILES)
+    names = Counter(node.name for nodes in parsed for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_help_imports_nothing_slow() -> None:

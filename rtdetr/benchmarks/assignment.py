@@ -29,7 +29,7 @@ COUNTS = {"221 boxes": (5, 2, 8, 60, 1, 3, 10, 4, 36, 7, 2, 22, 6, 14, 30, 11), 
 
 
 @dataclass(frozen=True)
-class Measurement:
+class AssignmentMeasurement:
     case: str
     costs: str  # random, or as from a trained model: most queries near a box
     backend: str
@@ -79,7 +79,7 @@ def predictions(counts: tuple[int, ...], trained: bool) -> tuple[Targets, list[t
 @torch.no_grad()
 def measure(
     case: str, trained: bool, backends: list[AssignmentBackend], device: torch.device, profiled: bool = False
-) -> list[Measurement]:
+) -> list[AssignmentMeasurement]:
     counts, on_gpu = COUNTS[case], device.type == "cuda"
     targets, outputs = predictions(counts, trained)
     targets = targets.to(device)
@@ -92,7 +92,7 @@ def measure(
     costs = make_costs("plain")
     expected = [linear_assignment(cost, counts, repeats, backend="scipy") for cost, repeats in costs]
 
-    def row(backend: AssignmentBackend) -> Measurement:
+    def row(backend: AssignmentBackend) -> AssignmentMeasurement:
         def make() -> list[tuple[Tensor, int]]:
             return make_costs("plain" if backend == "scipy" else "auto")
 
@@ -101,7 +101,7 @@ def measure(
 
         same = torch.cat([(a == b).all(-1).flatten() for a, b in zip(solve(), expected)])
         times = 3 if backend == "scipy" else 9
-        measured = Measurement(
+        measured = AssignmentMeasurement(
             case,
             "trained" if trained else "random",
             backend,
@@ -131,8 +131,8 @@ def captured(outputs: list[tuple[QueryOutputs, int]], targets: Targets) -> Calla
 
 
 def with_profile(
-    row: Measurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], on_gpu: bool, times: int
-) -> Measurement:
+    row: AssignmentMeasurement, solve: Callable[..., object], costs: list[tuple[Tensor, int]], on_gpu: bool, times: int
+) -> AssignmentMeasurement:
     apart = tuple(median_time(partial(solve, [each]), on_gpu, times) for each in costs)
     if not on_gpu:
         return replace(row, apart_ms=apart)
@@ -142,7 +142,7 @@ def with_profile(
     return replace(row, apart_ms=apart, kernels=work.kernels, busy_ms=work.busy_ms, waits=work.waits, mib=mib)
 
 
-def table(rows: list[Measurement], profiled: bool = False) -> str:
+def table(rows: list[AssignmentMeasurement], profiled: bool = False) -> str:
     columns = [("case", "<16"), ("costs", "<8"), ("backend", "<8"), ("cost ms", ">8"), ("assignment ms", ">14")]
     columns += [("both ms", ">8"), ("as a graph", ">11"), ("same as scipy", ">14")]
     if profiled:

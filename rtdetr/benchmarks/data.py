@@ -50,7 +50,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measurement:
+class DataMeasurement:
     variant: str
     images_per_second: float
     milliseconds: float
@@ -174,7 +174,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before[1])
 
 
-def measure(source: DetectionSet, count: int, rounds: int) -> list[Measurement]:
+def measure(source: DetectionSet, count: int, rounds: int) -> list[DataMeasurement]:
     """One row per variant."""
     config = AugmentConfig()
     asked, pipelines = samples(source, count, config), variants(source, config)
@@ -189,7 +189,7 @@ def measure(source: DetectionSet, count: int, rounds: int) -> list[Measurement]:
                     pipelines[name](sample)
                     best[name][i] = min(best[name][i], time.thread_time() - started)
     each = {name: statistics.mean(taken) for name, taken in best.items()}
-    return [Measurement(name, 1 / taken, 1e3 * taken, each[PEER] / taken) for name, taken in each.items()]
+    return [DataMeasurement(name, 1 / taken, 1e3 * taken, each[PEER] / taken) for name, taken in each.items()]
 
 
 def profile(source: DetectionSet, count: int) -> dict[str, dict[str, float]]:
@@ -234,7 +234,7 @@ def versions() -> dict[str, str]:
     return {name: module.__version__ for name, module in modules.items()}
 
 
-def table(rows: list[Measurement]) -> str:
+def table(rows: list[DataMeasurement]) -> str:
     lines = ["| variant | images/s | ms | times torchvision |", "|---|---|---|---|"]
     for row in rows:
         numbers = f"{row.images_per_second:.1f} | {row.milliseconds:.2f} | {row.times_torchvision:.2f}"

@@ -28,7 +28,7 @@ EVALUATORS: tuple[Evaluator, ...] = get_args(Evaluator)
 
 
 @dataclass(frozen=True)
-class Measurement:
+class EvalMeasurement:
     evaluator: str
     seconds: float
     processor_seconds: float  # of all threads
@@ -65,7 +65,7 @@ def synthetic(number: int, detections: int) -> tuple[dict[str, list[Any]], list[
 
 def measure(
     number: int, detections: int, profile: bool, evaluators: Sequence[Evaluator] = EVALUATORS
-) -> list[Measurement]:
+) -> list[EvalMeasurement]:
     """One row per evaluator, the default one first."""
     document, results = synthetic(number, detections)
     rows = []
@@ -80,7 +80,7 @@ def measure(
             figures = score(results, path, evaluator).figures
             profiler.disable()
             wall, cpu = time.perf_counter() - started[0], time.process_time() - started[1]
-            rows.append(Measurement(evaluator, wall, cpu, figures, _top(profiler) if profile else []))
+            rows.append(EvalMeasurement(evaluator, wall, cpu, figures, _top(profiler) if profile else []))
     return rows
 
 
@@ -90,12 +90,12 @@ def _top(profiler: cProfile.Profile) -> list[tuple[str, float]]:
     return heapq.nlargest(10, own, key=itemgetter(1))
 
 
-def difference(row: Measurement, other: Measurement) -> float:
+def difference(row: EvalMeasurement, other: EvalMeasurement) -> float:
     """Largest difference between the metrics of two rows."""
     return max(abs(value - other.figures[name]) for name, value in row.figures.items())
 
 
-def table(rows: list[Measurement]) -> str:
+def table(rows: list[EvalMeasurement]) -> str:
     lines = ["| evaluator | seconds | of the CPU | AP | largest difference |", "|---|---|---|---|---|"]
     for row in rows:
         seconds = f"{row.seconds:.2f} | {row.processor_seconds:.2f}"

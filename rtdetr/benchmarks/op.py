@@ -30,7 +30,7 @@ GATHER_BYTES_PER_SECOND = 9.2e12
 
 
 @dataclass(frozen=True)
-class Case:
+class OpCase:
     name: str
     batch: int
     queries: int
@@ -42,23 +42,23 @@ class Case:
 
 
 CASES = (
-    Case("R1", 1, 300, RTDETR_MAPS),
-    Case("R16", 16, 300, RTDETR_MAPS),
-    Case("T1850", 16, 1850, RTDETR_MAPS),
-    Case("T2450", 16, 2450, RTDETR_MAPS),
-    Case("E-local", 2, 17821, ENCODER_MAPS, "local"),
-    Case("E-uniform", 2, 17821, ENCODER_MAPS, "anywhere"),
-    Case("RF-8", 16, 300, ((40, 40),), heads=8, points=2),
-    Case("RF-16", 16, 300, ((40, 40),), heads=16, channels=16, points=2),
-    Case("M-512", 2, 5376, PIXEL_DECODER_MAPS, "local"),
-    Case("M-1024", 2, 21504, tuple((2 * h, 2 * w) for h, w in PIXEL_DECODER_MAPS), "local"),
-    Case("D64", 16, 300, RTDETR_MAPS, heads=4, channels=64),
-    Case("R1280", 1, 300, tuple((2 * h, 2 * w) for h, w in RTDETR_MAPS)),
+    OpCase("R1", 1, 300, RTDETR_MAPS),
+    OpCase("R16", 16, 300, RTDETR_MAPS),
+    OpCase("T1850", 16, 1850, RTDETR_MAPS),
+    OpCase("T2450", 16, 2450, RTDETR_MAPS),
+    OpCase("E-local", 2, 17821, ENCODER_MAPS, "local"),
+    OpCase("E-uniform", 2, 17821, ENCODER_MAPS, "anywhere"),
+    OpCase("RF-8", 16, 300, ((40, 40),), heads=8, points=2),
+    OpCase("RF-16", 16, 300, ((40, 40),), heads=16, channels=16, points=2),
+    OpCase("M-512", 2, 5376, PIXEL_DECODER_MAPS, "local"),
+    OpCase("M-1024", 2, 21504, tuple((2 * h, 2 * w) for h, w in PIXEL_DECODER_MAPS), "local"),
+    OpCase("D64", 16, 300, RTDETR_MAPS, heads=4, channels=64),
+    OpCase("R1280", 1, 300, tuple((2 * h, 2 * w) for h, w in RTDETR_MAPS)),
 )
 
 
 @dataclass(frozen=True)
-class Measurement:
+class OpMeasurement:
     """Times in microseconds; memory in MiB beyond the inputs and results; errors are norms relative to float64."""
 
     case: str
@@ -74,7 +74,7 @@ class Measurement:
     share_of_gather: float | None  # the same for the rows it must gather out of L2
 
 
-def make_inputs(case: Case, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
+def make_inputs(case: OpCase, dtype: torch.dtype, device: torch.device, seed: int) -> Inputs:
     """Random inputs of a case; the weights sum to 1 over the points of a head."""
     generator = torch.Generator(device).manual_seed(seed)
     cells, levels = sum(h * w for h, w in case.maps), len(case.maps)
@@ -117,8 +117,8 @@ def backends_for(device: torch.device) -> list[Backend]:
 
 
 def measure(
-    case: Case, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float | None
-) -> Measurement:
+    case: OpCase, backend: Backend, dtype: torch.dtype, device: torch.device, copy_rate: float | None
+) -> OpMeasurement:
     """Times, memory and errors of one backend. copy_rate: from `copy_speed`."""
     first = make_inputs(case, dtype, device, 0)
     size = sum(t.numel() * t.element_size() for t in first)
@@ -132,7 +132,7 @@ def measure(
     exact_output, exact_gradients = _exact(case, first)
     value, _, weights, _ = first
     gathered = 4 * weights.numel() * case.channels * value.element_size()  # four cells a point
-    return Measurement(
+    return OpMeasurement(
         case=case.name,
         backend=backend,
         dtype=str(dtype).removeprefix("torch."),
@@ -147,12 +147,12 @@ def measure(
     )
 
 
-def _forward(case: Case, inputs: Inputs, backend: Backend) -> Tensor:
+def _forward(case: OpCase, inputs: Inputs, backend: Backend) -> Tensor:
     value, locations, weights, _ = inputs
     return ms_deform_attn(value, case.maps, None, locations, weights, backend=backend)
 
 
-def _step(case: Case, inputs: Inputs, backend: Backend) -> Callable[[], tuple[Tensor, ...]]:
+def _step(case: OpCase, inputs: Inputs, backend: Backend) -> Callable[[], tuple[Tensor, ...]]:
     leaves = [t.detach().requires_grad_() for t in inputs[:3]]
 
     def step() -> tuple[Tensor, ...]:
@@ -188,7 +188,7 @@ def _with_peak(call: Callable[[], Any], device: torch.device) -> tuple[Any, floa
     return results, (torch.cuda.max_memory_allocated(device) - before - returned) / 2**20
 
 
-def _exact(case: Case, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _exact(case: OpCase, inputs: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Float64 results of the plain backend, one batch item at a time."""
     outputs, gradients = [], []
     for b in range(case.batch):
@@ -217,7 +217,7 @@ def environment(device: torch.device) -> dict[str, str]:
     return {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
 
 
-def table(measurements: list[Measurement]) -> str:
+def table(measurements: list[OpMeasurement]) -> str:
     """The measurements as a Markdown table."""
     names = list(asdict(measurements[0]))
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]

@@ -54,7 +54,7 @@ def modes_for(device: torch.device) -> list[str]:
 
 
 @dataclass
-class Measurement:
+class TrainMeasurement:
     mode: str
     boxes: str
     images_per_s: float
@@ -107,7 +107,7 @@ def made_up(batch_size: int, size: int, device: torch.device, boxes: int | None,
 def measure(
     config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str], gpus: int = 1,
-) -> Measurement:  # fmt: skip
+) -> TrainMeasurement:  # fmt: skip
     """Measures one row. With several GPUs each has its own batches, and the row is from the first GPU."""
     call = (config, mode, batch_size, size, device, steps, boxes, profiled, updates)
     if gpus == 1:
@@ -117,7 +117,7 @@ def measure(
         port = free.getsockname()[1]
         free.close()
         torch.multiprocessing.spawn(measure_in_group, (gpus, port, Path(place) / "row.json", call), nprocs=gpus)
-        return Measurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
+        return TrainMeasurement(**json.loads((Path(place) / "row.json").read_text(encoding="utf-8")))
 
 
 def check_size(size: int, cfg: Config) -> None:
@@ -142,7 +142,7 @@ def measure_in_group(rank: int, gpus: int, port: int, result: Path, call: tuple[
 def measure_process(
     config: str | Path, mode: str, batch_size: int, size: int, device: torch.device, steps: int, boxes: int | None,
     profiled: bool, updates: list[str],
-) -> Measurement:  # fmt: skip
+) -> TrainMeasurement:  # fmt: skip
     gpus = distributed.world_size()
     device = distributed.choose_device(device.type)
     with tempfile.TemporaryDirectory() as place:
@@ -172,7 +172,7 @@ def measure_process(
         loss = run(steps)
         seconds = (time.perf_counter() - started) / steps
         name, speed = f"{mode}, {gpus} GPUs" if gpus > 1 else mode, gpus * batch_size / seconds
-        result = Measurement(name, str(boxes or "COCO's"), speed, 1e3 * seconds, warm_up, float(loss))
+        result = TrainMeasurement(name, str(boxes or "COCO's"), speed, 1e3 * seconds, warm_up, float(loss))
         if device.type == "cuda":
             result.memory_gib = torch.cuda.max_memory_reserved() / 2**30  # includes the graphs' permanent share
             if profiled:
@@ -181,7 +181,7 @@ def measure_process(
         return result
 
 
-def add_profile(result: Measurement, run: Callable[[], object]) -> None:
+def add_profile(result: TrainMeasurement, run: Callable[[], object]) -> None:
     """Adds the profile of NUM_BATCHES steps, which `run` performs."""
     work = work_of(run, number=1)
     result.kernels, result.gpu_ms, result.waits = (each / NUM_BATCHES for each in work[:3])
@@ -194,7 +194,7 @@ HEADER = (
 )
 
 
-def row(each: Measurement) -> str:
+def row(each: TrainMeasurement) -> str:
     return (
         f"{each.mode:36s} {each.boxes:>7s} {each.images_per_s:9.1f} {each.ms:7.1f} {each.gpu_ms:9.1f} "
         f"{each.kernels:8.0f} {each.waits:6.1f} {each.memory_gib:6.2f} {each.warm_up_s:10.1f} {each.loss:8.3f}"

@@ -29,8 +29,8 @@ from rtdetr.weights.pretrained import (
     OWN_KEY,
     PROCESSOR,
     check_target,
-    read_json,
     read_safetensors,
+    read_settings,
     save_pretrained,
     weight_file,
     write_folder,
@@ -79,7 +79,7 @@ def is_huggingface(path: str | Path) -> bool:
     config = weight_file(Path(path)).with_name(CONFIG)
     if not config.is_file() or (Path(path).is_file() and Path(path).suffix not in (".safetensors", ".bin")):
         return False
-    about = read_json(config)
+    about = read_settings(config)
     return isinstance(about, dict) and about.get("model_type", "rtdetrv3") != "rtdetrv3"
 
 
@@ -88,7 +88,7 @@ def read_huggingface(path: str | Path) -> dict[str, Any]:
     if safetensors is not installed."""
     file = weight_file(Path(path))
     config = file.with_name(CONFIG)
-    about = read_json(config)
+    about = read_settings(config)
     kind = about.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"{config}: model_type: expected {' or '.join(KINDS)}, got {kind!r:.60}")
@@ -198,7 +198,7 @@ def _channels(width: float, deep: bool) -> tuple[int, list[int]]:
 
 def _preprocessing(file: Path) -> dict[str, Any]:
     """The `data` section of the config, from the processor's settings. Raises CheckpointError."""
-    about = read_json(file) if file.is_file() else {}
+    about = read_settings(file) if file.is_file() else {}
     if not isinstance(about, dict):
         raise CheckpointError(f"{file}: expected a mapping, got {about!r:.60}")
     _check_fixed(about, FIXED_PROCESSOR, file)

@@ -127,7 +127,7 @@ WITH_VALUE = frozenset(INTEGERS + FLOATS + TEXTS + BYTES)
 TUPLE_SIZES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-class _Reader:
+class _PickleReader:
     """Interprets the pickle instructions that build dicts of arrays. One reader reads one file."""
 
     def __init__(self, file: mmap.mmap) -> None:
@@ -248,7 +248,7 @@ def read_pdparams(path: str | Path) -> dict[str, Array]:
     try:
         # A mapped file never reads or allocates beyond its end, whatever length an instruction claims.
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            content = _Reader(mapped).load()
+            content = _PickleReader(mapped).load()
     except ConvertError as error:
         raise ConvertError(f"{path}: refused, the file {error}") from None
     except (ValueError, LookupError, TypeError) as error:  # ValueError: what pickletools raises

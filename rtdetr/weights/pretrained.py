@@ -42,7 +42,7 @@ def weight_file(path: Path) -> Path:
 
 def holds_own(folder: Path) -> bool:
     """Whether a folder in transformers' format also contains this project's format. Raises CheckpointError."""
-    about = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+    about = read_settings(folder / CONFIG) if (folder / CONFIG).is_file() else None
     return isinstance(about, dict) and about.get(OWN_KEY) == OWN_FOLDER
 
 
@@ -142,7 +142,7 @@ def _without_paths(config: dict[str, Any]) -> dict[str, Any]:
     return shared
 
 
-def read_json(file: Path) -> Any:
+def read_settings(file: Path) -> Any:
     """The content of a settings file; None if it is too long for one. Raises CheckpointError."""
     try:
         with open(file, "rb") as opened:
@@ -157,7 +157,7 @@ def read_json(file: Path) -> Any:
 
 
 def _read_config(file: Path) -> dict[str, Any]:
-    about = read_json(file)
+    about = read_settings(file)
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise CheckpointError(f"{file}: not the {CONFIG} of a model of this project; was it written by another one?")
     if not isinstance(about.get("source") or {}, dict):
@@ -170,7 +170,7 @@ def check_target(folder: Path, ours: Callable[[dict[str, Any]], bool]) -> None:
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"{folder}: is a file, expected a folder to write to")
     there = [file for file in (folder / CONFIG, folder / WEIGHTS) if file.exists()]
-    about = read_json(folder / CONFIG) if folder / CONFIG in there else None
+    about = read_settings(folder / CONFIG) if folder / CONFIG in there else None
     if there and not (isinstance(about, dict) and ours(about)):
         raise CheckpointError(
             f"{there[0]}: already exists, not written by this project in this format; choose another folder"

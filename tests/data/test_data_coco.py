@@ -19,7 +19,7 @@ from messages import message, says
 from PIL import Image
 
 from rtdetr.data.classes import Classes, DataError
-from rtdetr.data.formats.coco import read_document
+from rtdetr.data.formats.coco import read_coco
 
 
 def test_classes_are_the_categories_by_id(tmp_path: Path) -> None:
@@ -177,13 +177,13 @@ def test_a_crowd_without_a_box_is_left_out(tmp_path: Path) -> None:
         document = broken(("annotations", 2, "bbox"), box)
         data = open_coco(*write_set(tmp_path, document))
         assert data.num_crowd == 1 and len(data.targets(0)[0]) == 2
-        assert [each["bbox"] for each in read_document(tmp_path / "a.json").annotations if each["iscrowd"]] == []
+        assert [each["bbox"] for each in read_coco(tmp_path / "a.json").annotations if each["iscrowd"]] == []
 
 
 def test_the_default_area_and_numbers_as_text(tmp_path: Path) -> None:
     for area, expected in ((None, 200), ("150.5", 150.5), (150, 150)):
         write_set(tmp_path, broken(("annotations", 0, "area"), area))
-        assert read_document(tmp_path / "a.json").annotations[0]["area"] == expected
+        assert read_coco(tmp_path / "a.json").annotations[0]["area"] == expected
     data = open_coco(*write_set(tmp_path, broken(("images", 0, "width"), "60")))
     assert tuple(data.info(0)) == (40, "b.png", 40, 60)
 
@@ -225,7 +225,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
             message("looks like", "COCO results"),
         ),
         ('[{"file": "a.jpg", "width": 5, "detections": []}]', message("looks like", "results.json")),
-        ("[1, 2, 3]", "it is a list of 3 entries"),
+        ("[1, 2, 3]", "it is a list of length 3"),
         ("7", "it is a number"),
         ("null", "it is null"),
         ('{"shapes": [], "imagePath": "a.jpg", "version": "5"}', message("looks like", "LabelMe")),
@@ -247,7 +247,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
 def test_files_of_another_kind_are_recognised(tmp_path: Path, content: str, looks: str | Pattern[str]) -> None:
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(DataError) as caught:
-        read_document(tmp_path / "a.json")
+        read_coco(tmp_path / "a.json")
     sentence = str(caught.value)
     assert sentence.startswith(f"{tmp_path / 'a.json'}: ") and sentence.count("\n") == 0
     assert says(sentence, looks)
@@ -256,12 +256,12 @@ def test_files_of_another_kind_are_recognised(tmp_path: Path, content: str, look
 def test_a_folder_instead_of_the_file_in_it(tmp_path: Path) -> None:
     images, annotations = write_set(tmp_path)
     with pytest.raises(DataError, match=message("folder", "images", "COCO")):
-        read_document(images)
+        read_coco(images)
     (tmp_path / "annotations").mkdir()
     right = annotations.rename(tmp_path / "annotations" / "instances_val.json")
     (tmp_path / "annotations" / "captions_val.json").touch()
     with pytest.raises(DataError) as caught:
-        read_document(tmp_path)
+        read_coco(tmp_path)
     other = right.with_name("captions_val.json")
     assert str(caught.value).endswith(f"is a folder, expected a COCO detection JSON; did you mean {right}, {other}?")
 

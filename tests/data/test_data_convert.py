@@ -16,10 +16,9 @@ from messages import message, says
 from PIL import Image
 
 from rtdetr.cli import main
-from rtdetr.data.formats.coco import read_document
+from rtdetr.data.formats.coco import read_coco
 from rtdetr.data.formats.document import CocoDocument
-from rtdetr.data.formats.sources import open_set
-from rtdetr.data.formats.sources import read_document as read_any
+from rtdetr.data.formats.sources import open_set, read_document
 
 HARD: dict[str, Any] = {
     "images": [
@@ -70,10 +69,10 @@ def test_nothing_is_lost(tmp_path: Path, way: tuple[str, ...]) -> None:
         assert main(["convert-data", now, out, "--to", format, *(["--images", str(images)] if i == 0 else [])]) == 0
         assert recognise(out) == format
         now = out
-    before, after = plain(read_document(source)), plain(read_any(now, "train"))
+    before, after = plain(read_coco(source)), plain(read_document(now, "train"))
     assert after[:3] == before[:3]
     assert np.allclose(before[3], after[3], rtol=0, atol=2e-5)
-    sizes = {each["id"]: (each["height"], each["width"]) for each in read_any(now, "train").images}
+    sizes = {each["id"]: (each["height"], each["width"]) for each in read_document(now, "train").images}
     assert sizes == {4000: (40, 60), 0: (50, 30), 1203: (10, 20), 8: (22, 33)}
     for image in HARD["images"]:
         copied, original = Path(now) / "train" / image["file_name"], images / image["file_name"]
@@ -120,7 +119,7 @@ def test_lvis_lists_come_back(tmp_path: Path) -> None:
         (tmp_path / "voc", "c", "coco"),
     ):
         assert main(["convert-data", str(given), str(tmp_path / out), "--to", format]) == 0
-    back, there = read_any(tmp_path / "c"), read_document(path)
+    back, there = read_document(tmp_path / "c"), read_coco(path)
     assert recognise(tmp_path / "c") == "lvis" and back.categories == there.categories
     keys = ("id", "coco_url", "neg_category_ids", "not_exhaustive_category_ids")
     assert [[each[key] for key in keys] for each in back.images] == [
@@ -168,7 +167,7 @@ def test_names_that_only_differ_in_their_ending_or_in_case(tmp_path: Path, names
         files = [str(each.relative_to(tmp_path / out)) for each in (tmp_path / out).rglob("*.*") if each.is_file()]
         assert len({each.lower() for each in files}) == len(files)
     for out in ("coco", "back"):
-        assert plain(read_any(tmp_path / out))[2:] == plain(read_document(tmp_path / "a.json"))[2:]
+        assert plain(read_document(tmp_path / out))[2:] == plain(read_coco(tmp_path / "a.json"))[2:]
         kept = {str(each.relative_to(tmp_path / out / "train")) for each in (tmp_path / out).rglob("*.*[pg]")}
         assert names[0] in kept and len(kept) == 2
         assert names[1] in kept or names[0].lower() == names[1].lower()
@@ -205,7 +204,7 @@ def test_names_that_readers_of_folders_would_pass_over(tmp_path: Path, to: str) 
     assert len(data) == data.num_boxes == len(names)
     assert sorted(data.image(i).width for i in range(len(data))) == [20 + i for i in range(len(names))]
     assert main(["convert-data", str(tmp_path / "out"), str(tmp_path / "back"), "--to", "coco"]) == 0
-    back, there = plain(read_any(tmp_path / "back")), plain(read_document(tmp_path / "a.json"))
+    back, there = plain(read_document(tmp_path / "back")), plain(read_coco(tmp_path / "a.json"))
     assert back[2:] == there[2:] and [number for number, _ in back[0]] == [number for number, _ in there[0]]
 
 
@@ -282,7 +281,7 @@ def test_labels_that_changed_after_the_conversion(tmp_path: Path) -> None:
     assert main(["convert-data", str(source), str(out), "--to", "yolo", "--images", str(images)]) == 0
     label_file = out / "labels" / "train" / "b.txt"
     label_file.write_text("0 0.5 0.5 0.5 0.5\n" + label_file.read_text())
-    areas = [each["area"] for each in read_any(out, "train").annotations if each["image_id"] == 1]
+    areas = [each["area"] for each in read_document(out, "train").annotations if each["image_id"] == 1]
     assert areas[0] == 600 and 77.5 not in areas
 
 

@@ -411,14 +411,14 @@ MEASURED = """
 import sys
 from pathlib import Path
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.formats.coco import read_document
+from rtdetr.data.formats.coco import read_coco
 from rtdetr.data.formats.records import DataSource
 def status(key):
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if key in line)
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")
 images, annotations = map(Path, sys.argv[1:])
-data = DetectionSet(read_document(annotations), DataSource("coco", annotations, "", images))
+data = DetectionSet(read_coco(annotations), DataSource("coco", annotations, "", images))
 print(len(data), data.num_boxes, len(data.defects), (status("VmHWM") - before) / 1024)
 """
 

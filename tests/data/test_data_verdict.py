@@ -19,7 +19,7 @@ from sound_set import HEIGHT, WIDTH, sound_document
 from rtdetr import cli
 from rtdetr.data.classes import DataError
 from rtdetr.data.doctor.examine import examine
-from rtdetr.data.formats.coco import read_document
+from rtdetr.data.formats.coco import read_coco
 from rtdetr.data.formats.sources import find_sources, not_read, open_set
 
 # What is told of a set without being a defect.
@@ -111,7 +111,7 @@ def test_what_stands_in_place_of_a_list(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({key: value for key, value in document.items() if value is not ...}))
     with pytest.raises(DataError) as caught:
-        read_document(path)
+        read_coco(path)
     assert str(caught.value).startswith(f"{path}: {sentence} at the top, expected ")
     assert ("without annotations" in str(caught.value)) == (name == "no annotations")
     lines = list(examine(path).lines())

@@ -9,7 +9,7 @@ from typing import Any
 from PIL import Image
 
 from rtdetr.data.dataset import DetectionSet
-from rtdetr.data.formats.coco import read_document
+from rtdetr.data.formats.coco import read_coco
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.images import MAX_MEGAPIXELS
 
@@ -45,4 +45,4 @@ def open_coco(
 ) -> DetectionSet:
     """A COCO JSON and its image folder as a set. arguments: those of DetectionSet."""
     source = DataSource("coco", annotations, "", images, max_megapixels)
-    return DetectionSet(read_document(annotations), source, **arguments)
+    return DetectionSet(read_coco(annotations), source, **arguments)

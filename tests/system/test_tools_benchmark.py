@@ -170,7 +170,7 @@ def test_what_a_cpu_cannot_measure_of_the_op_is_null(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     benchmark, op = tool("benchmarks.__main__"), tool("benchmarks.op")
-    monkeypatch.setattr(op, "CASES", (op.Case("R1", 1, 4, ((6, 6), (3, 3)), heads=2, channels=8, points=2),))
+    monkeypatch.setattr(op, "CASES", (op.OpCase("R1", 1, 4, ((6, 6), (3, 3)), heads=2, channels=8, points=2),))
     file = tmp_path / "op.json"
     assert benchmark.main(["op", "--device", "cpu", "--backends", "torch", "cuda"]) == 2
     assert re.search(r"^error: backends: expected (cpu, )?torch, got cuda$", capsys.readouterr().err, re.MULTILINE)

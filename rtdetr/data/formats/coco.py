@@ -18,7 +18,7 @@ from rtdetr.data.formats.json_lists import DuplicateKeys, one_object, read_lists
 from rtdetr.data.formats.sniff import annotations_in, kind_of_bytes, kind_of_json, kind_of_value
 
 
-def read_document(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
+def read_coco(annotations: str | Path, limit: float | None = MOST_DROPPED) -> CocoDocument:
     """The valid records of the JSON, and the defects of the others. Training and evaluation both use this function, so
     that they agree on what a crowd is, what null means and which records are left out.
 

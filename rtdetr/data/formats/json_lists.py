@@ -34,12 +34,12 @@ def read_lists(path: Path, takers: Mapping[str, Callable[[Any], object]]) -> boo
     """
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return _Reader(file).hand_out(takers)
+            return _ListsReader(file).hand_out(takers)
     except (ValueError, RecursionError):
         return False
 
 
-class _Reader:
+class _ListsReader:
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._text, self._at = "", 0

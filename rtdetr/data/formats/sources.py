@@ -165,7 +165,7 @@ def read_document(source: DataSource | str | Path, split: str = "", limit: float
     if not isinstance(source, DataSource):
         source = source_of(source, split)
     if source.format in ("coco", "lvis"):
-        return coco.read_document(source.path, limit)
+        return coco.read_coco(source.path, limit)
     problems = Problems()
     try:
         document = _read(source, problems, limit)
@@ -184,7 +184,7 @@ def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDo
     layout = LAYOUTS[source.format]
     found = layout.find(source.path)
     # The annotations may have been moved since: COCO's reader says what is there instead.
-    return layout.read(found, source, problems) if found else coco.read_document(source.path, limit)
+    return layout.read(found, source, problems) if found else coco.read_coco(source.path, limit)
 
 
 def open_set(
