@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -50,15 +49,18 @@ def make_shapes(folder: str | Path, num_train: int = 900, num_val: int = 100, si
     if folder.exists() and _stamp_of(folder) is None and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder}: holds something else than generated shapes; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent, ignore_cleanup_errors=True) as place:
+        new = Path(place, "new")
         for split, count in (("train", num_train), ("val", num_val)):
             _write_split(new, split, count, size, seed)
         (new / STAMP).write_text(json.dumps(stamp), encoding="utf-8")
-        new.chmod(0o755)  # mkdtemp creates folders that only their owner may read
-        _put_in_place(new, folder, stamp)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        try:
+            if folder.exists() and _stamp_of(folder) != stamp:
+                folder.rename(Path(place, "old"))
+            new.rename(folder)
+        except OSError:
+            if _stamp_of(folder) != stamp:  # else another process moved the same set there first
+                raise
     return folder
 
 
@@ -71,23 +73,8 @@ def _stamp_of(folder: Path) -> dict[str, int] | None:
         return None
 
 
-def _put_in_place(new: Path, folder: Path, stamp: dict[str, int]) -> None:
-    """Moves the finished set to its folder, unless another process has created the same set there in the meantime."""
-    if _stamp_of(folder) == stamp:
-        return
-    if folder.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-        folder.rename(old / "set")
-        shutil.rmtree(old)
-    try:
-        new.rename(folder)
-    except OSError:
-        if _stamp_of(folder) != stamp:  # else another process moved the same set there first
-            raise
-
-
 def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> None:
-    (root / split).mkdir()
+    (root / split).mkdir(parents=True)
     (root / "annotations").mkdir(exist_ok=True)
     document: dict[str, list[dict[str, Any]]] = {
         "images": [],
