@@ -80,9 +80,9 @@ def save_conversion(conversion: Conversion, source: str | Path, output: str | Pa
     report, classes = conversion.report, conversion.classes
     if report.missing or report.mismatched or report.unexpected:
         raise ConvertError(
-            f"{source}: does not fit {conversion.config.name}: entries missing: {len(report.missing)},"
-            f" of another shape: {len(report.mismatched)}, left over: {len(report.unexpected)}; nothing was written;"
-            " name the right config with -c, or use the file as a warm start (rtdetr train -t)"
+            f"{source}: does not fit {conversion.config.name}: {counted(len(report.missing), 'entry', 'entries')} "
+            f"missing, {len(report.mismatched)} of another shape, {len(report.unexpected)} left over; nothing was "
+            "written; name the right config with -c, or use the file as a warm start (rtdetr train -t)"
         )
     origin = {"file": Path(source).name, "sha256": conversion.sha256, "licence": licence}
     began = {"weights": origin["file"], "in_full": False}
