@@ -96,9 +96,7 @@ class FoldedBlock(nn.Module):
     def __init__(self, block: nn.Module, fuse_relu: bool) -> None:
         super().__init__()
         assert isinstance(block, BasicBlock | Bottleneck)
-        convs = [fold_norm(block.conv1), fold_norm(block.conv2)]
-        if isinstance(block, Bottleneck):
-            convs.append(fold_norm(block.conv3))
+        convs = [fold_norm(each) for each in block.children() if isinstance(each, ConvNorm)]
         self.shortcut = nn.Sequential()
         if isinstance(block.shortcut, Shortcut):
             stride, project = block.shortcut.stride, fold_norm(block.shortcut.project)
@@ -107,14 +105,11 @@ class FoldedBlock(nn.Module):
             if stride > 1:
                 self.shortcut.append(nn.AvgPool2d(stride, ceil_mode=True))
             self.shortcut.append(project)
-        self.conv1, self.conv2 = (activated(conv, F.relu, fuse_relu) for conv in convs[:2])
-        self.conv3 = activated(convs[2], F.relu, fuse_relu) if len(convs) > 2 else None
+        *inner, self.last = (activated(conv, F.relu, fuse_relu) for conv in convs)
+        self.inner = nn.Sequential(*inner)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.conv1(x)
-        if self.conv3 is None:
-            return self.conv2(y, self.shortcut(x))
-        return self.conv3(self.conv2(y), self.shortcut(x))
+        return self.last(self.inner(x), self.shortcut(x))
 
 
 def merged_csp_block(block: nn.Module, fuse_silu: bool) -> nn.Sequential:

@@ -126,9 +126,8 @@ def mlp(in_dim: int, hidden_dim: int, out_dim: int, num_layers: int) -> MLP:
 def box_head(dim: int) -> MLP:
     """MLP to four box logits, which are zero (no change) until it is trained."""
     head = mlp(dim, dim, 4, 3)
-    last = head.linears()[-1]
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
+    for parameter in head.linears()[-1].parameters():
+        nn.init.zeros_(parameter)
     return head
 
 

@@ -32,11 +32,8 @@ class Network(nn.Module):
         dense_head: DenseHead | None,
     ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.encoder = encoder
-        self.decoder = decoder
-        self.query_groups = query_groups
-        self.dense_head = dense_head
+        self.backbone, self.encoder, self.decoder = backbone, encoder, decoder
+        self.query_groups, self.dense_head = query_groups, dense_head
 
     def forward(
         self, images: Tensor, targets: Targets | None = None, draws: Draws | None = None
