@@ -130,13 +130,13 @@ def build_detector(
     if plan.compile:
         detect = Compiled(detector, "max-autotune-no-cudagraphs" if plan.compile == "max" else None)
     if plan.kernels == "plain":
-        detect = with_plain_kernels(detect)
+        detect = using("plain")(detect)
     if plan.half:
-        detect = with_fast_products(detect)
+        detect = fast_products()(detect)
     if plan.graphs:
         detect = Graphs(detect, device, detector.dtype, plan.graphs is True)
     elif device.type == "cuda":
-        detect = launched_alone(detect)
+        detect = launched_alone()(detect)
     return running, detect
 
 
@@ -164,16 +164,6 @@ class DetectorModule(EndToEnd):
         return self.detect(images, sizes)
 
 
-def with_plain_kernels(detect: Detect) -> Detect:
-    """Returns a function that runs `detect` with PyTorch's operators only."""
-
-    def run(images: Tensor, sizes: Tensor) -> Detections:
-        with using("plain"):
-            return detect(images, sizes)
-
-    return run
-
-
 class Compiled:
     """Runs a Detector with torch.compile, once per shape. The compiled code is cached on disk for the next process.
 
@@ -195,37 +185,31 @@ class Compiled:
         return found
 
 
-# One lock for all models: `with_fast_products` changes settings of the process, which must not affect a float32 model
+# One lock for all models: `fast_products` changes settings of the process, which must not affect a float32 model
 # in another thread. It is held while kernels are launched, not while they run.
 _launching = threading.RLock()
 
 
-def launched_alone(detect: Detect) -> Detect:
-    """Returns a function that runs `detect` while no other model on a GPU launches kernels."""
-
-    def run(images: Tensor, sizes: Tensor) -> Detections:
-        with _launching:
-            return detect(images, sizes)
-
-    return run
+@contextlib.contextmanager
+def launched_alone() -> Iterator[None]:
+    """Context manager, also for a function: meanwhile, no other model on a GPU launches kernels."""
+    with _launching:
+        yield
 
 
-def with_fast_products(detect: Detect) -> Detect:
-    """Returns a function that runs `detect` with TF32 in float32 matrix products, which costs no accuracy in heads that
-    read 16-bit features, and without cuDNN's attention, whose kernel waits for its memory to be set to zero."""
-
-    def run(images: Tensor, sizes: Tensor) -> Detections:
-        with _launching:
-            precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-            torch.set_float32_matmul_precision("high")
-            torch.backends.cuda.enable_cudnn_sdp(False)
-            try:
-                return detect(images, sizes)
-            finally:
-                torch.set_float32_matmul_precision(precision)
-                torch.backends.cuda.enable_cudnn_sdp(attention)
-
-    return run
+@contextlib.contextmanager
+def fast_products() -> Iterator[None]:
+    """As `launched_alone`, with TF32 in float32 matrix products, which costs no accuracy in heads that read 16-bit
+    features, and without cuDNN's attention, whose kernel waits for its memory to be set to zero."""
+    with _launching:
+        precision, attention = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
 class Size(NamedTuple):

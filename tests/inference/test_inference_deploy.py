@@ -36,8 +36,8 @@ from rtdetr.inference.deploy import (
     Graphs,
     Plan,
     Size,
+    fast_products,
     starting_gpu,
-    with_fast_products,
 )
 from rtdetr.inference.predictor import Predictor
 from rtdetr.models.deployed import DeployOptions
@@ -261,7 +261,7 @@ def test_settings_of_fast_products_are_left_as_they_were() -> None:
 
     before = settings()
     with pytest.raises(ConfigError):
-        with_fast_products(detect)(torch.zeros(1), torch.zeros(1))
+        fast_products()(detect)(torch.zeros(1), torch.zeros(1))
     assert settings() == before != ("high", False)
 
 

@@ -28,7 +28,7 @@ from rtdetr.benchmarks.infer import make_images
 from rtdetr.config import ConfigError
 from rtdetr.data.classes import Classes, DataError
 from rtdetr.inference import images as image_module
-from rtdetr.inference.deploy import with_fast_products
+from rtdetr.inference.deploy import fast_products
 from rtdetr.inference.detection_arrays import DetectionArrays
 from rtdetr.inference.draw import Detection
 from rtdetr.inference.images import DeviceTensors, HostPixels, as_pixels, crop
@@ -247,7 +247,7 @@ def test_predictors_are_made_once(model: RTDETRv3, monkeypatch: pytest.MonkeyPat
 
 
 def test_settings_of_the_process_are_those_of_one_model_at_a_time() -> None:
-    """`with_fast_products` of two models in two threads: each sees its settings, and those of before are put back."""
+    """`fast_products` of two models in two threads: each sees its settings, and those of before are put back."""
 
     def settings() -> tuple[str, bool]:
         return torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
@@ -265,10 +265,10 @@ def test_settings_of_the_process_are_those_of_one_model_at_a_time() -> None:
         seen.append(settings())
 
     nothing = torch.zeros(1)
-    thread = threading.Thread(target=with_fast_products(slow), args=(nothing, nothing))
+    thread = threading.Thread(target=fast_products()(slow), args=(nothing, nothing))
     thread.start()
     inside.wait(60)
-    with_fast_products(quick)(nothing, nothing)
+    fast_products()(quick)(nothing, nothing)
     thread.join()
     assert seen == [("high", False)] * 2 and settings() == before
 
