@@ -10,14 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rtdetr.commands.arguments import (
-    Parser,
-    add_kernels,
-    count,
-    count_from_0,
-    is_weights,
-    overlap_share,
-)
+from rtdetr.commands.arguments import Parser, add_kernels, count, count_from_0, is_weights, overlap_share
 from rtdetr.garbage_collection import collection_paused
 from rtdetr.gpu_startup import wake_gpu
 

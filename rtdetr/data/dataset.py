@@ -15,16 +15,7 @@ from PIL import Image
 
 from rtdetr.data.box_checks import judge_boxes, judge_copies
 from rtdetr.data.classes import Classes, DataError, Match, match_classes, shown
-from rtdetr.data.defects import (
-    MOST_DROPPED,
-    WITHOUT_AREA,
-    Defect,
-    Names,
-    Refused,
-    condensed,
-    count_dropped,
-    refusal,
-)
+from rtdetr.data.defects import MOST_DROPPED, WITHOUT_AREA, Defect, Names, Refused, condensed, count_dropped, refusal
 from rtdetr.data.formats.document import BoxTable, CocoDocument, as_table, classes_of, file_names
 from rtdetr.data.formats.records import DataSource
 from rtdetr.data.image_files import judge_names, unreadable

@@ -23,13 +23,7 @@ from rtdetr.data.formats import lvis
 from rtdetr.data.formats.document import CocoDocument, file_names
 from rtdetr.data.formats.records import IMAGE_SUFFIXES, DataSource, below, clipped, split_named
 from rtdetr.data.formats.sidecar import Sidecar, read_sidecar, write_sidecar
-from rtdetr.data.formats.sources import (
-    check_images,
-    find_sources,
-    image_folder_of,
-    read_document,
-    with_images,
-)
+from rtdetr.data.formats.sources import check_images, find_sources, image_folder_of, read_document, with_images
 from rtdetr.data.formats.voc import find_voc
 from rtdetr.data.formats.yolo import find_yolo
 from rtdetr.data.images import MOST_MEGAPIXELS, sideways, suffix_of, upright_size
