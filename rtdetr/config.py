@@ -295,7 +295,7 @@ def keyword_updates(settings: Mapping[str, Any]) -> list[str]:
     it (`epochs`, `lr`, `precision`); `batch_size` is data.train_batch_size. Raises ConfigError for a word of several
     and for one of none.
     """
-    keys = all_keys()
+    keys = _all_keys()
     return [
         f"{full_key(name.replace('__', '.'), keys)}={json.dumps(value, ensure_ascii=False, default=_plain)}"
         for name, value in settings.items()
@@ -311,11 +311,11 @@ def setting(word: str) -> str | None:
     """What `-u` takes for the end of a key, or for what other projects call one; None: there is no such setting."""
     if words := foreign_key(word):
         return words if words.startswith(("-", "nothing")) else f"-u {words}"
-    keys = [SHORT_KEYS[word]] if word in SHORT_KEYS else [key for key in all_keys() if key.endswith(f".{word}")]
+    keys = [SHORT_KEYS[word]] if word in SHORT_KEYS else [key for key in _all_keys() if key.endswith(f".{word}")]
     return f"-u {keys[0]}=X" if len(keys) == 1 else None
 
 
-def all_keys() -> list[str]:
+def _all_keys() -> list[str]:
     return list(flat(config_to_dict(Config())))
 
 
@@ -343,8 +343,8 @@ def save_config(config: Config, path: str | Path) -> None:
 
 
 def _config(sources: list[tuple[dict[str, Any], str]], updates: list[str] | None, by: str = "-u") -> Config:
-    keys = all_keys()
-    changes = parse_updates([in_full(update, keys, by) for update in updates or []], by)
+    keys = _all_keys()
+    changes = parse_updates([_in_full(update, keys, by) for update in updates or []], by)
     replace_old_keys(changes, by)
     tree: dict[str, Any] = {}
     origins = {"": sources[-1][1]}
@@ -357,7 +357,7 @@ def _config(sources: list[tuple[dict[str, Any], str]], updates: list[str] | None
     return config
 
 
-def in_full(update: str, keys: list[str], by: str) -> str:
+def _in_full(update: str, keys: list[str], by: str) -> str:
     name, separator, value = update.partition("=")
     return f"{full_key(name, keys, f'{by}: ')}={value}" if separator and name else update
 

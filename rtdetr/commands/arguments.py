@@ -144,7 +144,7 @@ class Parser(argparse.ArgumentParser):
         self.add_update()
 
     def add_update(self) -> None:
-        text = "change config values, e.g. -u data.num_workers=2 kernels=plain"
+        text = "change config values, e.g. -u train.epochs=12 data.num_workers=2"
         self.add_argument("-u", "--update", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
 
     def add_device(self) -> None:

@@ -39,7 +39,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
 
     from rtdetr.config import ConfigError, load_config
-    from rtdetr.data.data_arguments import validation_updates
+    from rtdetr.data.data_arguments import data_updates
     from rtdetr.engine import distributed
     from rtdetr.export.measure import measure
     from rtdetr.outputs import check_outputs, writing
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--output: expected a name that ends in .json or .md, got {output}")
     files = args.files or exports_beside(args.weights)
     check_outputs(args.output, [args.weights, *files], args.overwrite)
-    updates = validation_updates(args.data, args.update)
+    updates = [*data_updates(args.data, ("val",)), *args.update]
     replaced = load_config(args.config, updates) if args.config else None
     with distributed.process_group(args.device) as device:
         rows, on = measure(args.weights, files, device, updates, replaced, others=bool(args.files))

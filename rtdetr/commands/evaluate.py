@@ -60,7 +60,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
     from rtdetr.config import ConfigError, check_data, load_config
-    from rtdetr.data.data_arguments import validation_updates
+    from rtdetr.data.data_arguments import data_updates
     from rtdetr.data.loader import build_val_loader
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.evaluator import EvaluationStopped, evaluate
@@ -75,7 +75,7 @@ def _evaluate(args: argparse.Namespace, signals: StopSignal) -> int:
         check_folder(args.weights if args.weights.is_dir() else args.weights.parent)
     if args.kernels and is_exported(args.weights):
         raise ConfigError(f"{args.weights}: runs as it was exported; --kernels is for checkpoints")
-    updates = validation_updates(args.data, args.update) + ([f"kernels={args.kernels}"] if args.kernels else [])
+    updates = [*data_updates(args.data, ("val",)), *args.update, *([f"kernels={args.kernels}"] if args.kernels else [])]
     replaced = load_config(args.config, updates) if args.config else None
     with distributed.process_group(args.device) as device:
         model, cfg, classes = load_model(args.weights, device, updates, replaced)

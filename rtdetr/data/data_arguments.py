@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rtdetr.config import ConfigError, all_keys, in_full
 from rtdetr.data.classes import DataError, shown
 
 logger = logging.getLogger(__name__)
@@ -54,15 +53,6 @@ def data_updates(data: Any, needed: tuple[str, ...] = ("train", "val")) -> list[
         if name in needed
         for key, value in zip(("images", "annotations"), pair)
     ]
-
-
-def validation_updates(data: str | None, given: list[str]) -> list[str]:
-    """The updates of `--data` and `-u` of a command that only evaluates. Raises ConfigError for keys of a training."""
-    for update in given:
-        section = in_full(update, all_keys(), "-u").partition(".")[0]
-        if section in ("loss", "optimizer", "ema", "train"):
-            raise ConfigError(f"-u {update}: keys of `{section}` have no effect on an evaluation; leave them out")
-    return [*data_updates(data, ("val",)), *given]
 
 
 def _split_name(key: object) -> str:

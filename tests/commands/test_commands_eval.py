@@ -39,16 +39,6 @@ def test_the_summary_and_the_table_count_the_same_boxes(
     assert sum(int(line.split()[2]) for line in lines[14:]) == 14
 
 
-@pytest.mark.parametrize("command", ["eval -w model.pth", "compare model.pth"])
-@pytest.mark.parametrize("update", ["optimizer.lr=.1", "epochs=3", "ema.decay=.9"])
-def test_keys_of_a_training_are_refused(
-    folder: Path, command: str, update: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(f"{command} --device cpu -u data.num_workers=0 {update}") == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: -u {update}: keys of `") and said.endswith("leave them out\n"), said
-
-
 def test_deployed_the_figures_are_the_same(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
