@@ -50,6 +50,12 @@ class Parser(argparse.ArgumentParser):
             if action is not None and action.nargs == "?" and action.choices and following not in action.choices:
                 words[place] = f"{word}={action.const}"
         known, rest = super().parse_known_args(words, namespace)
+        for action in self._get_positional_actions():  # argparse takes words of one place, between two options
+            if action.nargs == "*":
+                more = [word for word in rest if not (word.startswith("-") or self._is_keyword(word))]
+                values = [self._get_value(action, word) for word in more]
+                setattr(known, action.dest, [*getattr(known, action.dest), *values])
+                rest = [word for word in rest if word not in more]
         if rest:
             no_word = self._no_keyword if "=" in rest[0] else self._too_many
             self.error((self._no_option if rest[0].startswith("-") else no_word)(rest[0]))

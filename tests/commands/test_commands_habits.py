@@ -24,6 +24,7 @@ ELSEWHERE = " here; other commands take "
 COMMANDS = {
     # works
     "predict model.pth images --device cpu": (0, "2 images"),
+    "predict model.pth --device cpu images/a.jpg --half off images": (0, "2 images"),
     "predict -w model.pth images/a.jpg --device cpu": (0, "1 image, "),
     "predict model.pth images --format coco,yolo,csv --device cpu": (0, "2 images"),
     "predict model.pth images/a.jpg --threshold 0.3 --threshold circle=0.1 --device cpu": (0, "1 image, "),
@@ -40,6 +41,8 @@ COMMANDS = {
     "predict yolo11n.pt images": (2, "yolo11n.pt: no such weight file; `rtdetr weights` lists those that download"),
     "predict run images": (2, f"run: is a folder{MEANT}run/best.pth?"),
     "predict model.pth images conf=0.25": (2, f"conf=0.25 is not an argument{MEANT}--threshold?"),
+    "predict model.pth --device cpu images conf=0.25": (2, f"conf=0.25 is not an argument{MEANT}--threshold?"),
+    "predict model.pth --device cpu images --save-crop": (2, f"--save-crop is not an option{MEANT}--crops?"),
     "predict model.pth images save_txt=True": (2, f"{MEANT}--format yolo?"),
     "train data=shapes epochs=3": (2, f"data=shapes is not an argument{MEANT}the data alone, as in rtdetr train DATA?"),
     "train shapes epochs=3": (2, f"epochs=3 is not an argument{MEANT}-u train.epochs=N?"),
