@@ -16,7 +16,7 @@ from matplotlib import font_manager
 from PIL import Image, ImageDraw, ImageFont
 
 from rtdetr.inference import fonts
-from rtdetr.inference.draw import Detection, draw, fitting_text, place_labels
+from rtdetr.inference.draw import Detection, draw, fitting_text, place_labels, save_crops
 
 
 def lit(drawn: Image.Image) -> np.ndarray:
@@ -74,6 +74,15 @@ def test_a_name_too_long_for_the_image_is_cut(monkeypatch: pytest.MonkeyPatch) -
 def font_for(name: str, size: float) -> Any:
     path = fonts.font_file(name)
     return ImageFont.load_default(size=size) if path is None else ImageFont.truetype(path, size)
+
+
+def test_crops_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
+    image, found = Image.new("RGB", (40, 30)), Detection(1, "a", 0.9, (30.5, 5.0, 40.0, 9.0))
+    save_crops(image, [found, found, found], tmp_path)
+    (tmp_path / "notes.jpg").write_text("not a crop")
+    save_crops(image, [found], tmp_path)
+    assert {each.name for each in tmp_path.iterdir()} == {"1.jpg", "notes.jpg"}
+    assert Image.open(tmp_path / "1.jpg").size == (10, 4)
 
 
 @pytest.mark.parametrize("name", ["dog", "jAVa", "a\nb", "ямжу"])
