@@ -62,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(_unknown(name, rest) if name else _help(), file=sys.stderr)
         return 2
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed, as by `2>&-`
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be Unicode
     logging.basicConfig(format="%(message)s")
@@ -69,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with yielding_cpu(), command_running():
             done = COMMANDS[name].run(rest)
-        if sys.stdout is not None:  # it is if closed, as by `>&-`
-            sys.stdout.flush()
+        sys.stdout.flush()
         return done
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -81,10 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unread = isinstance(error, BrokenPipeError) and nobody_reads()
         if not unread and error.errno != errno.ENOSPC:
             raise
-        if sys.stdout is not None:
-            with contextlib.suppress(OSError):  # the error may be of another file
-                sys.stdout.flush()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped
+        with contextlib.suppress(OSError):  # the error may be of another file
+            sys.stdout.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # its buffer is dropped
         if unread:
             return 141
         print(f"error: the output cannot be written ({error.strerror})", file=sys.stderr)
