@@ -137,7 +137,7 @@ def check_file(
     A valid certificate of another model is kept, and a file of another model gets none. Raises ExportFailed if they
     disagree, or if the file is not the certified one or has changed weights.
     """
-    file = Path(file)
+    file = targets.whole(Path(file))
     if not exists(file):
         raise CheckpointError(f"{file}: no such file")
     if not is_exported(file) and not is_huggingface(file):

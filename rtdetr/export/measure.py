@@ -17,14 +17,14 @@ from rtdetr.data.data_arguments import data_updates
 from rtdetr.data.loader import DetectionLoader, build_val_loader
 from rtdetr.engine.evaluation.evaluator import evaluate
 from rtdetr.export.certificate import OTHER_WEIGHTS, AveragePrecisions, num_bytes, read_stored_certificate
-from rtdetr.export.targets import certificate_path
+from rtdetr.export.targets import certificate_path, whole
 from rtdetr.extras import MissingPackage
 from rtdetr.inference.deploy import DetectorModule
 from rtdetr.inference.predictor import Predictor
 from rtdetr.inference.runtimes import ExportedModel, load_model, why_not_run
 from rtdetr.models.rtdetrv3 import Network
 from rtdetr.weights.catalogue import located
-from rtdetr.weights.checkpoint import CheckpointError
+from rtdetr.weights.checkpoint import CheckpointError, exists
 from rtdetr.weights.digest import file_sha256, weights_sha256
 
 CALLS = 9  # timed calls, after two that are not timed
@@ -71,6 +71,9 @@ def measure(
     else they are left out, which is printed: `last-1.onnx` is not of last.pth. So are those of a runtime that is not
     installed. Raises CheckpointError or ConfigError.
     """
+    weights, *files = map(whole, (weights, *files))
+    if missing := [each for each in files if not exists(located(each))]:
+        raise CheckpointError(f"{missing[0]}: no such file")
     first, cfg, classes = load_model(weights, device, updates, cfg)
     digest = weights_sha256(first.state_dict()) if isinstance(first, Network) else first.metadata.weights_sha256
     if not others:

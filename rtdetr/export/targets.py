@@ -62,10 +62,10 @@ def check(output: Path, format: str) -> None:
             f"output: {output.parent} is no folder, so {output.name} cannot be written there; make it first"
         )
     ending = Path(f"x{FORMATS[format]}").suffix  # none for the folder of openvino
-    if output.suffix != ending and (ending or output.suffix in (".onnx", ".pt2", ".xml", *RUNTIMES)):
-        raise ConfigError(
-            f"output: the format {format} writes {f'a file {ending}' if ending else 'a folder'}, got {output}"
-        )
+    unfit = (".onnx", ".pt2", ".xml", *RUNTIMES)
+    if (output.suffix != ending and (ending or output.suffix in unfit)) or output.name in ("", ".."):
+        what = f"a file {ending}" if ending else "a folder with a name of its own"
+        raise ConfigError(f"output: the format {format} writes {what}, got {output}")
 
 
 def of(output: Path, format: str) -> list[Path]:
@@ -83,6 +83,13 @@ def of(output: Path, format: str) -> list[Path]:
 
 def certificate_path(file: Path) -> Path:
     return file.with_name(f"{file.name}{CERTIFICATE}")
+
+
+def whole(path: Path) -> Path:
+    """The folder of an export in place of a file inside it, as the certificate is about all of them; every other path
+    itself, `.` by its name."""
+    folders = [each for each in path.absolute().parents if Path(f"{each}{CERTIFICATE}").is_file()]
+    return folders[0] if folders else path if path.name not in ("", "..") else path.resolve()
 
 
 def op_library_path(package: Path) -> Path:

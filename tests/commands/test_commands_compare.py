@@ -110,6 +110,14 @@ def test_files_of_one_name_are_told_apart(folder: Path, tmp_path: Path, capsys: 
     assert all(f"| {file} |" in table for file in files)
 
 
+def test_a_missing_file_is_named_before_the_work(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rtdetr.export.measure.load_model", None)
+    assert main(["compare", str(folder / "model.pth"), "nowhere.onnx"]) == 2
+    assert capsys.readouterr().err == "error: nowhere.onnx: no such file\n"
+
+
 def test_a_changed_file_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     certificate = folder / "model.pt2.certificate.json"
     content = certificate.read_text()

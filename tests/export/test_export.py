@@ -329,6 +329,7 @@ def test_files_that_are_no_exports(
         ("-o mistyped/new.onnx", "mistyped is no folder, so new.onnx cannot be written there"),
         ("-o mistyped/new --format openvino", "mistyped is no folder"),
         ("-o model.onnx --format openvino", "writes a folder"),
+        ("-o . --format openvino", "writes a folder with a name of its own, got ."),
     ],
 )
 def test_arguments_that_do_not_fit(

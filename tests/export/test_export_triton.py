@@ -102,6 +102,16 @@ def test_the_configuration_fits_the_file(kind: str, request: pytest.FixtureReque
     assert isinstance(session.get_inputs()[0].shape[0], str)  # the batch is open
 
 
+def test_a_file_of_the_folder_is_checked_as_the_folder(
+    checkpoint: Path, usual: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = sorted(usual.rglob("*"))
+    assert main(["export", str(checkpoint), "--check", str(usual / TRITON_MODEL)]) == 0
+    monkeypatch.chdir(usual)
+    assert main(["export", str(checkpoint), "--check", "."]) == 0
+    assert sorted(usual.rglob("*")) == before  # no certificate inside: it would change the folder
+
+
 def test_a_flipped_bit_fails_the_check(checkpoint: Path, usual: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check = ["export", str(checkpoint), "--check", str(usual)]
     for name in (CONFIG_FILE, TRITON_MODEL):
