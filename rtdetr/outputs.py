@@ -73,12 +73,12 @@ def check_folder(folder: Path) -> None:
                 each.rmdir()
 
 
-def unused_folder(folder: Path) -> Path:
-    """The folder, or folder-2, folder-3, ...: the first that does not exist."""
-    unused, number = folder, 1
+def unused_path(path: Path, ending: str = "") -> Path:
+    """The path, or NAME-2, NAME-3, ...: the first that does not exist. ending: of a file, which stays the end."""
+    unused, number = path, 1
     while unused.exists():
         number += 1
-        unused = folder.with_name(f"{folder.name}-{number}")
+        unused = path.with_name(f"{path.name.removesuffix(ending)}-{number}{ending}")
     return unused
 
 

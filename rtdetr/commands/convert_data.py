@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rtdetr.commands.arguments import Parser
-from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
+from rtdetr.outputs import OutputError, check_folder, unused_path, writing
 from rtdetr.wording import counted
 
 ABOUT = """Convert annotations and images to a folder of another format.
@@ -100,12 +100,12 @@ def _check(source: Path, output: Path, overwrite: bool) -> None:
 def _beside(output: Path) -> Iterator[Path]:
     """Context manager: a folder that replaces `output` on success and is removed otherwise. Old files move aside."""
     output = output.resolve()
-    folder = unused_folder(output.with_name(f".{output.name}-{os.getpid()}"))
+    folder = unused_path(output.with_name(f".{output.name}-{os.getpid()}"))
     folder.mkdir(parents=True)
     try:
         yield folder
         if output.is_dir() and any(output.iterdir()):
-            old = unused_folder(output.with_name(f"{output.name}-old"))
+            old = unused_path(output.with_name(f"{output.name}-old"))
             output.rename(old)
             print(f"{output}: what was there is in {old} now")
         elif output.is_dir():

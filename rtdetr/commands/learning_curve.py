@@ -38,12 +38,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     from rtdetr.data.data_arguments import data_updates
     from rtdetr.engine import distributed
     from rtdetr.engine.evaluation.learning_curve import learning_curve
-    from rtdetr.outputs import OutputError, check_folder, unused_folder
+    from rtdetr.outputs import OutputError, check_folder, unused_path
 
     signals = StopSignal()
     with signals.setting_up():
         cfg = load_config(args.config or DEFAULT_CONFIG, [*data_updates(args.data), *args.update])
-        folder = args.output_dir or unused_folder(Path("output") / f"{cfg.name}-learning-curve")
+        folder = args.output_dir or unused_path(Path("output") / f"{cfg.name}-learning-curve")
         check_folder(folder)
         taken = [name for name in ("half", "whole", "half.json", "learning_curve.json") if (folder / name).exists()]
         if taken:

@@ -37,11 +37,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         from rtdetr.inference.results import ResultsFolder, image_ids
         from rtdetr.inference.slicing import OVERLAP, Slices
         from rtdetr.inference.sources import is_video
-        from rtdetr.outputs import check_new_folder, check_outputs, unused_folder, writing
+        from rtdetr.outputs import check_new_folder, check_outputs, unused_path, writing
 
     overlap = OVERLAP if args.overlap is None else args.overlap
     slices = Slices.of(args.slices, overlap) if args.slices else None
-    folder = args.output_dir or unused_folder(Path("output/predict"))
+    folder = args.output_dir or unused_path(Path("output/predict"))
     if args.manifest is not None:
         return detect_listed(args, folder, slices)
     videos = [each for each in args.sources if is_video(each)]

@@ -31,6 +31,7 @@ from rtdetr.inference.results import file_number, item_of
 from rtdetr.inference.slicing import predict_sliced
 from rtdetr.inference.sources import Item, Source
 from rtdetr.inference.thresholds import Lowest
+from rtdetr.outputs import unused_path
 from rtdetr.wording import counted
 
 logger = logging.getLogger(__name__)
@@ -170,7 +171,7 @@ class Result:
         """Writes what `draw` returns in the format of the path's suffix, or `to_json` for .json, and returns the path.
         Default: NAME-detected.jpg in the working directory, with a number if that exists. Raises DataError."""
         stem = Path(urlsplit(self.source).path).stem.replace(" ", "-") or "image"
-        target = unused_file(Path(f"{stem}-detected.jpg")) if path is None else Path(path)
+        target = unused_path(Path(f"{stem}-detected.jpg"), ".jpg") if path is None else Path(path)
         try:
             if target.suffix.lower() == ".json":
                 target.write_text(self.to_json(), encoding="utf-8")
@@ -230,12 +231,3 @@ class Result:
         """Returns the item that `rtdetr predict` writes to results.json, as text."""
         found = FileResult(self.source, None, self.detections, error=self.error, size=(self.width, self.height))
         return json.dumps(item_of(found))
-
-
-def unused_file(path: Path) -> Path:
-    """Returns the path, or NAME-2, NAME-3, ...: the first that does not exist."""
-    unused, number = path, 1
-    while unused.exists():
-        number += 1
-        unused = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return unused

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rtdetr.engine.run_files.run_lock import run_lock
-from rtdetr.outputs import OutputError, check_folder, unused_folder, writing
+from rtdetr.outputs import OutputError, check_folder, unused_path, writing
 from rtdetr.wording import option
 
 RUN = ("last.pth", "best.pth", "metrics.csv", "config.yml", "tensorboard")  # any of them makes a folder that of a run
@@ -33,7 +33,7 @@ def choose_folder(output_dir: Path | None, resume: Path | None, name: str, overw
     it exists. Raises OutputError for a folder that holds a run, unless `overwrite`, or cannot be written to, and
     ConfigError for one in which a training is running."""
     default = Path("output") / name
-    folder = output_dir or (resume.parent if resume else default if overwrite else unused_folder(default))
+    folder = output_dir or (resume.parent if resume else default if overwrite else unused_path(default))
     if overwrite and _goes_on_there(folder, resume):
         raise OutputError(
             f"{folder}: a resumed run continues in this folder and replaces no run; leave out "
@@ -100,7 +100,7 @@ def _goes_on_there(folder: Path, resume: Path | None) -> bool:
 def _old_folder(folder: Path) -> Path:
     """Path next to the folder itself, even if it is `.` or a link: moving on one disk is renaming."""
     folder = folder.resolve()
-    return unused_folder(folder.with_name(f"{folder.name}-old"))
+    return unused_path(folder.with_name(f"{folder.name}-old"))
 
 
 def _files_of_run(folder: Path) -> Iterator[Path]:
