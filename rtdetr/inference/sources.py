@@ -229,8 +229,6 @@ def _pixels_of_pil(image: Image.Image) -> np.ndarray[Any, Any]:
 
 def _of_tensor(tensor: Tensor) -> Source:
     """Opens a tensor of one image (3, H, W) or several (B, 3, H, W)."""
-    if tensor.ndim == 4 and len(tensor) == 0:
-        raise DataError(f"source: the list is empty; {EXPECTED}")
     images = _uint8_tensor(tensor)
     if images.ndim == 3:
         return Source("one", iter([Item("tensor", images)]), batch=images[None])

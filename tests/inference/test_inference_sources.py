@@ -157,6 +157,7 @@ WRONG: list[tuple[Any, str]] = [
     (np.full((8, 8, 3), np.nan), "expected floats from 0 to 1"),
     (np.zeros((8, 8, 3), np.int64), "expected uint8, or floats from 0 to 1, got int64"),
     (np.zeros((0, 8, 3), np.uint8), r"got \(0, 8, 3\)"),
+    (torch.zeros(0, 3, 8, 8), r"expected RGB of shape .* got \(0, 3, 8, 8\)"),
     (torch.zeros(8, 8, 3), r"expected RGB of shape \(3, H, W\)"),
     (torch.full((3, 8, 8), 2.0), "expected floats from 0 to 1"),
     (torch.full((3, 8, 8), torch.nan), "expected floats from 0 to 1"),
