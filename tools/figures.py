@@ -57,7 +57,9 @@ def served(weights: Path, file: Path) -> Iterator[str]:
     from rtdetr.commands.serve import listener
     from rtdetr.inference.predictor import Predictor
     from rtdetr.serve.app import HERE, OWN_ONLY, Settings, build_app
-    from rtdetr.serve.server import running
+
+    sys.path.append(str(ROOT / "tests/support"))
+    from serve_cases import running
 
     predictor = Predictor(weights, "cpu", threshold=0.0)
     app = build_app(predictor.predict, Settings(weights.name, predictor.classes.names))

@@ -7,10 +7,7 @@ import asyncio
 import errno
 import logging
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
@@ -114,20 +111,6 @@ def build_server(app: Any, log_level: str = "warning") -> uvicorn.Server:
         backlog=max(1, min(BACKLOG, descriptors // 16)),
     )
     return _Server(config)
-
-
-@contextmanager
-def running(app: Any, socket_: socket.socket, log_level: str = "critical") -> Iterator[str]:
-    """Context manager: serves an application in a thread until the block ends, and returns its URL. socket_: bound."""
-    server = build_server(app, log_level)
-    thread = threading.Thread(target=server.run, args=([socket_],))
-    thread.start()
-    socket_.listen()  # requests wait until the server takes them
-    try:
-        yield f"http://127.0.0.1:{socket_.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(30)
 
 
 def descriptor_limit() -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from api_cases import PIXELS, write_checkpoint, write_images
 from messages import message
-from serve_cases import request
+from serve_cases import request, running
 
 from rtdetr import RTDETRv3
 from rtdetr.cli import main
@@ -106,8 +106,6 @@ def test_python_commands_and_server_agree(
 def answer_of_server(checkpoint: Path, options: list[str], query: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The detections that `rtdetr serve` finds in a.png. query: of the request."""
     pytest.importorskip("fastapi")
-    from rtdetr.serve.server import running
-
     found: list[Any] = []
 
     def serve(app: Any, socket: Any) -> int:

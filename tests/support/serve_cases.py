@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -71,6 +72,22 @@ class Detector:
 
 
 @contextmanager
+def running(app: Any, socket_: socket.socket, log_level: str = "critical") -> Iterator[str]:
+    """Context manager: serves an application in a thread until the block ends, and returns its URL. socket_: bound."""
+    from rtdetr.serve.server import build_server
+
+    server = build_server(app, log_level)
+    thread = threading.Thread(target=server.run, args=([socket_],))
+    thread.start()
+    socket_.listen()  # requests wait until the server takes them
+    try:
+        yield f"http://127.0.0.1:{socket_.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+@contextmanager
 def served(
     detector: Detector, extra: str = "", told: Tell | None = None, log_level: str = "critical", **settings: Any
 ) -> Iterator[str]:
@@ -81,7 +98,6 @@ def served(
 
     from rtdetr.commands.serve import listener
     from rtdetr.serve.app import HERE, OWN_ONLY, Settings, build_app
-    from rtdetr.serve.server import running
 
     app = build_app(detector, Settings("model.pth", ("cat", "dog"), **settings))
     page = (HERE / "page.html").read_text(encoding="utf-8").replace("</html>", f"<script>{extra}</script></html>")
