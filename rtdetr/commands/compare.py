@@ -28,15 +28,20 @@ DIGITS = {
 def run(arguments: Sequence[str] | None = None) -> int:
     """Prints the table; see `rtdetr compare --help`."""
     parser = Parser("compare", ABOUT)
-    parser.add_weights("a checkpoint of this project")
-    text = "exported files (default: those in the checkpoint's folder with a certificate of its weights)"
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help=text)
+    text = "a checkpoint of this project, unless -w names it; then exported files (default: those in its folder with a "
+    text += "certificate of its weights)"
+    parser.add_argument("files", nargs="*", type=Path, metavar="WEIGHTS FILE", help=text)
+    parser.add_argument("-w", "--weights", type=Path, help="the checkpoint")
     parser.add_validation()
     text = "write the table: .json or .md; may be repeated"
     parser.add_argument("-o", "--output", action="append", default=[], type=Path, metavar="FILE", help=text)
     parser.add_overwrite()
     parser.add_device()
     args = parser.parse_args(arguments)
+    if args.weights is None:
+        if not args.files:
+            parser.error("expected WEIGHTS, as in `rtdetr compare best.pth`, or -w, got none")
+        args.weights = args.files.pop(0)
 
     from rtdetr.config import ConfigError, load_config
     from rtdetr.data.data_arguments import data_updates

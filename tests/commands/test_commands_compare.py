@@ -114,8 +114,9 @@ def test_a_missing_file_is_named_before_the_work(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rtdetr.export.measure.load_model", None)
-    assert main(["compare", str(folder / "model.pth"), "nowhere.onnx"]) == 2
-    assert capsys.readouterr().err == "error: nowhere.onnx: no such file\n"
+    for weights in (["-w", str(folder / "model.pth")], [str(folder / "model.pth")]):
+        assert main(["compare", *weights, "nowhere.onnx"]) == 2
+        assert capsys.readouterr().err == "error: nowhere.onnx: no such file\n"
 
 
 def test_a_changed_file_is_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

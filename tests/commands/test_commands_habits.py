@@ -69,6 +69,7 @@ COMMANDS = {
         2,
         f"triton, transformers, executorch, litert, coreml, ncnn, got 'engine'{MEANT}tensorrt?",
     ),
+    "compare": (2, "expected WEIGHTS, as in `rtdetr compare best.pth`, or -w, got none"),
     "export model.pth onnx": (2, f"onnx is one argument too many{MEANT}--format onnx?"),
     "help": (2, f"`help` is not a command{MEANT}`rtdetr --help`?"),
     "train shapes resume=True": (2, f"resume=True is not an argument{MEANT}-r RUN/last.pth"),
