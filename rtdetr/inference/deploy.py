@@ -39,6 +39,14 @@ PIXEL = float(SCALE)  # a Python float, as torch.compile does not trace NumPy sc
 MAX_GRAPHS = 32  # kept at a time, each with its images; what a batch needs in between, they share
 CAPTURE_AT = 5  # calls of a shape until it is captured, which does not pay for a few images
 WARM_UP = 3  # calls before a graph is captured
+VALUES: dict[str, tuple[Any, ...]] = {  # of the fields of a Plan
+    "fold": (True, False),
+    **dict.fromkeys(("half", "graphs", "fuse_relu"), ("auto", True, False)),
+    "compile": (True, False, "max"),
+    "resize": ("auto", "host", "device"),
+    "decode": ("host", "device"),
+    "kernels": ("auto", "plain"),
+}
 
 logger = logging.getLogger("rtdetr")
 
@@ -65,13 +73,12 @@ class Plan(NamedTuple):
 
     def on(self, device: torch.device) -> Plan:
         """Returns the plan with half and fuse_relu as booleans. Raises ConfigError if it cannot run on the device."""
-        if self.kernels not in ("auto", "plain"):
-            raise ConfigError(f"kernels: expected auto or plain, got {self.kernels!r}")
+        for name, values in VALUES.items():
+            if (given := getattr(self, name)) not in values:
+                raise ConfigError(f"{name}: expected one of {', '.join(map(str, values))}, got {given!r}")
         cuda = device.type == "cuda"
-        if self.decode not in ("host", "device") or (self.decode == "device" and not cuda):
-            raise ConfigError(f"decode: expected host, or device on a GPU, got {self.decode!r} on {device}")
-        if self.resize not in ("auto", "host", "device"):
-            raise ConfigError(f"resize: expected auto, host or device, got {self.resize!r}")
+        if self.decode == "device" and not cuda:
+            raise ConfigError(f"decode: expected host, or device on a GPU, got device on {device}")
         if self.kernels == "plain":
             for name in ("half", "graphs", "compile", "fuse_relu"):
                 if getattr(self, name) not in ("auto", False):

@@ -127,7 +127,10 @@ def test_sizes_that_do_not_fit_are_captured_ever_less_often() -> None:
         (Plan(graphs=True), "graphs: expected a GPU, got cpu"),
         (Plan(fuse_relu=True), "fuse_relu: expected a GPU, got cpu"),
         (Plan(kernels="plain", decode="device"), "decode: expected host, or device on a GPU"),
-        (Plan(kernels="plain", resize="here"), "resize: expected auto, host or device"),  # type: ignore[arg-type]
+        (Plan(kernels="plain", resize="here"), "resize: expected one of auto, host, device"),  # type: ignore[arg-type]
+        (Plan(half="on"), "half: expected one of auto, True, False, got 'on'"),  # type: ignore[arg-type]
+        (Plan(graphs="always"), "graphs: expected one of auto, True, False"),  # type: ignore[arg-type]
+        (Plan(compile="most"), "compile: expected one of True, False, max"),  # type: ignore[arg-type]
         (Plan(fold=False, half=True), "half: expected"),
     ],
 )
