@@ -74,6 +74,9 @@ def deformable_aggregation(
     outside = ((locations <= 0) | (locations >= 1)).any(-1)  # (B, A, P, N)
     weights = torch.where(outside[..., None, None], 0, weights)
     if chosen == "torch":
+        if isinstance(spatial_shapes, Tensor) and spatial_shapes.is_meta:  # any sizes that fill features
+            spatial_shapes = torch.ones(spatial_shapes.shape, dtype=torch.int64)
+            spatial_shapes[-1, -1, -1] += features.shape[1] - cameras * levels
         with without_autocast(features):  # einsum would round weights and samples
             on_host = spatial_shapes.tolist() if isinstance(spatial_shapes, Tensor) else spatial_shapes
             return deformable_aggregation_reference(features, on_host, locations, weights)

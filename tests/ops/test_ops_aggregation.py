@@ -396,7 +396,8 @@ def test_sizes_in_an_array(target: Target) -> None:
 
 def test_meta() -> None:
     x = make_views().to("meta")
-    assert deformable_aggregation(x.features, x.shapes, None, x.locations, x.weights).shape == x.grad.shape
+    for shapes in (x.shapes, torch.tensor(x.shapes), torch.tensor(x.shapes, device="meta")):
+        assert deformable_aggregation(x.features, shapes, None, x.locations, x.weights).shape == x.grad.shape
 
 
 # The module.
