@@ -86,7 +86,7 @@ def where_else(folder: Path, name: str) -> str:
     near = [folder.parent, *around]
     right = [str(each) for each in near if os.path.isfile(each / name)]
     if right:
-        return f"did you mean the image folder {some(right, 3)}?"
+        return f"one of that name is in {some(right, 3)}; is that the image folder?"
     plain = PureWindowsPath(name)  # accepts both / and \\
     if os.path.isfile(folder / plain.name):
         return f"{folder / plain.name} is there: remove the folder from `file_name`"

@@ -116,6 +116,18 @@ def test_images_are_those_of_the_folder_that_has_most(tmp_path: Path, sets: Sets
     assert len(open_set(coco / "annotations" / "holdout.json", coco / "c_other")) == 6
 
 
+def test_images_of_another_set_replace_no_missing_one(sets: Sets) -> None:
+    coco = sets["coco"]
+    for file in sorted((coco / "train").iterdir()):
+        shutil.copy(file, coco / "val")  # a set whose images are called alike
+    file.unlink()
+    for layout in (coco / "annotations" / "instances_train.json", coco / "train.json"):
+        (coco / "annotations" / "instances_train.json").replace(layout)
+        data = open_set(layout, limit=1)
+        assert (data.folder, len(data)) == (coco / "train", len(list((coco / "train").iterdir())))
+        assert [each.kind for each in data.defects] == ["picture_missing"]
+
+
 @pytest.mark.parametrize("everywhere", [True, False])
 def test_names_in_another_case_are_pointed_out(sets: Sets, everywhere: bool) -> None:
     files = sorted((sets["coco"] / "train").iterdir())

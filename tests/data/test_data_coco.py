@@ -269,12 +269,12 @@ def test_a_folder_instead_of_the_file_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "at", "advice"),
     [
-        ("b.png", "images/deep/b.png", "did you mean the image folder {}/images/deep?"),
-        ("val/b.png", "val/b.png", "did you mean the image folder {}?"),
+        ("b.png", "images/deep/b.png", "one of that name is in {}/images/deep; is that the image folder?"),
+        ("val/b.png", "val/b.png", "one of that name is in {}; is that the image folder?"),
         ("val/b.png", "images/b.png", "{}/images/b.png is there: remove the folder from `file_name`"),
         ("C:\\me\\b.png", "images/b.png", "{}/images/b.png is there: remove the folder from `file_name`"),
         ("deep\\b.png", "images/deep/b.png", "write `file_name` with / instead of \\"),
-        ("b.png", "val/b.png", "did you mean the image folder {}/val?"),
+        ("b.png", "val/b.png", "one of that name is in {}/val; is that the image folder?"),
         ("b.png", "far/away/b.png", "check the image folder"),
     ],
 )

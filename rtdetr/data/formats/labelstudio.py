@@ -44,9 +44,9 @@ def is_labelstudio(path: Path) -> bool:
     return head.startswith(b"[") and b'"annotations"' in head and b'"data"' in head
 
 
-def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) -> CocoDocument:
+def read_labelstudio(path: Path, groups: Sequence[Sequence[Path]], problems: Problems) -> CocoDocument:
     """Reads of each task the annotation marked as ground truth, else the last one submitted. Tasks without annotations
-    are left out. folders: candidates for the image folder."""
+    are left out. groups: candidates for the image folder, likely ones in the first group."""
     tasks = read_json(path, MOST_BYTES)
     if not isinstance(tasks, list):
         raise DataError(f"{path}: expected a list of tasks, as Label Studio exports JSON, got {shown(tasks)}")
@@ -55,7 +55,7 @@ def read_labelstudio(path: Path, folders: Sequence[Path], problems: Problems) ->
         place = f"task {shown(section(task).get('id'))} (entry {number}): "
         with problems.reported(path, where=place):
             images += _task(path, place, task, problems)
-    present = _folder(images, folders)
+    present = _folder(images, groups)
     if present is not None:
         images = [each._replace(file_name=_in_folder(each.file_name, present)) for each in images]
     return document_of(images, class_names(path.parent, images), problems)
@@ -165,14 +165,15 @@ def _corners(kind: str, value: dict[str, Any], size: tuple[int, int], counted: C
     return turned(box, rotation, centre if kind == ELLIPSE else box[:2])
 
 
-def _folder(images: Sequence[NamedImage], folders: Sequence[Path]) -> Folders | None:
-    """The first of the folders that contain most of the first images; None if none contains one."""
-    best, most = None, 0
-    for present in map(Folders, folders):
-        number = sum(any(name in present for name in _names(each.file_name)) for each in images[:LOOKED_AT])
-        if number > most:
-            best, most = present, number
-    return best
+def _folder(images: Sequence[NamedImage], groups: Sequence[Sequence[Path]]) -> Folders | None:
+    """The first of the folders that contain most of the first images, in the first group that has any; None if no
+    folder has one."""
+    names = [_names(each.file_name) for each in images[:LOOKED_AT]]
+    for folders in groups:
+        counts = {each: sum(any(name in each for name in own) for own in names) for each in map(Folders, folders)}
+        if any(counts.values()):
+            return max(counts, key=counts.__getitem__)
+    return None
 
 
 def _names(path: str) -> list[str]:

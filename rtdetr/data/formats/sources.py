@@ -179,8 +179,8 @@ def read_document(source: DataSource | str | Path, split: str = "", limit: float
 
 def _read(source: DataSource, problems: Problems, limit: float | None) -> CocoDocument:
     if source.format == "labelstudio":
-        folders = [source.images] if source.images else [each for near in _folders_near(source) for each in near]
-        return read_labelstudio(source.path, folders, problems)
+        groups = ([source.images],) if source.images else _folders_near(source)
+        return read_labelstudio(source.path, groups, problems)
     layout = LAYOUTS[source.format]
     found = layout.find(source.path)
     # The annotations may have been moved since: COCO's reader says what is there instead.
@@ -248,25 +248,25 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
     if source.format not in ONE_FILE and source.images is not None:
         return source.images
     likely, others = _folders_near(source)
-    given_folder = [Path(images)] if images else []
-    candidates = dict.fromkeys([*given_folder, *likely, *others])
+    groups = ([Path(images)] if images else [], likely, others)  # in order of preference
     some_images = document.images[:20]  # a few may be missing
-    best, most = list[Path](), 0
-    for folder in filter(Path.is_dir, candidates):
-        names = file_names(some_images, folder)
-        number = sum(stays_in(folder, name) and os.path.isfile(folder / name) for name in names)
-        if (number == len(names) and folder not in others) or (number and folder in given_folder):
-            return folder
-        if number and number >= most:
-            best, most = [*(best if number == most else ()), folder], number
+    for group in groups:  # others hold images of other sets, which may have the same names
+        numbers = {each: _number_in(each, some_images) for each in group if each.is_dir()}
+        best = [each for each, number in numbers.items() if number == max(numbers.values()) > 0]
+        if len({each.resolve() for each in best}) == 1 or (best and group is not others):
+            return best[0]
     how = "give their folder as --images, data.train.images or data.val.images"
-    if not best:
-        alike = [each for folder in candidates if (each := alike_in(folder, file_names(some_images, folder)[0]))]
-        seen = f"; {alike[0]} differs {OTHERWISE}" if alike else ""
-        raise DataError(f"{source.path}: its images were not found in {some(map(str, candidates), 12)}{seen}; {how}")
-    if best[0] in others and len({each.resolve() for each in best}) > 1:
+    if best:
         raise DataError(f"{source.path}: its images may be those in {some(map(str, best))}; {how}")
-    return best[0]
+    candidates = dict.fromkeys(folder for group in groups for folder in group)
+    alike = [each for folder in candidates if (each := alike_in(folder, file_names(some_images, folder)[0]))]
+    seen = f"; {alike[0]} differs {OTHERWISE}" if alike else ""
+    raise DataError(f"{source.path}: its images were not found in {some(map(str, candidates), 12)}{seen}; {how}")
+
+
+def _number_in(folder: Path, images: Sequence[Mapping[str, Any]]) -> int:
+    names = file_names(images, folder)
+    return sum(stays_in(folder, name) and os.path.isfile(folder / name) for name in names)
 
 
 def _folders_near(source: DataSource) -> tuple[list[Path], list[Path]]:
