@@ -92,9 +92,12 @@ def where_else(folder: Path, name: str) -> str:
         return f"{folder / plain.name} is there: remove the folder from `file_name`"
     if (alike := alike_in(folder, name)) is not None:
         return f"{alike} is there, which differs {OTHERWISE}"
-    if "\\" in name and os.path.isfile(folder / plain.as_posix()):
-        return "write `file_name` with / instead of \\"
-    return "check the image folder"
+    return f"check the image folder{slashes(name)}"
+
+
+def slashes(name: str) -> str:
+    """Advice on a name with Windows separators."""
+    return "; write names with / instead of \\" if "\\" in name and os.sep == "/" else ""
 
 
 class Folders:

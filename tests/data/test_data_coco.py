@@ -273,7 +273,7 @@ def test_a_folder_instead_of_the_file_in_it(tmp_path: Path) -> None:
         ("val/b.png", "val/b.png", "one of that name is in {}; is that the image folder?"),
         ("val/b.png", "images/b.png", "{}/images/b.png is there: remove the folder from `file_name`"),
         ("C:\\me\\b.png", "images/b.png", "{}/images/b.png is there: remove the folder from `file_name`"),
-        ("deep\\b.png", "images/deep/b.png", "write `file_name` with / instead of \\"),
+        ("deep\\b.png", "images/deep/b.png", "write names with / instead of \\"),
         ("b.png", "val/b.png", "one of that name is in {}/val; is that the image folder?"),
         ("b.png", "far/away/b.png", "check the image folder"),
     ],

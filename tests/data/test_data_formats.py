@@ -510,6 +510,15 @@ def test_images_that_are_not_near_their_json(tmp_path: Path, sets: dict[str, Pat
     assert len(open_set(path, sets["coco"] / "val")) == 6
     os.symlink(sets["coco"] / "val", tmp_path / "images")
     assert len(open_set(path)) == 6
+    document = json.loads(path.read_text())
+    for each in document["images"]:
+        each["file_name"] = f"val\\{each['file_name']}"
+    path.write_text(json.dumps(document))
+    with pytest.raises(DataError, match=message("images not found", "a.json", "/ instead of")):
+        open_set(path)
+    path.write_text(json.dumps(document | {"images": [], "annotations": []}))
+    with pytest.raises(DataError, match=message("no image there", "a.json")):
+        open_set(path)
 
 
 def test_links_that_go_round_in_a_circle(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ MESSAGES = {
     "xml size": ["whole pixels|from 0 to"],
     "no labels": ["none", "label file"],
     "data elsewhere": ["not here"],
-    "backslashes": ["write it with /"],
+    "backslashes": ["with / instead"],
     "not UTF-8": ["UTF-8"],
     "other list": ["manifest"],
     "no box": ["not a single box|no box"],

@@ -25,7 +25,7 @@ from rtdetr.data.formats.records import IMAGE_SUFFIXES, SPLITS, DataSource, Form
 from rtdetr.data.formats.sniff import annotations_in
 from rtdetr.data.formats.voc import ANNOTATIONS, find_voc, has_xml, read_voc
 from rtdetr.data.formats.yolo import find_yolo, image_folder, read_yolo, undeclared_sets
-from rtdetr.data.image_files import OTHERWISE, alike_in, stays_in
+from rtdetr.data.image_files import OTHERWISE, alike_in, slashes, stays_in
 from rtdetr.data.images import MAX_MEGAPIXELS
 
 ROBOFLOW = "_annotations.coco.json"
@@ -250,6 +250,8 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
     likely, others = _folders_near(source)
     groups = ([Path(images)] if images else [], likely, others)  # in order of preference
     some_images = document.images[:20]  # a few may be missing
+    if not some_images:
+        raise DataError(f"{source.path}: has no image")
     for group in groups:  # others hold images of other sets, which may have the same names
         numbers = {each: _number_in(each, some_images) for each in group if each.is_dir()}
         best = [each for each, number in numbers.items() if number == max(numbers.values()) > 0]
@@ -259,8 +261,9 @@ def image_folder_of(source: DataSource, document: CocoDocument, given: Path, ima
     if best:
         raise DataError(f"{source.path}: its images may be those in {some(map(str, best))}; {how}")
     candidates = dict.fromkeys(folder for group in groups for folder in group)
-    alike = [each for folder in candidates if (each := alike_in(folder, file_names(some_images, folder)[0]))]
-    seen = f"; {alike[0]} differs {OTHERWISE}" if alike else ""
+    name = file_names(some_images, source.path.parent)[0]
+    alike = [each for folder in candidates if (each := alike_in(folder, name))]
+    seen = f"; {alike[0]} differs {OTHERWISE}" if alike else slashes(name)
     raise DataError(f"{source.path}: its images were not found in {some(map(str, candidates), 12)}{seen}; {how}")
 
 

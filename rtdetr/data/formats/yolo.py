@@ -33,6 +33,7 @@ from rtdetr.data.formats.records import (
     walk,
 )
 from rtdetr.data.formats.sidecar import read_sidecar
+from rtdetr.data.image_files import slashes
 from rtdetr.data.images import upright_size
 from rtdetr.wording import counted
 
@@ -156,13 +157,8 @@ def _place(path: Path, root: Path, given: str, split: str) -> Path:
             return Path(os.path.normpath(place))
     raise DataError(
         f"{path}: `{split}` is {shown(given)}, but there is none below {root}; correct it, or `path`, the "
-        f"folder that it is relative to{_slashes(given)}"
+        f"folder that it is relative to{slashes(given)}"
     )
-
-
-def _slashes(name: str) -> str:
-    """Advice on a name with Windows separators."""
-    return "; write it with / instead of \\" if "\\" in name and os.sep == "/" else ""
 
 
 def _names(path: Path, content: Mapping[str, Any]) -> dict[int, str] | None:
@@ -322,7 +318,7 @@ def _listed(path: Path, root: Path, problems: Problems) -> Iterator[Path]:
         if there:
             yield Path(os.path.normpath(there[0]))
         else:
-            problems.add(path, number, "image_file", f"{places[0]}: no such image{_slashes(line)}")
+            problems.add(path, number, "image_file", f"{places[0]}: no such image{slashes(line)}")
 
 
 def label_file_of(image: Path) -> Path:
